@@ -1,0 +1,1 @@
+"""One file, one layer: each does one thing to a call it does not own."""

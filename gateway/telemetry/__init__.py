@@ -1,0 +1,1 @@
+"""Logs and metrics: set up once, named here."""

@@ -1,0 +1,1 @@
+"""The reference make of the transports: aiohttp and grpcio."""

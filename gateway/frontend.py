@@ -1,0 +1,94 @@
+"""Frontend: one wire request in, one or more wire answers out.
+
+The one place where errors become wire errors. Generic: it names no protocol and no socket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.errors import GatewayError, InternalError
+from gateway.service import Service
+from gateway.wire.codec import Codec
+
+log = structlog.get_logger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+Refused = Callable[[str, GatewayError], None]
+"""Told of a request that no service saw: codec name and error."""
+
+
+def _ignore(_codec: str, _error: GatewayError) -> None: ...
+
+
+class Frontend(Generic[Q, A]):
+    """A server's side of one codec.
+
+    Args:
+        codec: Reads requests and writes answers.
+        service: Answers calls.
+        refused: Told of each request that was refused before the service saw it.
+    """
+
+    def __init__(self, codec: Codec[Q, A], service: Service, *, refused: Refused = _ignore) -> None:
+        self._codec = codec
+        self._service = service
+        self._refused = refused
+        # Unique within the process and, by its random part, between processes.
+        self._prefix = os.urandom(6).hex()
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
+        """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
+        try:
+            call = self._codec.decode_call(wire)
+        except GatewayError as error:
+            yield self.refuse(error)
+            return
+        except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
+            yield self.refuse(_internal(error, None))
+            return
+        if not call.context.request_id:
+            call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
+        try:
+            if isinstance(call, StreamInferRequest):
+                async with aclosing(self._items(call)) as items:
+                    async for item in items:
+                        yield item
+            else:
+                yield self._codec.encode_reply(call, await self._service(call))
+        except GatewayError as error:
+            yield self._codec.encode_error(call, error)
+        except Exception as error:  # noqa: BLE001
+            yield self._codec.encode_error(call, _internal(error, call))
+
+    def refuse(self, error: GatewayError, /) -> A:
+        """Say *error* in the protocol's form, for a message no service saw."""
+        self._refused(self._codec.name, error)
+        return self._codec.encode_error(None, error)
+
+    async def _items(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
+        answers = await self._service(call)
+        try:
+            async for item in answers:
+                yield self._codec.encode_item(call, item)
+        finally:
+            close = getattr(answers, "aclose", None)
+            if close is not None:
+                await close()
+
+
+def _internal(error: Exception, call: Call[Any] | None) -> InternalError:
+    """Log a bug with its traceback and return what a caller may know of it."""
+    model = None if call is None else call.model
+    log.error("internal error", exc_info=error, model=None if model is None else str(model))
+    return InternalError("internal error of the gateway", model=model)

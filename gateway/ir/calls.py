@@ -1,0 +1,140 @@
+"""Every question that can be asked, each typed by its answer.
+
+Inference, metadata and health are all calls and take the same path. Calls are frozen: a layer
+that wants another one makes it with `changed`, and sending one twice is safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+
+from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters, Sequence
+from gateway.ir.metadata import ModelMetadata, RepositoryEntry, ServerMetadata
+from gateway.ir.tensor import RequestedOutput, Tensor
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[R]):
+    """A question whose answer is an R.
+
+    Attributes:
+        model: None when the question is to the server.
+        context: Who asks, until when, and what the answer needs.
+    """
+
+    model: ModelRef | None = None
+    context: Context = NO_CONTEXT
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with *fields* changed and the wire origin dropped.
+
+        The origin goes because it no longer says what the call says: a codec that forwards
+        unchanged bytes must not find them.
+        """
+        context = fields.get("context", self.context)
+        if context.origin is not None:
+            fields["context"] = dataclasses.replace(context, origin=None)
+        return dataclasses.replace(self, **fields)
+
+    def within(self, **fields: Any) -> Self:
+        """Return a copy with *fields* of its context changed; the origin stays.
+
+        For what the wire form does not hold: deadline, request id, needs, origin.
+        """
+        return dataclasses.replace(self, context=dataclasses.replace(self.context, **fields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLiveRequest(Call[bool]):
+    """Is the server up?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReadyRequest(Call[bool]):
+    """Can the server take inference requests?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMetadataRequest(Call[ServerMetadata]):
+    """Who is the server?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReadyRequest(Call[bool]):
+    """Can the model take inference requests?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMetadataRequest(Call[ModelMetadata]):
+    """What are the model's inputs and outputs?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryIndexRequest(Call[tuple[RepositoryEntry, ...]]):
+    """Which models are there?
+
+    Attributes:
+        ready_only: Leave out models that are not ready.
+    """
+
+    ready_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferResponse:
+    """The answer to an inference.
+
+    Attributes:
+        model: As the answering server names it.
+        id: Echo of the request's id; "" for none.
+        outputs: In the answering server's order.
+        parameters: The model's own additions.
+        final: False while a stream has more to come for this request.
+    """
+
+    model: ModelRef
+    outputs: tuple[Tensor, ...]
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    final: bool = True
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    def changed(self, **fields: Any) -> InferResponse:
+        """Return a copy with *fields* changed and the wire origin dropped."""
+        fields.setdefault("origin", None)
+        return dataclasses.replace(self, **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferRequest(Call[InferResponse]):
+    """One inference.
+
+    Attributes:
+        inputs: In the caller's order.
+        outputs: Outputs asked for; empty for all of them.
+        id: The caller's; "" for none.
+        sequence: None outside a sequence.
+        priority: 0 for the model's default; 1 is the highest.
+        timeout_us: Queue timeout the caller asked for, microseconds; None for none.
+        parameters: The caller's own additions, reserved keys taken out.
+    """
+
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[RequestedOutput, ...] = ()
+    id: str = ""
+    sequence: Sequence | None = None
+    priority: int = 0
+    timeout_us: int | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInferRequest(Call[AsyncIterator[InferResponse]]):
+    """One inference that may be answered any number of times."""
+
+    request: InferRequest

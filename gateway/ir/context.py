@@ -1,0 +1,89 @@
+"""What travels beside a question: who asked, until when, and what its answer needs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Parameter = bool | int | float | str
+Parameters = Mapping[str, Parameter]
+
+NO_PARAMETERS: Parameters = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model by name and, where the caller chose one, version ("" means any)."""
+
+    name: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}" if self.version else self.name
+
+
+class Need(enum.Enum):
+    """What a codec cannot write a message without."""
+
+    NAMES = "names"
+    DATATYPES = "datatypes"
+    SHAPES = "shapes"
+    BATCHING = "batching"
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A place in a stateful sequence of inferences.
+
+    Attributes:
+        id: Integer or text, never 0 or "".
+        start: First request of the sequence.
+        end: Last request of the sequence.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The wire form a value was decoded from.
+
+    Attributes:
+        codec: Name of the codec that decoded it; only that codec may look inside.
+        wire: The wire value itself (HttpRequest, GrpcResponse ...).
+        form: What the codec noted for its own answer, such as which outputs go out as binary.
+    """
+
+    codec: str
+    wire: Any
+    form: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything about a call that is not the question.
+
+    Attributes:
+        protocol: Codec name of the frontend ("oip.http"); "" inside the gateway.
+        metadata: Headers or gRPC metadata the caller sent, names in lower case, text only.
+        request_id: `x-request-id`, the caller's or one made by the gateway.
+        deadline: On the clock of `time.monotonic`, in seconds; None for no deadline.
+        session: Number of the connection or stream the call came on.
+        needs: What the caller's codec needs in the reply.
+        origin: The wire request; dropped by `Call.changed`; takes no part in equality.
+    """
+
+    protocol: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    request_id: str = ""
+    deadline: float | None = None
+    session: int | None = None
+    needs: frozenset[Need] = frozenset()
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+
+NO_CONTEXT = Context()

@@ -1,0 +1,165 @@
+"""The forms of tensor data, and three ways to read any of them.
+
+Data stays in the form it arrived in; `as_raw`, `as_numpy` and `as_items` convert on demand and
+copy only where the form leaves no choice.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor
+
+if TYPE_CHECKING:
+    from gateway.ir.tensor import Tensor
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawData:
+    """Elements as they lie on the wire: little-endian, row-major, no padding.
+
+    BYTES elements are each a 4-byte little-endian length and then the bytes.
+    """
+
+    view: memoryview
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayData:
+    """A numpy array of the datatype's dtype; not for BYTES."""
+
+    array: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemsData:
+    """The elements of a BYTES tensor, in row-major order."""
+
+    items: Sequence[bytes | memoryview]
+
+
+TensorData = RawData | ArrayData | ItemsData
+
+
+def as_raw(tensor: Tensor, /) -> memoryview:
+    """Return the tensor's elements in wire form.
+
+    Copies when the data is a list of BYTES elements, or an array that is not contiguous or not
+    little-endian.
+
+    Raises:
+        InvalidTensor: A BYTES element is 4 GiB or longer.
+    """
+    data = tensor.data
+    if isinstance(data, RawData):
+        return data.view
+    if isinstance(data, ArrayData):
+        return _raw_of_array(tensor, data.array)
+    return _raw_of_items(tensor.name, data.items)
+
+
+def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
+    """Return the tensor as an array of its shape.
+
+    A view where the data is raw (then read-only, perhaps unaligned) or an array; BYTES becomes an
+    array of dtype object holding `bytes`, which copies; BF16 is uint16 bit patterns.
+
+    Raises:
+        InvalidTensor: Datatype or shape is not known yet, or BYTES data is broken.
+    """
+    datatype, shape = tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise InvalidTensor(f"tensor {tensor.name!r} has no datatype or shape yet")
+    data = tensor.data
+    if datatype is Datatype.BYTES:
+        array = np.empty(math.prod(shape), dtype=object)
+        for index, item in enumerate(as_items(tensor)):
+            array[index] = bytes(item)
+        return array.reshape(shape)
+    if isinstance(data, ArrayData):
+        return data.array.reshape(shape)
+    if isinstance(data, ItemsData):
+        raise InvalidTensor(f"tensor {tensor.name!r} is {datatype.name} and has BYTES elements")
+    return np.frombuffer(data.view, dtype=datatype.numpy_dtype).reshape(shape)
+
+
+def as_items(tensor: Tensor, /) -> Sequence[bytes | memoryview]:
+    """Return the elements of a BYTES tensor, views where they lie in a raw buffer.
+
+    Raises:
+        InvalidTensor: The tensor is not BYTES, or its length prefixes are broken.
+    """
+    data = tensor.data
+    if isinstance(data, ItemsData):
+        return data.items
+    if tensor.datatype is not Datatype.BYTES:
+        found = "unknown" if tensor.datatype is None else tensor.datatype.name
+        raise InvalidTensor(f"tensor {tensor.name!r} is {found}, not BYTES: it has no elements")
+    if isinstance(data, ArrayData):
+        raise InvalidTensor(f"tensor {tensor.name!r} holds an array where BYTES has elements")
+    return split_items(tensor.name, data.view)
+
+
+def split_items(name: str, view: memoryview, expected: int | None = None) -> list[memoryview]:
+    """Split the wire form of a BYTES tensor into its elements, as views.
+
+    Args:
+        name: Named in errors.
+        view: Elements, each a 4-byte little-endian length and then that many bytes.
+        expected: Number of elements there must be; None for any.
+
+    Raises:
+        InvalidTensor: A length runs over the end, or the count is not as expected.
+
+    Source: Open Inference Protocol, binary tensor extension, "BYTES".
+    """
+    items: list[memoryview] = []
+    position, end = 0, view.nbytes
+    unpack = _LENGTH.unpack_from
+    while position + 4 <= end:
+        start = position + 4
+        position = start + unpack(view, position)[0]
+        if position > end or (expected is not None and len(items) >= expected):
+            break
+        items.append(view[start:position])
+    if position != end or (expected is not None and len(items) != expected):
+        raise InvalidTensor(_broken_items(name, view, len(items), expected))
+    return items
+
+
+def _broken_items(name: str, view: memoryview, found: int, expected: int | None) -> str:
+    if expected is not None and found == expected:
+        return f"tensor {name!r} has bytes after its {expected} BYTES elements"
+    needed = "" if expected is None else f", its shape needs {expected}"
+    return (
+        f"tensor {name!r}: {view.nbytes} bytes hold only {found} whole BYTES elements{needed}; "
+        "each is a 4-byte little-endian length followed by its bytes"
+    )
+
+
+def _raw_of_array(tensor: Tensor, array: npt.NDArray[Any]) -> memoryview:
+    dtype = array.dtype if tensor.datatype is None else tensor.datatype.numpy_dtype
+    laid = np.ascontiguousarray(array, dtype=dtype)
+    return laid.reshape(-1).view(np.uint8).data
+
+
+def _raw_of_items(name: str, items: Sequence[bytes | memoryview]) -> memoryview:
+    parts: list[bytes | memoryview] = []
+    pack = _LENGTH.pack
+    try:
+        for item in items:
+            parts.append(pack(len(item)))
+            parts.append(item)
+    except struct.error as error:
+        raise InvalidTensor(f"tensor {name!r} has an element of 4 GiB or more") from error
+    return memoryview(b"".join(parts))

@@ -1,0 +1,116 @@
+"""The limits on what a message may hold, and the checks every codec shares.
+
+Defaults are those of the reliability page. Each limit is named once: the attribute here is the
+key in YAML, the label of its counter and the name in the error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageLimits:
+    """What one message may hold; sizes in bytes."""
+
+    message_bytes: int = 64 * _MIB
+    json_bytes: int = 16 * _MIB
+    json_depth: int = 64
+    json_keys: int = 10_000
+    tensors: int = 256
+    outputs: int = 256
+    rank: int = 32
+    dim: int = 1 << 40
+    elements: int = (1 << 31) - 1
+    bytes_elements: int = 1_000_000
+    bytes_element_size: int = 16 * _MIB
+    model_name_bytes: int = 255
+    name_bytes: int = 1024
+    parameters: int = 64
+    error_text_bytes: int = 1024
+
+
+DEFAULT_LIMITS = MessageLimits()
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
+    """Refuse a name that is too long, or has control characters or lone surrogates in it.
+
+    Raises:
+        TooLarge: More than *limit_bytes* of UTF-8.
+        InvalidRequest: A character that may break a URL, a header or a log.
+    """
+    if name.isascii() and name.isprintable():
+        size = len(name)
+    else:
+        found = _CONTROL.search(name)
+        if found is not None:
+            raise InvalidRequest(
+                f"{kind} has the character U+{ord(found.group()):04X} at position "
+                f"{found.start()}: control characters and lone surrogates are not allowed"
+            )
+        size = len(name.encode())
+    if size > limit_bytes:
+        raise TooLarge(f"{kind} has {size} bytes, at most {limit_bytes} are allowed", limit=limit)
+
+
+def check_shape(
+    name: str, datatype: Datatype | None, shape: tuple[int, ...], limits: MessageLimits
+) -> int:
+    """Check a shape as it came from the wire and return its number of elements.
+
+    Raises:
+        InvalidTensor: A dimension is negative.
+        TooLarge: Rank, a dimension, the number of elements or their bytes exceed a limit.
+    """
+    if len(shape) > limits.rank:
+        raise TooLarge(
+            f"tensor {name!r} has {len(shape)} dimensions, at most {limits.rank} are allowed",
+            limit="rank",
+        )
+    for dim in shape:
+        if dim < 0:
+            raise InvalidTensor(
+                f"tensor {name!r} has shape {list(shape)}: dimensions must not be negative"
+            )
+        if dim > limits.dim:
+            raise TooLarge(
+                f"tensor {name!r} has a dimension of {dim}, at most {limits.dim} is allowed",
+                limit="dim",
+            )
+    count = math.prod(shape)
+    most, limit = limits.elements, "elements"
+    if datatype is Datatype.BYTES:
+        most, limit = min(most, limits.bytes_elements), "bytes_elements"
+    if count > most:
+        raise TooLarge(
+            f"tensor {name!r} of shape {list(shape)} has {count} elements, "
+            f"at most {most} are allowed",
+            limit=limit,
+        )
+    if datatype is not None and count * datatype.size_bytes > limits.message_bytes:
+        raise TooLarge(
+            f"tensor {name!r} of shape {list(shape)} has {count * datatype.size_bytes} bytes, "
+            f"at most {limits.message_bytes} are allowed",
+            limit="message_bytes",
+        )
+    return count
+
+
+def check_count(kind: str, found: int, most: int, limit: str) -> None:
+    """Refuse more than *most* of something.
+
+    Raises:
+        TooLarge: Always when *found* exceeds *most*.
+    """
+    if found > most:
+        raise TooLarge(f"{found} {kind}, at most {most} are allowed", limit=limit)

@@ -1,0 +1,111 @@
+"""Request parameters: which are reserved, and how they stand in the IR.
+
+Source: Triton extensions "parameters", "sequence", "schedule policy"; dossier, section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Parameter, Sequence
+from gateway.ir.errors import InvalidRequest
+
+INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
+
+BINARY_DATA_OUTPUT = "binary_data_output"
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParameters:
+    """Parameters of an inference request, the reserved ones taken apart.
+
+    Attributes:
+        binary_data_output: Outputs go out as binary unless listed otherwise (HTTP only).
+        custom: For the model.
+    """
+
+    sequence: Sequence | None = None
+    priority: int = 0
+    timeout_us: int | None = None
+    binary_data_output: bool = False
+    custom: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+NO_REQUEST_PARAMETERS = RequestParameters()
+
+
+def split_parameters(parameters: Mapping[str, Parameter]) -> RequestParameters:
+    """Take the reserved request parameters out of *parameters*.
+
+    Raises:
+        InvalidRequest: A reserved one has the wrong type or value, or is Triton's own.
+    """
+    if not parameters:
+        return NO_REQUEST_PARAMETERS
+    custom = dict(parameters)
+    sequence_id = custom.pop("sequence_id", 0)
+    if isinstance(sequence_id, bool | float) or (
+        isinstance(sequence_id, int) and not 0 <= sequence_id <= UINT64_MAX
+    ):
+        raise InvalidRequest(
+            f"parameter 'sequence_id' is {sequence_id!r}, needed is an unsigned integer or a string"
+        )
+    start = _flag(custom, "sequence_start")
+    end = _flag(custom, "sequence_end")
+    priority = _unsigned(custom, "priority")
+    timeout_us = _unsigned(custom, "timeout")
+    binary = _flag(custom, BINARY_DATA_OUTPUT)
+    custom.pop(_EMPTY_FINAL, None)  # about streams; a unary answer is always final
+    for key in custom:
+        if key.startswith("triton_"):
+            raise InvalidRequest(f"parameter {key!r}: names that begin with 'triton_' are reserved")
+    return RequestParameters(
+        sequence=Sequence(sequence_id, start, end) if sequence_id else None,
+        priority=priority,
+        timeout_us=timeout_us or None,
+        binary_data_output=binary,
+        custom=custom,
+    )
+
+
+def join_parameters(request: InferRequest) -> dict[str, Parameter]:
+    """Return a request's parameters, the reserved ones put back in."""
+    parameters = dict(request.parameters)
+    sequence = request.sequence
+    if sequence is not None:
+        parameters["sequence_id"] = sequence.id
+        parameters["sequence_start"] = sequence.start
+        parameters["sequence_end"] = sequence.end
+    if request.priority:
+        parameters["priority"] = request.priority
+    if request.timeout_us is not None:
+        parameters["timeout"] = request.timeout_us
+    return parameters
+
+
+def check_integer(key: str, value: int) -> int:
+    """Return *value*, which must fit a signed or an unsigned 64-bit integer.
+
+    Raises:
+        InvalidRequest: It does not.
+    """
+    if not INT64_MIN <= value <= UINT64_MAX:
+        raise InvalidRequest(f"parameter {key!r} is {value}, which does not fit 64 bits")
+    return value
+
+
+def _flag(parameters: dict[str, Parameter], key: str) -> bool:
+    value = parameters.pop(key, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"parameter {key!r} is {value!r}, needed is true or false")
+    return value
+
+
+def _unsigned(parameters: dict[str, Parameter], key: str) -> int:
+    value = parameters.pop(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= UINT64_MAX:
+        raise InvalidRequest(f"parameter {key!r} is {value!r}, needed is an unsigned integer")
+    return value

@@ -1,0 +1,160 @@
+"""The contract of every transport: servers, clients, limits, deadlines, cancellation.
+
+Deadlines are absolute, on the clock of `time.monotonic`. Cancellation: when the client leaves, the
+server cancels the task that answers it, which closes the iterator it reads from; a client whose
+`send` is cancelled resets the exchange on the wire, so that the server at the far end learns of
+it, and does not reuse the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from gateway.ir.errors import GatewayError
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.http import HttpRequest, HttpResponse
+
+Q_contra = TypeVar("Q_contra", contravariant=True)
+A_co = TypeVar("A_co", covariant=True)
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of one listener; times in seconds, sizes in bytes. Keys are those of YAML."""
+
+    message_bytes: int = 64 * _MIB
+    decompressed_ratio: int = 200
+    decompressed_ratio_floor_bytes: int = _MIB
+    header_line_bytes: int = 8190
+    header_field_bytes: int = 32 * 1024
+    header_total_bytes: int = 64 * 1024
+    header_count: int = 100
+    grpc_metadata_bytes: int = 16 * 1024
+    body_chunks: int = 65_536
+    connections: int = 1024
+    connections_per_address: int = 256
+    requests_in_flight: int = 256
+    requests_queued: int = 256
+    queue_wait_s: float = 0.1
+    h2_streams: int = 100
+    connection_age_s: float = 3600.0
+    header_timeout_s: float = 10.0
+    body_idle_timeout_s: float = 30.0
+    body_min_rate_bytes_s: int = 1024
+    body_min_rate_grace_s: float = 10.0
+    body_timeout_s: float = 300.0
+    write_idle_timeout_s: float = 30.0
+    write_buffer_bytes: int = 256 * 1024
+    keepalive_s: float = 75.0
+    tls_handshake_s: float = 10.0
+    pipelined_requests: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Limits of one upstream; times in seconds, sizes in bytes. Keys are those of YAML."""
+
+    message_bytes: int = 64 * _MIB
+    connections: int = 100
+    in_flight: int = 256
+    pending: int = 64
+    connect_timeout_s: float = 5.0
+    keepalive_s: float = 60.0
+    connection_age_s: float = 300.0
+    resolve_floor_s: float = 5.0
+    resolve_cap_s: float = 30.0
+
+
+class ServerFrontend(Protocol[Q_contra, A_co]):
+    """What a server transport hands its messages to."""
+
+    def __call__(self, wire: Q_contra, /) -> AsyncGenerator[A_co, None]:
+        """Answer *wire* once, or many times for a stream; never raises `GatewayError`."""
+        ...
+
+    def refuse(self, error: GatewayError, /) -> A_co:
+        """Say *error* in the protocol's form, for a message that was never read whole."""
+        ...
+
+
+class Server(Protocol):
+    """A listening server."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens, "host:port", the real port included."""
+        ...
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be had."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new connections, finish what is in flight, then cancel the rest and close."""
+        ...
+
+    async def stop(self) -> None:
+        """Close at once; harmless the second time."""
+        ...
+
+
+class Client(Protocol[Q_contra, A_co]):
+    """A pool of connections to one upstream.
+
+    `send` and `stream` raise NotSent when the upstream cannot have seen the message, Unavailable
+    when the connection broke, DeadlineExceeded at the deadline, TooLarge for an answer over the
+    limit, UpstreamProtocolError for broken framing, Overloaded when the pool's own limits are
+    reached.
+    """
+
+    async def send(self, wire: Q_contra, /, *, deadline: float | None) -> A_co:
+        """Send one message and return its one answer."""
+        ...
+
+    def stream(self, wire: Q_contra, /, *, deadline: float | None) -> AsyncIterator[A_co]:
+        """Send one message and iterate over its answers."""
+        ...
+
+    async def close(self) -> None:
+        """Close every connection; harmless the second time."""
+        ...
+
+
+HttpFrontend = ServerFrontend[HttpRequest, HttpResponse]
+GrpcFrontend = ServerFrontend[GrpcRequest, GrpcResponse]
+HttpClient = Client[HttpRequest, HttpResponse]
+GrpcClient = Client[GrpcRequest, GrpcResponse]
+
+
+class Budget:
+    """Bytes in flight, counted over every listener of the process.
+
+    Server transports reserve what a body declares, or what has arrived of it, before they hold it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def reserve(self, size: int) -> bool:
+        """Take *size* bytes and return True, or take nothing and return False."""
+        if self.used_bytes + size > self.limit_bytes:
+            return False
+        self.used_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Give *size* bytes back."""
+        self.used_bytes -= size
+
+
+@dataclass(frozen=True, slots=True)
+class HttpMount:
+    """A frontend and the path prefixes it claims; "/v2" claims "/v2" and "/v2/..."."""
+
+    prefixes: Sequence[str]
+    frontend: HttpFrontend

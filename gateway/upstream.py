@@ -1,0 +1,103 @@
+"""Upstream: a Service on the far side of a wire.
+
+Generic: it names no protocol and no socket. A remote's bad message becomes UpstreamProtocolError
+here, because a codec cannot know which side it stands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.errors import (
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+    UpstreamProtocolError,
+)
+from gateway.wire.codec import Codec
+
+R = TypeVar("R")
+Q = TypeVar("Q")
+A = TypeVar("A")
+Q_contra = TypeVar("Q_contra", contravariant=True)
+A_co = TypeVar("A_co", covariant=True)
+
+# What a codec raises about a message's bytes: here they are the upstream's.
+_BROKEN = (MalformedMessage, InvalidTensor, TooLarge)
+
+_MARGIN_S = 0.005
+
+
+class Client(Protocol[Q_contra, A_co]):
+    """The part of a client transport that an upstream uses; see `transports.base`."""
+
+    async def send(self, wire: Q_contra, /, *, deadline: float | None) -> A_co: ...  # noqa: D102
+    def stream(self, wire: Q_contra, /, *, deadline: float | None) -> AsyncIterator[A_co]: ...  # noqa: D102
+    async def close(self) -> None: ...  # noqa: D102
+
+
+class Upstream(Generic[Q, A]):
+    """A client's side of one codec.
+
+    Args:
+        name: Named in errors.
+        codec: Writes requests and reads answers.
+        client: Carries them.
+    """
+
+    def __init__(self, name: str, codec: Codec[Q, A], client: Client[Q, A]) -> None:
+        self._name = name
+        self._codec = codec
+        self._client = client
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Ask the upstream.
+
+        The deadline sent on is 5 ms before the caller's, so that the answer, or the error, is
+        back in time.
+
+        Raises:
+            UpstreamProtocolError: The answer cannot be read.
+            GatewayError: What the upstream answered, or what went wrong on the way.
+        """
+        deadline = call.context.deadline
+        if deadline is not None:
+            deadline -= _MARGIN_S
+        wire = self._codec.encode_call(call)
+        if isinstance(call, StreamInferRequest):
+            # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
+            return cast("R", self._items(call, wire, deadline))
+        answer = await self._client.send(wire, deadline=deadline)
+        try:
+            return self._codec.decode_reply(call, answer)
+        except _BROKEN as error:
+            if error.origin is not None:  # the upstream itself said so, in good form
+                raise
+            raise self._broken(call, error) from error
+
+    async def _items(
+        self, call: StreamInferRequest, wire: Q, deadline: float | None
+    ) -> AsyncIterator[InferResponse]:
+        answers = self._client.stream(wire, deadline=deadline)
+        try:
+            async for answer in answers:
+                try:
+                    yield self._codec.decode_item(call, answer)
+                except _BROKEN as error:
+                    if error.origin is not None:
+                        raise
+                    raise self._broken(call, error) from error
+        finally:
+            close = getattr(answers, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _broken(
+        self, call: Call[Any], error: MalformedMessage | InvalidTensor | TooLarge
+    ) -> UpstreamProtocolError:
+        return UpstreamProtocolError(
+            f"upstream {self._name!r} sent an answer that cannot be used: {error.message}",
+            model=call.model,
+        )

@@ -1,0 +1,111 @@
+"""What a codec is, and what a protocol's folder exports.
+
+A codec is seven pure functions between one protocol's wire messages and calls of the tensor IR.
+They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.context import Need
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import MessageLimits
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
+from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.stream import Frame, Framer
+
+R = TypeVar("R")
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Codec(Protocol[Q, A]):
+    """Translates between wire requests Q, wire answers A and calls.
+
+    Attributes:
+        name: Such as "oip.http"; also the codec name of every origin it makes.
+        needs: What it cannot write a call without; a policy fills that in before `encode_call`.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def needs(self) -> frozenset[Need]: ...  # noqa: D102
+
+    def decode_call(self, wire: Q, /) -> Call[Any]:
+        """Read a client's request. Raises `MalformedMessage` and its kin."""
+        ...
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> A:
+        """Write the answer to *call*, which came from `decode_call`."""
+        ...
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> A:
+        """Write one answer of a stream."""
+        ...
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> A:
+        """Write an error in the protocol's form; *call* is None when it could not be read."""
+        ...
+
+    def encode_call(self, call: Call[Any], /) -> Q:
+        """Write a request to an upstream. Raises `Unsupported` for what cannot be asked."""
+        ...
+
+    def decode_reply(self, call: Call[R], wire: A, /) -> R:
+        """Read an upstream's answer to *call*; raises what an error answer says."""
+        ...
+
+    def decode_item(self, call: StreamInferRequest, wire: A, /) -> InferResponse:
+        """Read one answer of an upstream's stream."""
+        ...
+
+
+Options = Mapping[str, Any]
+"""Protocol options as they stand in YAML; each protocol validates its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpBinding:
+    """A protocol over HTTP: how to make its codec, and the paths it claims on a listener."""
+
+    codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcBinding:
+    """A protocol over gRPC: how to make its codec, and the methods it serves, by full path."""
+
+    codec: Callable[[MessageLimits, Options], Codec[GrpcRequest, GrpcResponse]]
+    methods: Mapping[str, MethodKind]
+    file_descriptors: Callable[[], tuple[bytes, ...]] = tuple
+    """Serialized FileDescriptorProtos for server reflection, dependencies first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBinding:
+    """A protocol over a byte stream."""
+
+    codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
+    server_framer: Callable[[MessageLimits], Framer]
+    client_framer: Callable[[MessageLimits], Framer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolSpec:
+    """What one protocol's folder exports, as `SPEC`.
+
+    Attributes:
+        options: Checks a mapping of options and returns it; raises ValueError naming the key.
+    """
+
+    name: str
+    http: HttpBinding | None = None
+    grpc: GrpcBinding | None = None
+    stream: StreamBinding | None = None
+    options: Callable[[Options], Options] = field(default=dict)

@@ -1,0 +1,85 @@
+"""gRPC messages as values: what gRPC transports and gRPC codecs exchange."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.wire.http import Buffer, view_of
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class GrpcStatus(enum.IntEnum):
+    """Status codes. Source: gRPC, "Status codes and their use in gRPC"."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRequest:
+    """One request message.
+
+    Attributes:
+        method: Full path, "/package.Service/Method".
+        message: Serialized, without the 5-byte prefix; one view on a server.
+        metadata: Keys in lower case; keys ending in "-bin" have bytes.
+        deadline: On the clock of `time.monotonic`; None for none.
+    """
+
+    method: str
+    message: Sequence[Buffer] = ()
+    metadata: Metadata = ()
+    deadline: float | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The message as one view; copies only when it has several buffers."""
+        return view_of(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcResponse:
+    """One response message, or the status that ends a call without one.
+
+    Attributes:
+        message: Serialized, without the 5-byte prefix; never joined by a codec.
+        status: OK when there is a message.
+        details: Text of a status that is not OK.
+        metadata: Trailing metadata.
+    """
+
+    message: Sequence[Buffer] = ()
+    status: GrpcStatus = GrpcStatus.OK
+    details: str = ""
+    metadata: Metadata = ()
+
+    @property
+    def view(self) -> memoryview:
+        """The message as one view; copies only when it has several buffers."""
+        return view_of(self.message)
+
+
+class MethodKind(enum.Enum):
+    """How many messages flow which way in a gRPC method."""
+
+    UNARY = "unary"
+    SERVER_STREAM = "server_stream"
+    BIDIRECTIONAL = "bidirectional"

@@ -1,0 +1,106 @@
+"""HTTP messages as values: what HTTP transports and HTTP codecs exchange.
+
+Nothing here belongs to a library: the reference and the native transport both fill these in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Headers:
+    """Header fields in order, names in the spelling they came in; looked up without case.
+
+    Frozen. Of a repeated field `get` gives the first.
+    """
+
+    __slots__ = ("_index", "pairs")
+
+    def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
+        self.pairs = tuple(pairs)
+        self._index: dict[str, str] | None = None
+
+    def get(self, name: str) -> str | None:
+        """Return the first value of the field *name*, given in lower case; None if absent."""
+        if self._index is None:
+            self._index = {key.lower(): value for key, value in reversed(self.pairs)}
+        return self._index.get(name)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Headers) and self.pairs == other.pairs
+
+    def __hash__(self) -> int:
+        return hash(self.pairs)
+
+    def __repr__(self) -> str:
+        # Names only: values may be secrets.
+        return f"Headers({[name for name, _ in self.pairs]})"
+
+
+NO_HEADERS = Headers()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One HTTP request, its content coding already undone.
+
+    Attributes:
+        method: In capitals.
+        path: As on the wire, percent-encoded, without the query.
+        query: Without the question mark; "" for none.
+        headers: All of them, framing fields included.
+        body: One read-only view on a server, any number of buffers from a codec.
+        deadline: On the clock of `time.monotonic`; None for none.
+    """
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Headers = NO_HEADERS
+    body: Sequence[Buffer] = ()
+    deadline: float | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The body as one view; copies only when it has several buffers."""
+        return view_of(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One HTTP response, its content coding already undone, or one part of a streamed one.
+
+    Attributes:
+        status: Status code.
+        headers: Without framing fields; the transport writes those.
+        body: Never joined by a codec.
+        compressible: The transport may apply a content coding the client accepts.
+    """
+
+    status: int
+    headers: Headers = NO_HEADERS
+    body: Sequence[Buffer] = ()
+    compressible: bool = False
+
+    @property
+    def view(self) -> memoryview:
+        """The body as one view; copies only when it has several buffers."""
+        return view_of(self.body)
+
+
+def view_of(buffers: Sequence[Buffer]) -> memoryview:
+    """Return buffers as one view of bytes; copies only when there are several."""
+    if len(buffers) == 1:
+        return memoryview(buffers[0])
+    return memoryview(b"".join(buffers))
+
+
+def size_of(buffers: Sequence[Buffer]) -> int:
+    """Return the number of bytes in *buffers*, whose items must be of bytes format."""
+    return sum(map(len, buffers))
