@@ -1,0 +1,398 @@
+"""The configuration file as frozen typed models; unknown keys are refused.
+
+Options of protocols and backends stay raw mappings: their owners validate them (`app`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from gateway.config.units import (
+    Address,
+    Url,
+    parse_address,
+    parse_duration,
+    parse_size,
+    parse_url,
+)
+
+
+def _parsed(parse: Any, kind: type) -> BeforeValidator:
+    def convert(value: object) -> object:
+        return parse(value) if isinstance(value, str) else value
+
+    convert.__name__ = f"to_{kind.__name__}"
+    return BeforeValidator(convert)
+
+
+Duration = Annotated[
+    float,
+    _parsed(parse_duration, float),
+    WithJsonSchema({"type": "string", "examples": ["250ms", "30s"]}),
+]
+Size = Annotated[
+    int,
+    _parsed(parse_size, int),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["16MiB"]}),
+]
+ListenAddress = Annotated[
+    Any,
+    _parsed(parse_address, Address),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["127.0.0.1:8000"]}),
+]
+UpstreamUrl = Annotated[
+    Any,
+    _parsed(parse_url, Url),
+    WithJsonSchema({"type": "string", "examples": ["oip+grpc://127.0.0.1:8001"]}),
+]
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+Text = Annotated[str, StringConstraints(max_length=1024)]
+
+
+def _as_list(value: object) -> object:
+    return value if value is None or isinstance(value, list | tuple) else [value]
+
+
+Names = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_as_list),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class Model(BaseModel):
+    """Frozen; refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class TlsConfig(Model):
+    """TLS of a listener, or towards an upstream."""
+
+    cert: Text | None = None
+    """Certificate chain, a PEM file."""
+    key: Text | None = None
+    """Private key, a PEM file."""
+    ca: Text | None = None
+    """Who is trusted, a PEM file: a listener's clients (mutual TLS), or an upstream's server."""
+    server_name: Text | None = None
+    """Name expected in an upstream's certificate, where it is not its host."""
+    insecure_skip_verify: bool = False
+    """Accept any certificate of an upstream; logged as a warning at each start."""
+
+
+class ServerLimitsConfig(Model):
+    """Limits of a listener; what is left out has the default of the limits table."""
+
+    message_bytes: Size | None = None
+    """Largest body or message, before and after decompression."""
+    decompressed_ratio: int | None = Field(None, ge=1)
+    decompressed_ratio_floor_bytes: Size | None = None
+    header_line_bytes: Size | None = None
+    header_field_bytes: Size | None = None
+    header_total_bytes: Size | None = None
+    header_count: int | None = Field(None, ge=1)
+    grpc_metadata_bytes: Size | None = None
+    body_chunks: int | None = Field(None, ge=1)
+    connections: int | None = Field(None, ge=1)
+    connections_per_address: int | None = Field(None, ge=1)
+    requests_in_flight: int | None = Field(None, ge=1)
+    requests_queued: int | None = Field(None, ge=0)
+    queue_wait: Duration | None = None
+    h2_streams: int | None = Field(None, ge=1)
+    connection_age: Duration | None = None
+    header_timeout: Duration | None = None
+    body_idle_timeout: Duration | None = None
+    body_min_rate_bytes_s: Size | None = None
+    body_min_rate_grace: Duration | None = None
+    body_timeout: Duration | None = None
+    write_idle_timeout: Duration | None = None
+    write_buffer_bytes: Size | None = None
+    keepalive: Duration | None = None
+    tls_handshake: Duration | None = None
+    pipelined_requests: int | None = Field(None, ge=1)
+
+
+class MessageLimitsConfig(Model):
+    """Limits on what one message may hold, the same for every protocol."""
+
+    json_bytes: Size | None = None
+    json_depth: int | None = Field(None, ge=4, le=512)
+    json_keys: int | None = Field(None, ge=1)
+    tensors: int | None = Field(None, ge=1)
+    outputs: int | None = Field(None, ge=1)
+    rank: int | None = Field(None, ge=1, le=64)
+    dim: int | None = Field(None, ge=1)
+    elements: int | None = Field(None, ge=1)
+    bytes_elements: int | None = Field(None, ge=1)
+    bytes_element_size: Size | None = None
+    model_name_bytes: Size | None = None
+    name_bytes: Size | None = None
+    parameters: int | None = Field(None, ge=0)
+    error_text_bytes: Size | None = None
+
+
+class ClientLimitsConfig(Model):
+    """Limits of an upstream."""
+
+    message_bytes: Size | None = None
+    connections: int | None = Field(None, ge=1)
+    in_flight: int | None = Field(None, ge=1)
+    pending: int | None = Field(None, ge=0)
+    connect_timeout: Duration | None = None
+    keepalive: Duration | None = None
+    connection_age: Duration | None = None
+    resolve_floor: Duration | None = None
+    resolve_cap: Duration | None = None
+
+
+class ListenerConfig(Model):
+    """Where clients connect, and which protocols they may speak there."""
+
+    name: Name = "main"
+    http: ListenAddress | None = None
+    """HOST:PORT for the protocols that use HTTP."""
+    grpc: ListenAddress | None = None
+    """HOST:PORT for the protocols that use gRPC."""
+    protocols: Names | None = None
+    """Protocol names, such as oip; all of them by default."""
+    options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    """Options of a protocol on this listener, by protocol name."""
+    passthrough: Name | None = None
+    """HTTP upstream that gets the paths no protocol claims."""
+    default_model: Name | None = None
+    """Model of requests whose protocol names none."""
+    tls: TlsConfig | None = None
+    limits: ServerLimitsConfig = ServerLimitsConfig()
+    messages: MessageLimitsConfig = MessageLimitsConfig()
+
+    @model_validator(mode="after")
+    def _listens(self) -> ListenerConfig:
+        if self.http is None and self.grpc is None:
+            raise ValueError("a listener needs 'http' or 'grpc'")
+        return self
+
+
+class AdminConfig(Model):
+    """Metrics and probes for operators; never on a data port."""
+
+    address: ListenAddress | None = Address("127.0.0.1", 9901)
+    metrics: ListenAddress | None = Address("127.0.0.1", 8002)
+    """A second place for Prometheus to read, where Triton has it."""
+
+
+class ProbeConfig(Model):
+    """How an upstream's readiness is asked for."""
+
+    interval: Duration = 5.0
+    timeout: Duration = 2.0
+
+
+class UpstreamConfig(Model):
+    """A model server, at one address or several alike."""
+
+    url: UpstreamUrl | None = None
+    urls: tuple[UpstreamUrl, ...] = ()
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the protocol, such as dialect: triton | mlserver | kserve | ovms."""
+    headers: Mapping[Name, Text] = Field(default_factory=dict)
+    """Headers or gRPC metadata sent with every request, such as an API key."""
+    forward_headers: Names = ()
+    """Callers' headers that cross, by name, * at the end allowed."""
+    balance: Literal["round_robin", "least_pending"] = "round_robin"
+    probe: ProbeConfig = ProbeConfig()
+    tls: TlsConfig | None = None
+    limits: ClientLimitsConfig = ClientLimitsConfig()
+    messages: MessageLimitsConfig = MessageLimitsConfig()
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> UpstreamConfig:
+        if (self.url is None) == (not self.urls):
+            raise ValueError("an upstream needs 'url' or 'urls', not both")
+        kinds = {(url.protocol, url.carrier) for url in self.urls}
+        if len(kinds) > 1:
+            raise ValueError("the urls of one upstream must speak the same protocol")
+        return self
+
+    @property
+    def all_urls(self) -> tuple[Url, ...]:
+        """Every address, one or many."""
+        return (self.url,) if self.url is not None else self.urls
+
+
+class TensorConfig(Model):
+    """An input or output in a signature."""
+
+    name: Name
+    datatype: Text
+    shape: tuple[int, ...]
+
+
+class SignatureConfig(Model):
+    """A model's inputs and outputs, for targets that do not tell or to correct them."""
+
+    inputs: tuple[TensorConfig, ...]
+    outputs: tuple[TensorConfig, ...]
+    max_batch_size: int | None = Field(None, ge=0)
+    labels: Mapping[Name, tuple[Text, ...]] = Field(default_factory=dict)
+
+
+class ModelConfig(Model):
+    """A model in the gateway's own process, or the signature of an upstream's."""
+
+    backend: Text | None = None
+    """onnx, python, or the dotted name of a backend of your own."""
+    path: Text | None = None
+    """Model file or folder of versions; relative to this file."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Options of the backend, such as device: auto."""
+    signature: SignatureConfig | None = None
+
+
+class MatchConfig(Model):
+    """Which calls a route takes; every key given must match."""
+
+    model: Names | None = None
+    """Names or globs."""
+    version: Names | None = None
+    protocol: Names | None = None
+    """Codec names or globs, such as oip.http or oip.*."""
+    headers: Mapping[Name, Text] = Field(default_factory=dict)
+    """Header or metadata name to the glob its value must match."""
+
+
+class TensorNamesConfig(Model):
+    """Names that differ: what the caller says to what the target says."""
+
+    inputs: Mapping[Name, Name] = Field(default_factory=dict)
+    outputs: Mapping[Name, Name] = Field(default_factory=dict)
+
+
+class TargetConfig(Model):
+    """One place a route sends calls to."""
+
+    upstream: Name | None = None
+    """Upstream that serves the model."""
+    model: Name | None = None
+    """The model's name at the target; with no upstream, a model of this gateway."""
+    version: Text | None = None
+    """The version at the target."""
+    weight: int = Field(1, ge=0, le=1_000_000)
+    tensors: TensorNamesConfig = TensorNamesConfig()
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> TargetConfig:
+        if self.upstream is None and self.model is None:
+            raise ValueError("a target needs 'upstream', or 'model' for one of this gateway")
+        return self
+
+
+class RetryConfig(Model):
+    """Retries of calls that the upstream cannot have seen."""
+
+    budget: float = Field(0.2, ge=0, le=1)
+    min_retries: int = Field(3, ge=0)
+
+
+class PoliciesConfig(Model):
+    """What every route does unless it says otherwise."""
+
+    timeout: Duration = 60.0
+    retry: RetryConfig | None = RetryConfig()
+    in_flight: int = Field(256, ge=1)
+    queued: int = Field(256, ge=0)
+    queue_wait: Duration = 0.1
+
+
+class RouteConfig(Model):
+    """Calls that match go to one of the targets; the first route that matches is taken."""
+
+    name: Name | None = None
+    match: MatchConfig | None = None
+    """Left out: the default route."""
+    targets: tuple[TargetConfig, ...] = Field(min_length=1)
+    timeout: Duration | None = None
+    readiness: Literal["any", "all"] = "any"
+    """How many targets must be ready for the route to be ready."""
+    retry: RetryConfig | None = None
+    in_flight: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _weighted(self) -> RouteConfig:
+        if not any(target.weight for target in self.targets):
+            raise ValueError("at least one target needs a weight above 0")
+        return self
+
+
+class SecurityConfig(Model):
+    """How strict the gateway is with its own configuration."""
+
+    strict: bool = False
+    """Refuse to listen beyond this machine without TLS, instead of warning."""
+
+
+class LogConfig(Model):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+    """auto: console on a terminal, JSON otherwise."""
+    calls: float = Field(1.0, ge=0, le=1)
+    """Share of calls that get a line; errors always do."""
+
+
+class MetricsConfig(Model):
+    """What is measured beyond the gateway's own metrics."""
+
+    compat: tuple[Literal["triton"], ...] = ()
+    """Also publish under the names that users' dashboards already read."""
+    series: int = Field(500, ge=1)
+    """Most label combinations that requests may create."""
+
+
+class TelemetryConfig(Model):
+    """Logs and metrics."""
+
+    log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+
+class LifecycleConfig(Model):
+    """How the gateway stops."""
+
+    pre_stop: Duration = 5.0
+    """Not ready but still serving, so that load balancers notice."""
+    drain: Duration = 25.0
+    """Most time for what is in flight."""
+
+
+class Config(Model):
+    """The whole file."""
+
+    version: Literal["1"]
+    """Version of this file's format."""
+    listeners: tuple[ListenerConfig, ...] = Field(min_length=1)
+    admin: AdminConfig | None = None
+    upstreams: Mapping[Name, UpstreamConfig] = Field(default_factory=dict)
+    models: Mapping[Name, ModelConfig] = Field(default_factory=dict)
+    routes: tuple[RouteConfig, ...] = ()
+    """Left out: each model and every upstream's models, under their own names."""
+    policies: PoliciesConfig = PoliciesConfig()
+    security: SecurityConfig = SecurityConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    lifecycle: LifecycleConfig = LifecycleConfig()
+    in_flight_bytes: Size | None = None
+    """Most bytes of requests held at once; 512 MiB or 40% of the cgroup's memory by default."""

@@ -1,0 +1,134 @@
+"""Durations, sizes, addresses and URLs as they stand in YAML."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+_SIZE = re.compile(r"([0-9]+)(B|KiB|MiB|GiB|kB|MB|GB)?")
+_BYTES = {
+    None: 1,
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._*-]*):([0-9]{1,5})")
+_URL = re.compile(
+    r"([a-z]+)(?:\+([a-z]+))?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[^?#\s]*)?"
+)
+
+_PORT_MAX = 65_535
+
+
+def parse_duration(text: str) -> float:
+    """Return a duration such as "250ms", "1.5s", "2m" in seconds.
+
+    Raises:
+        ValueError: The text is not a number followed by us, ms, s, m or h.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and us, ms, s, m or h")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_size(text: str) -> int:
+    """Return a size such as "16MiB", "64kB", "1024" in bytes.
+
+    Raises:
+        ValueError: The text is not a whole number followed by B, KiB, MiB, GiB, kB, MB or GB.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a size: write a whole number and B, KiB, MiB or GiB")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: host ("" for every address) and port (0 for any free one)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in {"localhost", "::1"} or self.host.startswith("127.")
+
+
+def parse_address(text: str) -> Address:
+    """Return "HOST:PORT", ":PORT" or "PORT" as an address; a port alone means loopback.
+
+    Raises:
+        ValueError: The text is none of these, or the port is above 65535.
+    """
+    if text.isascii() and text.isdigit():
+        text = f"127.0.0.1:{text}"
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[2]) > _PORT_MAX:
+        raise ValueError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8000")
+    host = found[1].strip("[]")
+    return Address("" if host == "*" else host, int(found[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """Where an upstream is and what it speaks: `protocol+carrier://host:port/path`."""
+
+    protocol: str
+    carrier: str
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.protocol}+{self.carrier}://{self.authority}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """host:port, an IPv6 host in brackets."""
+        return str(Address(self.host, self.port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is on this machine."""
+        return Address(self.host, self.port).is_loopback
+
+
+_DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
+_CARRIER_ALONE = frozenset({"http", "grpc"})
+
+
+def parse_url(text: str) -> Url:
+    """Return an upstream's URL; `http://` and `grpc://` mean `oip+http://` and `oip+grpc://`.
+
+    Raises:
+        ValueError: The text is no such URL, or lacks a port that has no default.
+    """
+    found = _URL.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not an upstream URL: write oip+grpc://HOST:PORT")
+    protocol, carrier, host, port, path = found.groups()
+    if carrier is None:
+        if protocol not in _CARRIER_ALONE:
+            raise ValueError(
+                f"{text!r} does not say what the upstream speaks: write oip+http:// or oip+grpc://"
+            )
+        protocol, carrier = "oip", protocol
+    number = int(port) if port else _DEFAULT_PORTS.get(carrier)
+    if number is None or not 0 < number <= _PORT_MAX:
+        raise ValueError(f"{text!r} needs a port from 1 to {_PORT_MAX}")
+    return Url(protocol, carrier, host.strip("[]"), number, (path or "").rstrip("/"))
