@@ -1,0 +1,118 @@
+"""Protobuf's packed arrays, to and from numpy.
+
+Here live the repeated scalar fields that hold tensors.  Not here: fields, scalars and shapes
+(protobuf.py).  Varints are decoded by numpy, since a Python loop takes 0.3 us for each.
+
+Source: Protocol Buffers, "Encoding", on packed repeated fields: a parser takes packed and
+unpacked occurrences of one field, mixed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gateway.wire.protobuf import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+_MORE = 0x80
+_LOW = 0x7F
+_VARINT_BYTES = 10
+_BLOCK_BYTES = 1 << 16
+
+
+def varint_array(values: Iterable[int | memoryview], dtype: DTypeLike) -> NDArray[Any]:
+    """Read a repeated bool, int32, int64, uint32 or uint64 field into an array of its own.
+
+    Args:
+        values: All occurrences in order, packed (views) and not (ints) as they came.
+        dtype: Booleans are true when not 0; integers keep their low bits, as protobuf's do.
+
+    Raises:
+        WireError: A packed value does not end, or takes more than ten bytes.
+    """
+    kind = np.dtype(dtype)
+    runs: list[NDArray[Any]] = []
+    singles: list[int] = []
+    for value in values:
+        if isinstance(value, int):
+            singles.append(value)
+            continue
+        if singles:
+            runs.append(np.array(singles, np.uint64).astype(kind))
+            singles = []
+        runs.append(_unpack(np.frombuffer(value, np.uint8), kind))
+    if singles or not runs:
+        runs.append(np.array(singles, np.uint64).astype(kind))
+    return runs[0] if len(runs) == 1 else np.concatenate(runs)
+
+
+def fixed_run(values: Sequence[memoryview], size_bytes: int) -> memoryview:
+    """Join the occurrences of a repeated fixed-size field, packed or not: its raw elements.
+
+    One occurrence, the usual case, is given back without a copy.
+
+    Raises:
+        WireError: An occurrence is no multiple of *size_bytes* long.
+    """
+    for value in values:
+        if len(value) % size_bytes:
+            raise WireError(
+                f"packed field has {len(value)} bytes, elements take {size_bytes} bytes each"
+            )
+    return values[0] if len(values) == 1 else memoryview(b"".join(values))
+
+
+def packed_varints(array: NDArray[Any]) -> memoryview:
+    """Encode a boolean or integer array, flattened in row-major order, as packed varints."""
+    values = np.ascontiguousarray(array).reshape(-1).astype(np.uint64)
+    if not values.size or values.max() < _MORE:
+        return values.astype(np.uint8).data
+    sizes = np.ones(values.shape, np.int64)
+    for k in range(1, _VARINT_BYTES):
+        sizes += values >= np.uint64(1 << 7 * k)
+    starts = np.cumsum(sizes) - sizes
+    out = np.empty(int(starts[-1] + sizes[-1]), np.uint8)
+    for k in range(int(sizes.max())):
+        here = np.flatnonzero(sizes > k)
+        low = values[here] >> np.uint64(7 * k) & np.uint64(_LOW)
+        out[starts[here] + k] = low | np.where(sizes[here] > k + 1, np.uint64(_MORE), np.uint64(0))
+    return out.data
+
+
+def _unpack(raw: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Decode packed varints block by block, so that what is made besides the answer stays small."""
+    count = np.count_nonzero(raw < _MORE)
+    if count == raw.size:
+        return raw.astype(dtype)
+    if raw[-1] >= _MORE:
+        raise WireError("packed field ends inside a varint")
+    out = np.empty(count, dtype)
+    at = done = 0
+    while at < raw.size:
+        block = raw[at : at + _BLOCK_BYTES]
+        last = np.flatnonzero(block < _MORE)
+        if not last.size:
+            raise WireError(f"packed varint is longer than {_VARINT_BYTES} bytes")
+        out[done : done + last.size] = _unpack_block(block, last)
+        done += last.size
+        at += int(last[-1]) + 1
+    return out
+
+
+def _unpack_block(block: NDArray[np.uint8], last: NDArray[np.intp]) -> NDArray[np.uint64]:
+    """Decode the varints whose last bytes stand at *last*."""
+    first = np.empty_like(last)
+    first[0] = 0
+    first[1:] = last[:-1] + 1
+    sizes = last - first + 1
+    if sizes.max() > _VARINT_BYTES:
+        raise WireError(f"packed varint is longer than {_VARINT_BYTES} bytes")
+    used = block[: last[-1] + 1]
+    shifts = (np.arange(used.size) - np.repeat(first, sizes)).astype(np.uint64) * np.uint64(7)
+    return np.bitwise_or.reduceat((used & _LOW).astype(np.uint64) << shifts, first)

@@ -1,0 +1,85 @@
+"""Private pools: our classes beside anybody else's, and on which runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.internal import api_implementation
+
+from gateway.schema import open_inference_pb2 as oip
+from gateway.schema import pool
+
+CONFLICT = """
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+def other():
+    file = descriptor_pb2.FileDescriptorProto(
+        name="open_inference.proto", package="inference", syntax="proto3"
+    )
+    file.message_type.add(name="ServerLiveRequest").field.add(
+        name="other", number=1, type=descriptor_pb2.FieldDescriptorProto.TYPE_BOOL
+    )
+    default = descriptor_pool.Default()
+    default.AddSerializedFile(file.SerializeToString())
+    found = default.FindMessageTypeByName("inference.ServerLiveRequest")
+    assert message_factory.GetMessageClass(found)(other=True).other
+
+def ours():
+    from gateway.schema import open_inference_pb2
+    assert open_inference_pb2.ServerLiveResponse(live=True).SerializeToString() == b"\\x08\\x01"
+    assert not open_inference_pb2.ServerLiveRequest.DESCRIPTOR.fields
+"""
+
+
+@pytest.mark.parametrize("order", ["other(); ours()", "ours(); other()"])
+def test_lives_beside_another_package(order: str) -> None:
+    """Another package may register the same names in the default pool, before us or after."""
+    subprocess.run([sys.executable, "-c", f"{CONFLICT}\n{order}\n"], check=True)
+
+
+def test_stays_out_of_the_default_pool() -> None:
+    """None of our symbols is registered process-wide."""
+    with pytest.raises(KeyError):
+        descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferRequest")
+
+
+def test_finds_classes() -> None:
+    """A message class is found by full name, and is the generated module's."""
+    assert pool.message_class("oip", "inference.ModelConfig") is oip.ModelConfig
+    assert oip.ModelInferRequest.InferInputTensor is pool.message_class(
+        "oip", "inference.ModelInferRequest.InferInputTensor"
+    )
+    assert oip.ModelConfig(input=[oip.ModelInput(data_type=oip.TYPE_FP32)]).input[0].data_type == 11
+    assert oip.DataType.Name(oip.TYPE_BF16) == "TYPE_BF16"
+
+
+def test_names_nothing_unknown() -> None:
+    """Unknown folders, files and messages raise KeyError."""
+    with pytest.raises(KeyError):
+        pool.descriptor_pool("nothing")
+    with pytest.raises(KeyError):
+        pool.file_descriptor("oip", "nothing.proto")
+    with pytest.raises(KeyError):
+        pool.message_class("oip", "inference.Nothing")
+
+
+def test_serves_reflection() -> None:
+    """The pool finds the file of a service, in the form server reflection sends."""
+    file = pool.descriptor_pool("oip").FindFileContainingSymbol("inference.GRPCInferenceService")
+    service = file.services_by_name["GRPCInferenceService"]
+    assert len(service.methods) == 20
+    assert (
+        service.methods_by_name["ModelStreamInfer"].output_type.name == "ModelStreamInferResponse"
+    )
+    assert file.serialized_pb
+
+
+def test_refuses_the_slow_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pure Python runtime is refused with what to do; the usual one is not."""
+    pool.require_fast_runtime()
+    monkeypatch.setattr(api_implementation, "Type", lambda: "python")
+    with pytest.raises(RuntimeError, match="PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"):
+        pool.require_fast_runtime()
