@@ -79,28 +79,34 @@ def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Tre
         directory: What `${file:}` paths are relative to.
     """
     tree = Tree()
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        tree.problems.append(Problem((1, 1), "", f"the file is larger than {MAX_BYTES} bytes"))
-        return tree
-    try:
-        _refuse_bombs(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except _Bomb as error:
-        tree.problems.append(Problem(error.place, "", error.message))
-        return tree
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = (1, 1) if mark is None else _place(mark)
-        tree.problems.append(Problem(place, "", error.problem or "not YAML"))
-        return tree
-    except yaml.YAMLError as error:
-        tree.problems.append(Problem((1, 1), "", str(error).splitlines()[0]))
-        return tree
-    if node is None:
-        tree.problems.append(Problem((1, 1), "", "the file is empty"))
-        return tree
-    _Reader(tree, environment, directory).read(node, ())
+    node = _compose(text, tree)
+    if node is not None:
+        _Reader(tree, environment, directory).read(node, ())
     return tree
+
+
+def _compose(text: str, tree: Tree) -> yaml.Node | None:
+    """Parse *text*; None, and a problem in *tree*, when it cannot be."""
+    place, message = (1, 1), "the file is empty"
+    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        message = f"the file is larger than {MAX_BYTES} bytes"
+    else:
+        try:
+            _refuse_bombs(text)
+            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        except _BombError as error:
+            place, message = error.place, error.message
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            place = place if mark is None else _place(mark)
+            message = error.problem or "not YAML"
+        except yaml.YAMLError as error:
+            message = str(error).splitlines()[0]
+        else:
+            if node is not None:
+                return node
+    tree.problems.append(Problem(place, "", message))
+    return None
 
 
 def _place(mark: Any) -> Place:
@@ -108,6 +114,13 @@ def _place(mark: Any) -> Place:
 
 
 class _Bomb(Exception):
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(message)
+        self.place = place
+        self.message = message
+
+
+class _BombError(Exception):
     def __init__(self, place: Place, message: str) -> None:
         super().__init__(message)
         self.place = place
@@ -125,10 +138,8 @@ def _refuse_bombs(text: str) -> None:
         elif isinstance(event, yaml.events.AliasEvent):
             aliases += 1
         if depth > MAX_DEPTH or aliases > MAX_ALIASES:
-            kind = (
-                f"deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"over {MAX_ALIASES} aliases"
-            )
-            raise yaml.MarkedYAMLError(problem=kind, problem_mark=event.start_mark)
+            too = f"deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"over {MAX_ALIASES} aliases"
+            raise _BombError(_place(event.start_mark), too)
 
 
 class _Reader:
