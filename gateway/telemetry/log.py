@@ -1,0 +1,113 @@
+"""Logs: set up once; one line an event, JSON for machines and plain text for a terminal.
+
+Values are cut at 256 characters and control characters are escaped, so that nothing a client sends
+can break a line or fill a disk. Everything goes to standard error: standard output is for data.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TextIO
+
+import orjson
+import structlog
+
+VALUE_LIMIT = 256
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+# Its value is ours, not a client's, and is useless when cut.
+_WHOLE = frozenset({"exception", "timestamp"})
+
+
+def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
+    """Set up logging for the process.
+
+    Args:
+        level: debug, info, warning or error.
+        style: console, json, or auto (console where *stream* is a terminal).
+        stream: Standard error by default.
+    """
+    out = sys.stderr if stream is None else stream
+    console = style == "console" or (style == "auto" and out.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        cut_values,
+    ]
+    render: Any = _console_renderer(out) if console else _json
+    structlog.configure(
+        processors=[*shared, render],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(file=out),
+        cache_logger_on_first_use=True,
+    )
+    _adopt_stdlib(out, shared, render, max(_LEVELS[level], logging.WARNING))
+
+
+def cut_values(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Cut long text values and escape control characters in them; a structlog processor."""
+    for key, value in event.items():
+        if isinstance(value, str) and key not in _WHOLE:
+            if len(value) > VALUE_LIMIT:
+                value = value[:VALUE_LIMIT] + "..."  # noqa: PLW2901
+            if not value.isprintable():
+                value = value.encode("unicode_escape").decode("ascii")  # noqa: PLW2901
+            event[key] = value
+    return event
+
+
+class WarningBudget:
+    """At most so many warnings a second about what clients do; the rest are counted."""
+
+    def __init__(self, per_second: int = 10) -> None:
+        self._per_second = per_second
+        self._window = 0.0
+        self._used = 0
+        self._dropped = 0
+
+    def take(self) -> int | None:
+        """Return how many warnings were dropped since the last one, or None to drop this one."""
+        now = time.monotonic()
+        if now - self._window >= 1.0:
+            self._window = now
+            self._used = 0
+        if self._used >= self._per_second:
+            self._dropped += 1
+            return None
+        self._used += 1
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+
+def _console_renderer(out: TextIO) -> Any:
+    return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0)
+
+
+def _json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
+    return orjson.dumps(event, default=repr).decode()
+
+
+def _adopt_stdlib(out: TextIO, shared: list[Any], render: Any, level: int) -> None:
+    """Give what libraries log through the standard library the same form."""
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
