@@ -1,0 +1,184 @@
+"""Metrics: their names, kept in a registry of their own, written in Prometheus form.
+
+Labels come from configured names. What a client sends becomes a label only once a target has
+answered for it, and at most so many times; everything else is `_unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+UNKNOWN = "_unknown"
+
+_BUCKETS = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+
+
+class Metrics:
+    """Everything the gateway counts.
+
+    Args:
+        version: Of the gateway.
+        series: Most combinations of labels that requests may create.
+        triton: Also publish Triton's names for inference counts and times.
+    """
+
+    def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
+        disable_created_metrics()  # a second series for each counter, which nobody reads
+        self.registry = CollectorRegistry()
+        self._series = series
+        self._calls: dict[tuple[str, ...], tuple[Counter, Histogram]] = {}
+        self._models: set[str] = set()
+        labels = ("route", "model", "protocol", "kind")
+        self._requests = Counter(
+            "gateway_requests", "Calls answered.", (*labels, "code"), registry=self.registry
+        )
+        self._duration = Histogram(
+            "gateway_request_duration_seconds",
+            "Time from the call read to the answer made.",
+            ("route", "protocol", "kind"),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "gateway_refused_requests",
+            "Requests refused before any route saw them.",
+            ("protocol", "code"),
+            registry=self.registry,
+        )
+        self._limits = Counter(
+            "gateway_limit_exceeded",
+            "Requests refused because a limit was exceeded, by the limit's name.",
+            ("limit", "protocol"),
+            registry=self.registry,
+        )
+        self._upstream_ready = Gauge(
+            "gateway_upstream_ready",
+            "1 where the last readiness probe of the endpoint succeeded.",
+            ("upstream", "endpoint"),
+            registry=self.registry,
+        )
+        Gauge(
+            "gateway_build_info", "Version of the gateway.", ("version",), registry=self.registry
+        ).labels(version).set(1)
+        self._triton = _TritonNames(self.registry) if triton else None
+
+    def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """Publish a gauge that is read when metrics are asked for."""
+        Gauge(name, help_text, registry=self.registry).set_function(read)
+
+    def call(
+        self,
+        *,
+        route: str,
+        model: str,
+        version: str,
+        protocol: str,
+        kind: str,
+        code: str,
+        seconds: float,
+    ) -> None:
+        """Count one answered call; *code* is "ok" or the error code's value."""
+        if model not in self._models:
+            model = self._admit(model, code)
+        key = (route, model, protocol, kind, code)
+        found = self._calls.get(key)
+        if found is None:
+            # prometheus_client looks labels up under a lock each time: do it once.
+            found = self._calls[key] = (
+                self._requests.labels(*key),
+                self._duration.labels(route, protocol, kind),
+            )
+        found[0].inc()
+        found[1].observe(seconds)
+        if self._triton is not None and kind == "InferRequest":
+            self._triton.count(model, version, ok=code == "ok", seconds=seconds)
+
+    def refused(self, protocol: str, code: str, limit: str | None) -> None:
+        """Count a request that no route saw."""
+        self._refused.labels(protocol, code).inc()
+        self.limit_exceeded(protocol, limit)
+
+    def limit_exceeded(self, protocol: str, limit: str | None) -> None:
+        """Count an exceeded limit; None counts nothing."""
+        if limit is not None:
+            self._limits.labels(limit, protocol).inc()
+
+    def upstream_ready(self, upstream: str, endpoint: str, ready: bool) -> None:
+        """Set the readiness of an endpoint."""
+        self._upstream_ready.labels(upstream, endpoint).set(1 if ready else 0)
+
+    def know(self, models: Iterable[str]) -> None:
+        """Admit configured model names as labels."""
+        self._models.update(models)
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics page and its content type, in the form *accept* asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _admit(self, model: str, code: str) -> str:
+        if model and code == "ok" and len(self._models) < self._series:
+            self._models.add(model)
+            return model
+        return UNKNOWN if model else ""
+
+
+class _TritonNames(Collector):
+    """Names that dashboards and autoscalers written for Triton read.
+
+    Written as samples by hand: the client library would add `_total` to them.
+    Source: Triton metrics documentation, "Inference Request Metrics".
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._success: dict[tuple[str, str], float] = {}
+        self._failure: dict[tuple[str, str], float] = {}
+        self._duration_us: dict[tuple[str, str], float] = {}
+        registry.register(self)
+
+    def count(self, model: str, version: str, *, ok: bool, seconds: float) -> None:
+        labels = (model, version)
+        counts = self._success if ok else self._failure
+        counts[labels] = counts.get(labels, 0) + 1
+        self._duration_us[labels] = self._duration_us.get(labels, 0) + seconds * 1e6
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, values in (
+            ("nv_inference_request_success", "Successful inference requests.", self._success),
+            ("nv_inference_request_failure", "Failed inference requests.", self._failure),
+            ("nv_inference_request_duration_us", "Cumulative duration.", self._duration_us),
+        ):
+            metric = Metric(name, text, "counter")
+            for (model, version), value in values.copy().items():
+                metric.add_sample(name, {"model": model, "version": version}, value)
+            yield metric

@@ -1,0 +1,35 @@
+"""The way a call took, noted by those who choose it and read by the one who reports it.
+
+Router and balance know the names of route and target; the layer that reports the call stands
+outside both. The note belongs to the task that answers the call.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Taken:
+    """Names of the route and target that a call took; "" while none is chosen."""
+
+    route: str = ""
+    target: str = ""
+
+
+TAKEN: ContextVar[Taken | None] = ContextVar("gateway_taken", default=None)
+
+
+def note_route(name: str) -> None:
+    """Note the route of the call in progress, when somebody wants to know."""
+    taken = TAKEN.get()
+    if taken is not None:
+        taken.route = name
+
+
+def note_target(name: str) -> None:
+    """Note the target of the call in progress, when somebody wants to know."""
+    taken = TAKEN.get()
+    if taken is not None:
+        taken.target = name
