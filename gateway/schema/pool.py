@@ -82,10 +82,8 @@ def _read_pools() -> Mapping[str, DescriptorPool]:
     """Read every descriptor set that the checksums list, once, under the import lock."""
     files = resources.files(__package__)
     pools: dict[str, DescriptorPool] = {}
-    for schema in json.loads(files.joinpath(CHECKSUMS).read_text(encoding="utf-8")):
-        path = PurePosixPath(schema)
-        if path.suffix != ".proto":
-            continue
+    schemas = map(PurePosixPath, json.loads(files.joinpath(CHECKSUMS).read_text(encoding="utf-8")))
+    for path in (schema for schema in schemas if schema.suffix == ".proto"):
         pool = pools.setdefault(path.parts[0], DescriptorPool())
         found = FileDescriptorSet.FromString(files.joinpath(f"{path.stem}.binpb").read_bytes())
         for file in found.file:
