@@ -75,7 +75,10 @@ def test_gives_one_fixed_run_without_a_copy() -> None:
 
 def test_joins_fixed_runs() -> None:
     """Packed and unpacked occurrences are joined in order; none is an empty run."""
-    assert bytes(arrays.fixed_run([memoryview(b"abcd"), memoryview(b"efghijkl")], 4)) == b"abcdefghijkl"
+    assert (
+        bytes(arrays.fixed_run([memoryview(b"abcd"), memoryview(b"efghijkl")], 4))
+        == b"abcdefghijkl"
+    )
     assert bytes(arrays.fixed_run([], 4)) == b""
 
 
