@@ -1,0 +1,19 @@
+"""What the interop tests install, by environment: the one place where versions are pinned.
+
+Each environment is apart from the others and from the gateway's, because these packages clash
+with one another over protobuf symbols.  How they are installed is in `environments.py`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # numpy 2 makes this python backend read every element size as 0, without an error.
+        "triton": ("nvidia-pytriton==0.7.0", "numpy<2"),
+        "mlserver": ("mlserver==1.7.1",),
+        "kserve": ("kserve==0.21.0",),
+        # Without `[all]`: its `cuda` part needs a GPU and nothing here uses it.
+        "client": ("tritonclient[http,grpc]==2.73.0", "numpy==2.4.6", "requests==2.34.2"),
+    }
+)

@@ -1,0 +1,173 @@
+"""The models that the real Triton serves, and their `config.pbtxt`, written out from one table.
+
+What each model computes is in `behaviours.py`, which is copied to every version's `model.py`.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.interop.servers.datatypes import DATATYPES, identity_name
+
+BEHAVIOURS = Path(__file__).parent / "behaviours.py"
+LABELS = "labels.txt"
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output: name, datatype as the protocol spells it, and shape less the batch."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of the repository; *extra* is configuration text as it stands."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    max_batch_size: int = 0
+    versions: tuple[int, ...] = (1,)
+    extra: str = ""
+
+
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+ALL_VERSIONS = "version_policy { all { } }"
+STATEFUL = """sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+    { name: "END" control [ { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] }
+  ]
+}"""
+
+
+def _add_sub(name: str, datatype: str) -> Model:
+    def pair(stem: str) -> tuple[Port, ...]:
+        return tuple(Port(f"{stem}{i}", datatype, (16,)) for i in range(2))
+
+    return Model(name, pair("INPUT"), pair("OUTPUT"), max_batch_size=8)
+
+
+def _identity(name: str, datatype: str, dims: tuple[int, ...], max_batch_size: int = 0) -> Model:
+    return Model(
+        name,
+        (Port("INPUT0", datatype, dims),),
+        (Port("OUTPUT0", datatype, dims),),
+        max_batch_size=max_batch_size,
+    )
+
+
+def _identity_dims(datatype: str) -> tuple[int, ...]:
+    return (-1, -1) if datatype in {"FP32", "BYTES"} else (-1,)
+
+
+MODELS: tuple[Model, ...] = (
+    _add_sub("add_sub", "INT32"),
+    _add_sub("add_sub_string", "BYTES"),
+    # The names that tritonclient's own examples ask for.
+    _add_sub("simple", "INT32"),
+    _add_sub("simple_int8", "INT8"),
+    _add_sub("simple_string", "BYTES"),
+    _identity("simple_identity", "BYTES", (-1,), max_batch_size=8),
+    *(_identity(identity_name(each), each, _identity_dims(each)) for each in DATATYPES),
+    Model(
+        "classify",
+        (Port("SCORES_IN", "FP32", (4,)),),
+        (Port("SCORES", "FP32", (4,), labels=("apple", "pear", "plum", "fig")),),
+        max_batch_size=4,
+    ),
+    Model("fail_always", (Port("INPUT0", "INT32", (-1,)),), (Port("OUTPUT0", "INT32", (-1,)),)),
+    Model(
+        "generate_text",
+        (
+            Port("text_input", "BYTES", (1,)),
+            Port("max_tokens", "INT32", (1,), optional=True),
+            Port("stream", "BOOL", (1,), optional=True),
+        ),
+        (Port("text_output", "BYTES", (1,)),),
+        extra=DECOUPLED,
+    ),
+    Model("params_echo", (Port("INPUT0", "INT32", (-1,)),), (Port("PARAMS", "BYTES", (1,)),)),
+    Model(
+        "repeat_stream",
+        (Port("IN", "INT32", (-1,)),),
+        (Port("OUT", "INT32", (1,)), Port("IDX", "UINT32", (1,))),
+        extra=DECOUPLED,
+    ),
+    Model(
+        "repeat_int32",
+        (Port("IN", "INT32", (-1,)), Port("DELAY", "UINT32", (-1,)), Port("WAIT", "UINT32", (1,))),
+        (Port("OUT", "INT32", (1,)), Port("IDX", "UINT32", (1,))),
+        extra=DECOUPLED,
+    ),
+    Model(
+        "sequence_sum",
+        (Port("INPUT", "INT32", (1,)),),
+        (Port("OUTPUT", "INT32", (1,)),),
+        max_batch_size=4,
+        extra=STATEFUL,
+    ),
+    Model(
+        "simple_sequence",
+        (Port("INPUT", "INT32", (1,)),),
+        (Port("OUTPUT", "INT32", (1,)),),
+        max_batch_size=8,
+        extra=STATEFUL,
+    ),
+    Model("slow", (Port("MS", "INT32", (1,)),), (Port("MS_OUT", "INT32", (1,)),)),
+    Model(
+        "sum_and_empty",
+        (Port("X", "FP32", (-1,)),),
+        (Port("SUM", "FP64", (1,)), Port("EMPTY", "FP32", (-1,))),
+    ),
+    Model(
+        "versions",
+        (Port("X", "INT32", (1,)),),
+        (Port("VERSION", "INT32", (1,)),),
+        versions=(1, 3),
+        extra=ALL_VERSIONS,
+    ),
+)
+
+
+def write_repository(folder: Path) -> None:
+    """Write every model of `MODELS` into *folder*, which is made and must not exist yet."""
+    for model in MODELS:
+        home = folder / model.name
+        home.mkdir(parents=True)
+        (home / "config.pbtxt").write_text(_config(model))
+        for labels in (port.labels for port in model.outputs if port.labels):
+            (home / LABELS).write_text("".join(f"{label}\n" for label in labels))
+        for version in model.versions:
+            (home / str(version)).mkdir()
+            shutil.copyfile(BEHAVIOURS, home / str(version) / "model.py")
+
+
+def _config(model: Model) -> str:
+    lines = (
+        f'name: "{model.name}"',
+        'backend: "python"',
+        f"max_batch_size: {model.max_batch_size}",
+        f"input [ {', '.join(map(_port, model.inputs))} ]",
+        f"output [ {', '.join(map(_port, model.outputs))} ]",
+        "instance_group [ { kind: KIND_CPU count: 1 } ]",
+        model.extra,
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _port(port: Port) -> str:
+    datatype = "STRING" if port.datatype == "BYTES" else port.datatype
+    text = f'name: "{port.name}" data_type: TYPE_{datatype} dims: {list(port.dims)}'
+    if port.optional:
+        text += " optional: true"
+    if port.labels:
+        text += f' label_filename: "{LABELS}"'
+    return f"{{ {text} }}"
