@@ -80,17 +80,34 @@ def load_text(
         try:
             config = Config.model_validate(tree.value)
         except ValidationError as error:
-            problems += _problems(tree, error)
+            # Where reading failed there is nothing to judge.
+            unread = {problem.path for problem in problems}
+            problems += [found for found in _problems(tree, error) if found.path not in unread]
         problems += _broken_references(tree)
     if problems or config is None:
         raise ConfigError(source, problems)
     return Loaded(config, tree, source, directory)
 
 
+# Pydantic's words for what people write in YAML.
+_WORDS = {
+    "missing": "this key is required",
+    "dict_type": "must be a mapping",
+    "mapping_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "too_short": "needs at least one item",
+    "is_instance_of": "must not be empty",
+    "string_type": "must be text",
+}
+_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
+
+
 def _problems(tree: Tree, error: ValidationError) -> list[Problem]:
     found = error.errors()
     # A list whose only item is wrong is "too short" to pydantic as well: one word is enough.
-    wrong = {details["loc"][:-1] for details in found} | {details["loc"][:-2] for details in found}
+    wrong = {details["loc"][:end] for details in found for end in range(len(details["loc"]))}
     return [
         _problem(tree, details)
         for details in found
@@ -99,15 +116,26 @@ def _problems(tree: Tree, error: ValidationError) -> list[Problem]:
 
 
 def _problem(tree: Tree, details: ErrorDetails) -> Problem:
-    path = _known_path(tree, details["loc"])
-    if details["type"] == "extra_forbidden":
+    kind = details["type"]
+    is_key = details["loc"][-1:] == ("[key]",)
+    path = _known_path(tree, details["loc"][:-1] if is_key else details["loc"])
+    if kind == "extra_forbidden":
         return Problem(tree.place(path, of_key=True), path_text(path), "unknown key")
-    message = details["msg"].removeprefix("Value error, ")
-    if details["type"] == "missing":
-        message = "this key is required"
-    elif details["type"] != "value_error":
+    message = _WORDS.get(kind, details["msg"].removeprefix("Value error, "))
+    if kind not in _WITHOUT_VALUE:
         message = f"{message}, found {_shown(details['input'])}"
-    return Problem(tree.place(path), path_text(path), message)
+    place = tree.place(path, of_key=is_key)
+    return Problem(place, path_text(path), _unresolved(tree, path, message, details["input"]))
+
+
+def _unresolved(tree: Tree, path: KeyPath, message: str, value: Any) -> str:
+    """Return *message* with `${...}` as it is written where it shows what that stands for."""
+    written = tree.references.get(path)
+    if written is None or not isinstance(value, str):
+        return message
+    for shown in (_shown(value), repr(value), value):
+        message = message.replace(shown, repr(written))
+    return message
 
 
 def _known_path(tree: Tree, loc: tuple[str | int, ...]) -> KeyPath:
@@ -139,6 +167,8 @@ def _broken_references(tree: Tree) -> Iterator[Problem]:
     def problem(path: KeyPath, message: str) -> Problem:
         return Problem(tree.place(path), path_text(path), message)
 
+    yield from _repeated_names(tree, "listeners", _list(root.get("listeners")), default="main")
+    yield from _repeated_names(tree, "routes", _list(root.get("routes")), default=None)
     for index, listener in enumerate(_list(root.get("listeners"))):
         wanted = _mapping(listener).get("passthrough")
         path: KeyPath = ("listeners", index, "passthrough")
@@ -156,6 +186,21 @@ def _broken_references(tree: Tree) -> Iterator[Problem]:
         if isinstance(model, dict) and not model.keys() & {"backend", "signature"}:
             message = "a model needs 'backend', or 'signature' for an upstream's"
             yield problem(("models", name), message)
+
+
+def _repeated_names(
+    tree: Tree, key: str, items: list[Any], *, default: str | None
+) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        name = _mapping(item).get("name", default)
+        if not isinstance(name, str):
+            continue
+        if name in seen:
+            path: KeyPath = (key, index, "name")
+            message = f"the name {name!r} is taken by another of the {key}; each needs its own"
+            yield Problem(tree.place(path), path_text(path), message)
+        seen.add(name)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    InstanceOf,
     StringConstraints,
     WithJsonSchema,
     model_validator,
@@ -30,7 +31,12 @@ from gateway.config.units import (
 
 def _parsed(parse: Any, kind: type) -> BeforeValidator:
     def convert(value: object) -> object:
-        return parse(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return parse(value)
+        # None is for the field's own type to take or refuse.
+        if value is None or type(value) is kind:
+            return value
+        raise ValueError("must be text on one line, not a mapping or a list")
 
     convert.__name__ = f"to_{kind.__name__}"
     return BeforeValidator(convert)
@@ -47,12 +53,12 @@ Size = Annotated[
     WithJsonSchema({"type": ["string", "integer"], "examples": ["16MiB"]}),
 ]
 ListenAddress = Annotated[
-    Any,
+    InstanceOf[Address],
     _parsed(parse_address, Address),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["127.0.0.1:8000"]}),
 ]
 UpstreamUrl = Annotated[
-    Any,
+    InstanceOf[Url],
     _parsed(parse_url, Url),
     WithJsonSchema({"type": "string", "examples": ["oip+grpc://127.0.0.1:8001"]}),
 ]
@@ -66,10 +72,13 @@ def _as_list(value: object) -> object:
     return value if value is None or isinstance(value, list | tuple) else [value]
 
 
+# The loader keeps every scalar as text, so `version: 2` is "2": editors must not mark it.
+_SCALAR = {"type": ["string", "number", "boolean"]}
+Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
 Names = Annotated[
     tuple[Text, ...],
     BeforeValidator(_as_list),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}),
 ]
 
 
@@ -208,7 +217,7 @@ class UpstreamConfig(Model):
     urls: tuple[UpstreamUrl, ...] = ()
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the protocol, such as dialect: triton | mlserver | kserve | ovms."""
-    headers: Mapping[Name, Text] = Field(default_factory=dict)
+    headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata sent with every request, such as an API key."""
     forward_headers: Names = ()
     """Callers' headers that cross, by name, * at the end allowed."""
@@ -270,7 +279,7 @@ class MatchConfig(Model):
     version: Names | None = None
     protocol: Names | None = None
     """Codec names or globs, such as oip.http or oip.*."""
-    headers: Mapping[Name, Text] = Field(default_factory=dict)
+    headers: Mapping[Name, Scalar] = Field(default_factory=dict)
     """Header or metadata name to the glob its value must match."""
 
 
@@ -288,7 +297,7 @@ class TargetConfig(Model):
     """Upstream that serves the model."""
     model: Name | None = None
     """The model's name at the target; with no upstream, a model of this gateway."""
-    version: Text | None = None
+    version: Scalar | None = None
     """The version at the target."""
     weight: int = Field(1, ge=0, le=1_000_000)
     tensors: TensorNamesConfig = TensorNamesConfig()
@@ -382,7 +391,7 @@ class LifecycleConfig(Model):
 class Config(Model):
     """The whole file."""
 
-    version: Literal["1"]
+    version: Annotated[Literal["1"], WithJsonSchema({"enum": [1, "1"]})]
     """Version of this file's format."""
     listeners: tuple[ListenerConfig, ...] = Field(min_length=1)
     admin: AdminConfig | None = None

@@ -24,8 +24,16 @@ KeyPath = tuple[str | int, ...]
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_ALIASES = 100
+MAX_VALUES = 100_000
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
+_PREFIX = "tag:yaml.org,2002:"
+_MERGE = _PREFIX + "merge"
+# What plain text, lists and mappings resolve to without a tag being written.
+_TAGS = {
+    _PREFIX + kind
+    for kind in ("str", "int", "float", "bool", "null", "timestamp", "value", "seq", "map")
+}
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 
@@ -50,6 +58,8 @@ class Tree:
     keys: dict[KeyPath, Place] = field(default_factory=dict)
     values: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    references: dict[KeyPath, str] = field(default_factory=dict)
+    """Text as written, of values that hold `${...}`: what it stands for may be a secret."""
 
     def place(self, path: KeyPath, *, of_key: bool = False) -> Place:
         """Return where *path* stands, or the nearest of its parents that does."""
@@ -79,45 +89,34 @@ def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Tre
         directory: What `${file:}` paths are relative to.
     """
     tree = Tree()
-    node = _compose(text, tree)
-    if node is not None:
-        _Reader(tree, environment, directory).read(node, ())
+    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        tree.problems.append(Problem((1, 1), "", f"the file is larger than {MAX_BYTES} bytes"))
+        return tree
+    try:
+        _refuse_bombs(text)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            tree.problems.append(Problem((1, 1), "", "the file is empty"))
+        else:
+            _Reader(tree, environment, directory).read(node, ())
+    except _BombError as error:
+        tree.problems.append(Problem(error.place, "", error.message))
+    except yaml.MarkedYAMLError as error:
+        tree.problems.append(_not_yaml(error))
+    except yaml.YAMLError as error:
+        tree.problems.append(Problem((1, 1), "", f"not YAML: {str(error).splitlines()[0]}"))
     return tree
 
 
-def _compose(text: str, tree: Tree) -> yaml.Node | None:
-    """Parse *text*; None, and a problem in *tree*, when it cannot be."""
-    place, message = (1, 1), "the file is empty"
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        message = f"the file is larger than {MAX_BYTES} bytes"
-    else:
-        try:
-            _refuse_bombs(text)
-            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-        except _BombError as error:
-            place, message = error.place, error.message
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            place = place if mark is None else _place(mark)
-            message = error.problem or "not YAML"
-        except yaml.YAMLError as error:
-            message = str(error).splitlines()[0]
-        else:
-            if node is not None:
-                return node
-    tree.problems.append(Problem(place, "", message))
-    return None
+def _not_yaml(error: yaml.MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    place = (1, 1) if mark is None else _place(mark)
+    said = [part for part in (error.context, error.problem) if part]
+    return Problem(place, "", f"not YAML: {', '.join(said)}")
 
 
 def _place(mark: Any) -> Place:
     return mark.line + 1, mark.column + 1
-
-
-class _Bomb(Exception):
-    def __init__(self, place: Place, message: str) -> None:
-        super().__init__(message)
-        self.place = place
-        self.message = message
 
 
 class _BombError(Exception):
@@ -148,18 +147,23 @@ class _Reader:
         self._environment = environment
         self._directory = directory
         # An alias in an alias in an alias ... repeats its nodes: count them, not the lines.
-        self._left = 100_000
+        self._left = MAX_VALUES
 
     def read(self, node: yaml.Node, path: KeyPath) -> None:
         self._tree.value = self._value(node, path)
 
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._left -= 1
-        if self._left == 0:
-            self._problem(node, path, "aliases expand to more than 100,000 values")
-        if self._left <= 0:
-            return None
+        if self._left < 0:
+            message = f"aliases expand to more than {MAX_VALUES} values"
+            raise _BombError(_place(node.start_mark), message)
+        # The text is not this deep, so an alias is: one inside another, or inside itself.
+        if len(path) > MAX_DEPTH:
+            raise _BombError(_place(node.start_mark), f"aliases expand deeper than {MAX_DEPTH}")
         self._tree.values[path] = _place(node.start_mark)
+        if node.tag not in _TAGS:
+            self._problem(node, path, f"tag {node.tag!r} is not allowed")
+            return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -174,6 +178,9 @@ class _Reader:
                 self._problem(key_node, path, "a key must be plain text")
                 continue
             below = (*path, key)
+            if key_node.tag == _MERGE:
+                self._problem(key_node, path, "merging with << is not supported: repeat the keys")
+                continue
             if key in result:
                 first = self._tree.keys[below]
                 self._problem(
@@ -186,19 +193,19 @@ class _Reader:
 
     def _scalar(self, node: yaml.Node, path: KeyPath) -> str | None:
         text: str = node.value
-        standard = node.tag.startswith("tag:yaml.org,2002:")
-        if not standard or node.tag.removeprefix("tag:yaml.org,2002:").startswith("python"):
-            self._problem(node, path, f"tag {node.tag!r} is not allowed")
-            return None
         if getattr(node, "style", None) is None and text in _NULLS:
             return None
+        if _REFERENCE.search(text):
+            self._tree.references[path] = text
         return _REFERENCE.sub(lambda found: self._resolve(found, node, path), text)
 
     def _resolve(self, found: re.Match[str], node: yaml.Node, path: KeyPath) -> str:
         kind, name = found.groups()
         if kind == "env":
             name, _, default = name.partition(":-")
-            value = self._environment.get(name) or (default if ":-" in found[2] else None)
+            value = self._environment.get(name)
+            if ":-" in found[2]:
+                value = value or default
             if value is None:
                 self._problem(node, path, f"environment variable {name!r} is not set")
                 return ""
