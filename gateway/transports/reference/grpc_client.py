@@ -1,0 +1,153 @@
+"""gRPC client on grpcio: raw bytes out, raw bytes in, limits in force.
+
+A status the server sent is an answer, whatever it is: the codec knows what it means.  Only what
+our own side of the connection ended is raised here; `grpc_errors` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, Unavailable
+from gateway.transports.admission import Slots
+from gateway.transports.base import ClientLimits
+from gateway.transports.reference.grpc_errors import Ending, local_failure
+from gateway.transports.reference.grpc_metadata import STATUS_OF, sendable
+from gateway.transports.reference.grpc_pool import Channel, Pool
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+
+# grpcio and the event loop round time differently.
+_CLOCK_SLACK_S = 0.002
+
+
+class GrpcClient:
+    """Sends raw messages to one upstream.
+
+    Args:
+        target: "host:port" or "unix:/path".
+        limits: Of this upstream.
+        credentials: From `tls.grpc_channel_credentials`; None for plain text.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        limits: ClientLimits,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._target = target
+        self._pool = Pool(target, limits, credentials)
+        self._slots = Slots("in_flight", limits.in_flight, limits.pending)
+        self._closed = False
+
+    async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
+        """Send one message and return its one answer, or the status that came instead.
+
+        Metadata that gRPC cannot carry is left out. Copies a message of several buffers, and any
+        view, once.
+        """
+        async with self._channel(deadline) as channel:
+            call = channel.unary(wire.method)(
+                b"".join(wire.message),
+                timeout=self._left(deadline),
+                metadata=sendable(wire.metadata),
+            )
+            try:
+                message = await call
+                return GrpcResponse((message,), metadata=await _trailing(call))
+            except aio.AioRpcError as error:
+                return self._status(error, channel, deadline)
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
+
+    async def stream(
+        self, wire: GrpcRequest, /, *, deadline: float | None
+    ) -> AsyncIterator[GrpcResponse]:
+        """Send one message and iterate over its answers; a status other than OK is the last."""
+        async with self._channel(deadline) as channel:
+            call = channel.stream(wire.method)(
+                b"".join(wire.message),
+                timeout=self._left(deadline),
+                metadata=sendable(wire.metadata),
+            )
+            try:
+                while (message := await call.read()) is not aio.EOF:
+                    yield GrpcResponse((message,))
+            except aio.AioRpcError as error:
+                yield self._status(error, channel, deadline)
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
+            finally:
+                call.cancel()
+
+    async def close(self) -> None:
+        """Close every connection and break off the calls on them; harmless the second time."""
+        self._closed = True
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def _channel(self, deadline: float | None) -> AsyncGenerator[Channel, None]:
+        """Hold a place and a channel for one call."""
+        if self._closed:
+            raise NotSent(f"the client of {self._target} is closed")
+        try:
+            await self._slots.acquire(self._left(deadline))
+        except Overloaded as error:
+            self._left(deadline)
+            raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
+        try:
+            channel = self._pool.take()
+            try:
+                yield channel
+            finally:
+                self._pool.give_back(channel)
+        finally:
+            self._slots.release()
+
+    def _left(self, deadline: float | None) -> float | None:
+        """Return the seconds left. Raises DeadlineExceeded when there are none."""
+        if deadline is None:
+            return None
+        left_s = deadline - monotonic()
+        if left_s <= 0:
+            raise self._too_late()
+        return left_s
+
+    def _too_late(self) -> GatewayError:
+        return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+
+    def _status(
+        self, error: aio.AioRpcError, channel: Channel, deadline: float | None
+    ) -> GrpcResponse:
+        """Return the server's status. Raises what our own side of the connection ended."""
+        details = error.details() or ""
+        late = deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
+        ending = Ending(error.code(), details, channel.connected, late)
+        failure = local_failure(self._target, ending)
+        if failure is not None:
+            raise failure from error
+        return GrpcResponse(
+            status=STATUS_OF[error.code()],
+            details=details,
+            metadata=tuple(error.trailing_metadata() or ()),
+        )
+
+    def _raise_if_closed(self) -> None:
+        """The library cancels the calls of a closed channel as if the caller had left."""
+        task = asyncio.current_task()
+        if self._closed and (task is None or not task.cancelling()):
+            raise Unavailable(f"the client of {self._target} was closed during the call")
+
+
+async def _trailing(call: Any) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple(await call.trailing_metadata())

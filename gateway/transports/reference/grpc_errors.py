@@ -1,0 +1,101 @@
+"""Who ended a call: the server, with a status, or our own side of the connection.
+
+grpcio reports both as the same exception, and no part of it says which.  Told apart here by the
+words of the C core together with what else is known; when in doubt it was the server, because
+what a server said must not be retried as if it had never been asked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from grpc import StatusCode
+
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    NotSent,
+    TooLarge,
+    Unavailable,
+    UpstreamProtocolError,
+)
+
+# Words of the C core, 1.66 to 1.85.
+_NOT_CONNECTED = (
+    "failed to connect to all addresses",
+    "errors resolving ",
+    "DNS resolution failed",
+    "empty address list",
+)
+_BROKEN_OFF = "Stream removed ("
+_TOO_LARGE = re.compile(r"CLIENT: Received message larger than max|Decompressed message larger")
+_SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a call ended.
+
+    Attributes:
+        connected: The channel has a working connection at this moment.
+        late: The deadline we set has passed.
+    """
+
+    code: StatusCode
+    details: str
+    connected: bool
+    late: bool
+
+
+def local_failure(target: str, ending: Ending) -> GatewayError | None:
+    """Return the error of an ending that is not the server's answer; None when it is."""
+    return _KINDS.get(ending.code, _answered)(target, ending)
+
+
+def _answered(_target: str, _ending: Ending) -> GatewayError | None:
+    return None
+
+
+def _unavailable(target: str, ending: Ending) -> GatewayError | None:
+    why = _shown(ending.details)
+    if not ending.connected and ending.details.startswith(_NOT_CONNECTED):
+        return NotSent(f"cannot connect to {target}: {why}")
+    if ending.details.startswith(_BROKEN_OFF) or not ending.connected:
+        return Unavailable(f"{target} broke the connection before it answered: {why}")
+    return None
+
+
+def _deadline(target: str, ending: Ending) -> GatewayError | None:
+    if ending.late:
+        return DeadlineExceeded(f"no answer from {target} in time")
+    return None
+
+
+def _exhausted(target: str, ending: Ending) -> GatewayError | None:
+    if _TOO_LARGE.search(ending.details):
+        return TooLarge(
+            f"the answer of {target} is too large: {_shown(ending.details)}", limit="message_bytes"
+        )
+    if ending.details.startswith(_BROKEN_OFF):
+        return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
+    return None
+
+
+def _internal(target: str, ending: Ending) -> GatewayError | None:
+    if ending.details.startswith(_BROKEN_OFF):
+        return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
+    return None
+
+
+_KINDS = {
+    StatusCode.UNAVAILABLE: _unavailable,
+    StatusCode.DEADLINE_EXCEEDED: _deadline,
+    StatusCode.RESOURCE_EXHAUSTED: _exhausted,
+    StatusCode.INTERNAL: _internal,
+}
+
+
+def _shown(details: str) -> str:
+    text = details.removeprefix(_BROKEN_OFF)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -1,0 +1,38 @@
+"""Statuses and metadata between grpcio's types and those of `wire.grpc`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import grpc
+
+from gateway.wire.grpc import GrpcStatus, Metadata
+
+CODE_OF: dict[GrpcStatus, grpc.StatusCode] = {
+    GrpcStatus(code.value[0]): code for code in grpc.StatusCode
+}
+STATUS_OF: dict[grpc.StatusCode, GrpcStatus] = {code: status for status, code in CODE_OF.items()}
+
+# Source: gRPC over HTTP/2, "Custom-Metadata"; "grpc-" is reserved, ":" and "te" are framing.
+_KEY = re.compile(r"[0-9a-z_.\-]+\Z")
+_TEXT = re.compile(r"[ -~]*\Z")
+_RESERVED = frozenset({"te", "content-type", "user-agent", "host", "connection"})
+
+
+def sendable(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
+    """Return the part of *metadata* that gRPC can carry, in order.
+
+    The C core ends the whole call for one illegal key or value, with a note on stderr; and a
+    caller's odd header is no reason to lose its call. Dropped are reserved keys, illegal keys,
+    and text that is not printable ASCII.
+    """
+    return tuple((key, value) for key, value in metadata if _fits(key, value))
+
+
+def _fits(key: str, value: str | bytes) -> bool:
+    if _KEY.match(key) is None or key.startswith("grpc-") or key in _RESERVED:
+        return False
+    if isinstance(value, bytes):
+        return key.endswith("-bin")
+    return not key.endswith("-bin") and _TEXT.match(value) is not None

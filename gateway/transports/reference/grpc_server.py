@@ -1,0 +1,304 @@
+"""gRPC server on grpcio: raw bytes in, raw bytes out, limits in force.
+
+Handlers have no deserializer: grpc.aio answers bytes it cannot parse with UNKNOWN and the name of
+a Python class.  What a message means is the frontend's business; what its status is, the codec's.
+
+The C core reads a unary message whole before Python sees the call, so the byte budget counts it
+from then on; until then `h2_streams` and the bound on concurrent calls hold.  The C core gives no
+way to count connections, to time a slow sender or to time a reader that never reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from time import monotonic
+from typing import Any, TypeAlias
+
+import grpc
+from grpc import aio
+
+from gateway.ir.errors import GatewayError, InternalError, TooLarge
+from gateway.transports.admission import Slots
+from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits
+from gateway.transports.reference.grpc_address import bound_address, require_free
+from gateway.transports.reference.grpc_metadata import CODE_OF, sendable
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.http import size_of
+
+# Calls that need no place, such as health checks, still go through when all places are taken.
+_SPARE_CALLS = 64
+_AGE_GRACE_MS = 30_000
+_KEEPALIVE_MS = 60_000
+_KEEPALIVE_TIMEOUT_MS = 20_000
+_MIN_PING_INTERVAL_MS = 10_000
+# After the last call: for its answer to reach the socket and open health watches to be ended.
+_LAST_WORDS_S = 0.5
+_PATH_CHARACTERS = 256
+
+Context: TypeAlias = Any
+"""An aio.ServicerContext; grpcio is not typed."""
+
+
+class GrpcServer:
+    """Serves mounts on one address.
+
+    Args:
+        address: "host:port", "[v6]:port" or "unix:/path"; port 0 takes a free one.
+        mounts: Who answers which methods; of a method named twice the first mount answers.
+        limits: Of this listener.
+        budget: Bytes in flight, of the whole process.
+        credentials: From `tls.grpc_server_credentials`; None for plain text.
+        extras: Further methods, by full path, that take no place and no bytes: health, reflection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        mounts: Sequence[GrpcMount],
+        limits: ServerLimits,
+        budget: Budget,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        extras: Mapping[str, grpc.RpcMethodHandler] | None = None,
+    ) -> None:
+        self._address = address
+        self._limits = limits
+        self._credentials = credentials
+        self._admission = _Admission(budget, limits)
+        handlers = dict(extras or {})
+        for mount in reversed(mounts):
+            handlers.update(_handlers(mount, self._admission))
+        self._methods = _Methods(handlers)
+        self._server: aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, the real port included."""
+        return self._address
+
+    async def start(self) -> None:
+        """Listen. Raises OSError, naming the address, when it cannot be had."""
+        await require_free(self._address)
+        server = aio.server(
+            handlers=(self._methods,),
+            options=_options(self._limits),
+            maximum_concurrent_rpcs=self._limits.requests_in_flight
+            + self._limits.requests_queued
+            + _SPARE_CALLS,
+        )
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(self._address)
+            else:
+                port = server.add_secure_port(self._address, self._credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address}: the address is in use") from error
+        await server.start()
+        self._address = bound_address(self._address, port)
+        self._server = server
+
+    async def drain(self, timeout_s: float) -> None:
+        """Send GOAWAY, finish what is in flight, then cancel the rest and close."""
+        if self._server is None:
+            return
+        stopping = asyncio.ensure_future(self._server.stop(timeout_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._admission.idle.wait()
+        await self._server.stop(_LAST_WORDS_S)
+        await stopping
+
+    async def stop(self) -> None:
+        """Close at once; harmless the second time."""
+        if self._server is not None:
+            await self._server.stop(None)
+
+
+def _options(limits: ServerLimits) -> list[tuple[str, Any]]:
+    """Write the limits as arguments of the C core."""
+    return [
+        # Two servers on one port would share its connections silently.
+        ("grpc.so_reuseport", 0),
+        # Bounds a compressed message twice: as sent and as inflated.
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        # Checked here, so that the refusal is the protocol's own.
+        ("grpc.max_send_message_length", -1),
+        # The core refuses at random between the soft and the hard limit: make them one.
+        ("grpc.max_metadata_size", limits.grpc_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
+        ("grpc.max_concurrent_streams", limits.h2_streams),
+        ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
+        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
+        ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
+        ("grpc.server_handshake_timeout_ms", _ms(limits.tls_handshake_s)),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not typed
+    """Finds the handler of a path."""
+
+    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return the handler; one that says so for a path nobody serves."""
+        return self._handlers.get(details.method) or _unimplemented(details.method)
+
+
+def _unimplemented(path: str) -> grpc.RpcMethodHandler:
+    """Answer without reading the message."""
+
+    async def answer(_requests: AsyncIterator[bytes], context: Context) -> None:
+        shown = path[:_PATH_CHARACTERS].encode("ascii", "backslashreplace").decode()
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details(f"no protocol here serves {shown}")
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+class _Admission:
+    """Places and bytes of one listener.
+
+    Attributes:
+        idle: Set while no call holds a place or waits for one.
+    """
+
+    def __init__(self, budget: Budget, limits: ServerLimits) -> None:
+        self._slots = Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued)
+        self._budget = budget
+        self._wait_s = limits.queue_wait_s
+        self.message_bytes = limits.message_bytes
+        self._calls = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @asynccontextmanager
+    async def place(self, size: int) -> AsyncGenerator[None, None]:
+        """Hold a place and *size* bytes. Raises Overloaded when they do not come free in time."""
+        self._calls += 1
+        self.idle.clear()
+        try:
+            await self._slots.acquire(self._wait_s)
+            try:
+                await self._budget.acquire(size, self._wait_s)
+                try:
+                    yield
+                finally:
+                    self._budget.release(size)
+            finally:
+                self._slots.release()
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self.idle.set()
+
+
+def _handlers(mount: GrpcMount, admission: _Admission) -> dict[str, grpc.RpcMethodHandler]:
+    return {
+        path: _handler(_Method(path, mount.frontend, admission), kind)
+        for path, kind in mount.methods.items()
+    }
+
+
+def _handler(method: _Method, kind: MethodKind) -> grpc.RpcMethodHandler:
+    if kind is MethodKind.UNARY:
+        return grpc.unary_unary_rpc_method_handler(method.unary)
+    if kind is MethodKind.SERVER_STREAM:
+        return grpc.unary_stream_rpc_method_handler(method.server_stream)
+    return grpc.stream_stream_rpc_method_handler(method.bidirectional)
+
+
+class _Method:
+    """Runs a frontend for the calls of one path."""
+
+    def __init__(self, path: str, frontend: GrpcFrontend, admission: _Admission) -> None:
+        self._path = path
+        self._frontend = frontend
+        self._admission = admission
+
+    async def unary(self, message: bytes, context: Context) -> bytes:
+        """Answer one message with one."""
+        async with aclosing(self._answers(message, context)) as answers:
+            async for answer in answers:
+                return _finished(answer, context)
+        error = InternalError(f"{self._path} was given no answer")
+        return _finished(self._frontend.refuse(error), context)
+
+    async def server_stream(self, message: bytes, context: Context) -> None:
+        """Answer one message with many."""
+        async with aclosing(self._answers(message, context)) as answers:
+            async for answer in answers:
+                if not await _written(answer, context):
+                    return
+
+    async def bidirectional(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        """Answer each message as a call of its own, in order."""
+        while (message := await context.read()) is not aio.EOF:
+            async with aclosing(self._answers(message, context)) as answers:
+                async for answer in answers:
+                    if not await _written(answer, context):
+                        return
+
+    async def _answers(
+        self, message: bytes, context: Context
+    ) -> AsyncGenerator[GrpcResponse, None]:
+        try:
+            async with self._admission.place(len(message)):
+                request = _request(self._path, message, context)
+                async with aclosing(self._frontend(request)) as answers:
+                    async for answer in answers:
+                        yield self._checked(answer)
+        except GatewayError as error:
+            yield self._frontend.refuse(error)
+
+    def _checked(self, answer: GrpcResponse) -> GrpcResponse:
+        """Return *answer*, or the refusal to send so much."""
+        limit = self._admission.message_bytes
+        size = size_of(answer.message)
+        if size <= limit:
+            return answer
+        error = TooLarge(
+            f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
+        )
+        return self._frontend.refuse(error)
+
+
+def _request(path: str, message: bytes, context: Context) -> GrpcRequest:
+    left_s = context.time_remaining()
+    return GrpcRequest(
+        path,
+        (memoryview(message),),
+        tuple(context.invocation_metadata() or ()),
+        None if left_s is None else monotonic() + left_s,
+    )
+
+
+async def _written(answer: GrpcResponse, context: Context) -> bool:
+    """Write one answer of a stream; False after a status that ends it."""
+    message = _finished(answer, context)
+    if answer.status is not GrpcStatus.OK:
+        return False
+    await context.write(message)
+    return True
+
+
+def _finished(answer: GrpcResponse, context: Context) -> bytes:
+    """Set status and trailing metadata; return the message, joined as grpcio needs it."""
+    if answer.metadata:
+        context.set_trailing_metadata(sendable(answer.metadata))
+    if answer.status is not GrpcStatus.OK:
+        context.set_code(CODE_OF[answer.status])
+        context.set_details(answer.details.encode("utf-8", "replace").decode())
+        return b""
+    return b"".join(answer.message)

@@ -1,0 +1,121 @@
+"""What the gRPC transport tests share: frontends of a few lines, and a server with a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.transports.base import Budget, ClientLimits, GrpcFrontend, GrpcMount, ServerLimits
+from gateway.transports.reference.grpc_client import GrpcClient
+from gateway.transports.reference.grpc_server import GrpcServer
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+
+UNARY = "/test.Echo/Unary"
+STREAM = "/test.Echo/Stream"
+BIDI = "/test.Echo/Bidi"
+METHODS = {
+    UNARY: MethodKind.UNARY,
+    STREAM: MethodKind.SERVER_STREAM,
+    BIDI: MethodKind.BIDIRECTIONAL,
+}
+MIB = 1 << 20
+
+_STATUS = {
+    ErrorCode.OVERLOADED: GrpcStatus.RESOURCE_EXHAUSTED,
+    ErrorCode.TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,
+    ErrorCode.INTERNAL: GrpcStatus.INTERNAL,
+}
+
+
+class Answers:
+    """A frontend made of one async generator function; keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]) -> None:
+        self._answer = answer
+        self.asked: list[GrpcRequest] = []
+
+    def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
+        self.asked.append(wire)
+        return self._answer(wire)
+
+    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+        return GrpcResponse(status=_STATUS[error.code], details=error.message)
+
+
+async def echo(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+    """Answer with the message, once, or three times where the method streams."""
+    for _ in range(3 if wire.method == STREAM else 1):
+        yield GrpcResponse(wire.message, metadata=(("x-echo", "yes"),))
+
+
+class Slow:
+    """A frontend that answers when told to and notes how its calls ended."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.go = asyncio.Event()
+        self.running = 0
+        self.most = 0
+
+    async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.started.set()
+        try:
+            if wire.method == STREAM:
+                yield GrpcResponse((b"first",))
+            await self.go.wait()
+            yield GrpcResponse(wire.message)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        finally:
+            self.running -= 1
+
+    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+        return GrpcResponse(status=_STATUS[error.code], details=error.message)
+
+
+@asynccontextmanager
+async def serving(
+    frontend: GrpcFrontend,
+    limits: ServerLimits | None = None,
+    *,
+    budget: Budget | None = None,
+    **options: Any,
+) -> AsyncIterator[GrpcServer]:
+    """Run a server of all test methods on a free port of the loopback."""
+    server = GrpcServer(
+        options.pop("address", "127.0.0.1:0"),
+        (GrpcMount(METHODS, frontend),),
+        limits or ServerLimits(),
+        budget or Budget(512 * MIB),
+        **options,
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def calling(
+    server: GrpcServer | str, limits: ClientLimits | None = None, **options: Any
+) -> AsyncIterator[GrpcClient]:
+    """Run a client of *server*."""
+    target = server if isinstance(server, str) else server.address
+    client = GrpcClient(target, limits or ClientLimits(), **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def ask(message: bytes = b"x", method: str = UNARY) -> GrpcRequest:
+    """Return a request without metadata."""
+    return GrpcRequest(method, (message,))

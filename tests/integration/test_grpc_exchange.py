@@ -1,0 +1,57 @@
+"""Messages through the reference gRPC server and client, over the loopback."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from gateway.wire.grpc import GrpcRequest, GrpcStatus
+from tests.integration.grpc_echo import (
+    MIB,
+    STREAM,
+    UNARY,
+    Answers,
+    ask,
+    calling,
+    echo,
+    serving,
+)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 602_112, 16 * MIB])
+async def test_unary_message_comes_back_equal(size: int) -> None:
+    """A message of any size reaches the frontend and its answer the caller, byte for byte."""
+    message = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    frontend = Answers(echo)
+    async with serving(frontend) as server, calling(server) as client:
+        answer = await client.send(ask(message), deadline=None)
+    assert message == answer.view.tobytes()
+    assert GrpcStatus.OK is answer.status
+    assert message == frontend.asked[0].view.tobytes()
+
+
+async def test_frontend_sees_method_metadata_and_deadline() -> None:
+    """Path, metadata of both kinds and the deadline arrive with the message."""
+    frontend = Answers(echo)
+    metadata = (("x-text", "a b"), ("x-data-bin", b"\0\xff"))
+    request = GrpcRequest(UNARY, (b"ab", memoryview(b"cd")), metadata)
+    deadline = monotonic() + 5
+    async with serving(frontend) as server, calling(server) as client:
+        answer = await client.send(request, deadline=deadline)
+    seen = frontend.asked[0]
+    assert UNARY == seen.method
+    assert b"abcd" == seen.view
+    assert set(metadata) <= set(seen.metadata)
+    assert seen.deadline == pytest.approx(deadline, abs=0.1)
+    assert (("x-echo", "yes"),) == answer.metadata
+
+
+async def test_stream_answers_arrive_in_order() -> None:
+    """A server-streaming method gives every answer."""
+    async with serving(Answers(echo)) as server, calling(server) as client:
+        answers = [
+            answer.view.tobytes()
+            async for answer in client.stream(ask(b"m", STREAM), deadline=None)
+        ]
+    assert [b"m"] * 3 == answers
