@@ -1,0 +1,319 @@
+"""Open Inference over gRPC, both directions.
+
+Here lives the codec: which method a message belongs to, what travels beside it, errors.  Not
+here: the messages themselves (proto.py, write.py, messages.py) and what servers differ in
+(grpc_dialects.py).  Streams, repository control and Triton's other extensions are refused with a
+text that names the method.
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 12 to 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, cast
+
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin, Parameters
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip import messages
+from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.messages import SERVICE
+from gateway.protocols.oip.parameters import join_parameters, split_parameters
+from gateway.protocols.oip.proto import read_request, read_response
+from gateway.protocols.oip.write import write_request, write_response
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
+from gateway.wire.http import Buffer
+
+R = TypeVar("R")
+
+NAME = "oip.grpc"
+
+_INFER = SERVICE + "ModelInfer"
+
+# Every method of the service, so that a refusal is in our words.
+METHODS: Mapping[str, MethodKind] = {
+    f"/{method.containing_service.full_name}/{method.name}": (
+        MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
+    )
+    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+}
+
+_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+_REQUEST_ID = "x-request-id"
+_REQUEST_ID_CHARACTERS = 256
+_PASSED_ON = frozenset({"traceparent", "tracestate"})
+
+# Meaningful over HTTP only; KServe leaks the first into its gRPC answers.
+_HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
+
+# Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
+# NOT_FOUND, MLServer UNKNOWN; others are failures to answer.
+_NOT_READY = frozenset(
+    {
+        GrpcStatus.UNKNOWN,
+        GrpcStatus.INVALID_ARGUMENT,
+        GrpcStatus.NOT_FOUND,
+        GrpcStatus.FAILED_PRECONDITION,
+        GrpcStatus.UNAVAILABLE,
+    }
+)
+
+
+def file_descriptors() -> tuple[bytes, ...]:
+    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
+    return (pb.DESCRIPTOR.serialized_pb,)
+
+
+class GrpcCodec:
+    """Reads and writes the messages of `inference.GRPCInferenceService`.
+
+    Args:
+        limits: What one message may hold.
+        options: "dialect": which server an upstream is, one of `DIALECTS`; "auto" and none mean
+            "triton", which is enough to ask a server who it is. Others are not looked at.
+
+    Raises:
+        ValueError: There is no such dialect.
+    """
+
+    name = NAME
+    needs = _NEEDS
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        dialect = options.get("dialect", "auto")
+        if dialect == "auto":
+            dialect = "triton"
+        if dialect not in DIALECTS:
+            raise ValueError(f"dialect is {dialect!r}, needed is one of {', '.join(DIALECTS)}")
+        self._limits = limits
+        self._dialect = DIALECTS[dialect]
+
+    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
+        """Read a client's request; tensors are views into its message."""
+        if wire.method == _INFER:
+            return self._decode_infer(wire)
+        read = messages.CALL_READERS.get(wire.method)
+        if read is None:
+            raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
+        return read(wire.view, _context(wire), self._limits)
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
+        """Write the answer to *call*; the data of large tensors are not copied."""
+        if isinstance(reply, InferResponse):
+            # The caller's id comes back, never one that a server made up.
+            request_id = call.id if isinstance(call, InferRequest) else reply.id
+            return GrpcResponse(
+                write_response(reply.model, request_id, reply.parameters, reply.outputs)
+            )
+        write = messages.REPLY_WRITERS.get(type(call))
+        if write is None:
+            raise _cannot(call)
+        return GrpcResponse((_written(write, reply, call),))
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> GrpcResponse:
+        """Refuse: streams are not supported yet."""
+        raise _cannot(call)
+
+    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+        """Write an error as status and details; an upstream's own go back as they came."""
+        origin = error.origin
+        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
+            return GrpcResponse(status=origin.wire.status, details=origin.wire.details)
+        return GrpcResponse(
+            status=GRPC_STATUS[error.code],
+            details=clip(error.message, self._limits.error_text_bytes),
+        )
+
+    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
+        """Write a request to an upstream, all tensors raw.
+
+        Raises:
+            Unsupported: The dialect cannot be asked that.
+        """
+        if call.model is not None:
+            check_version(self._dialect, call.model)
+        if isinstance(call, InferRequest):
+            return self._encode_infer(call)
+        found = messages.CALL_WRITERS.get(type(call))
+        if found is None:
+            raise _cannot(call)
+        if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
+            raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
+        method, write = found
+        return _request(method, (_written(write, call, call),), call.context)
+
+    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
+        """Read an upstream's answer to *call*; tensors are views into its message.
+
+        Raises:
+            GatewayError: What the upstream's status says.
+            MalformedMessage: The answer cannot be read, or is not to this call.
+        """
+        if wire.status is not GrpcStatus.OK:
+            if isinstance(call, ModelReadyRequest) and wire.status in _NOT_READY:
+                return cast("R", False)
+            _raise_status(call, wire)
+        try:
+            if isinstance(call, InferRequest):
+                # An InferRequest's R is InferResponse: the type system cannot follow that.
+                return cast("R", self._decode_infer_reply(call, wire))
+            read = messages.REPLY_READERS.get(type(call))
+            if read is None:
+                raise _cannot(call)
+            return cast("R", read(wire.view, self._limits))
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def decode_item(self, call: StreamInferRequest, _wire: GrpcResponse, /) -> InferResponse:
+        """Refuse: streams are not supported yet."""
+        raise _cannot(call)
+
+    def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
+        message, inputs = read_request(wire.view, self._limits)
+        reserved = split_parameters(message.parameters)
+        outputs = message.outputs
+        return InferRequest(
+            model=ModelRef(message.model_name, message.model_version),
+            context=_context(wire),
+            inputs=_without_http_only(inputs),
+            outputs=tuple([_requested(*output) for output in outputs]) if outputs else (),
+            id=message.id,
+            sequence=reserved.sequence,
+            priority=reserved.priority,
+            timeout_us=reserved.timeout_us,
+            parameters=reserved.custom,
+        )
+
+    def _encode_infer(self, call: InferRequest) -> GrpcRequest:
+        model = messages.named_model(call)
+        parameters = join_parameters(call)
+        check_infer(self._dialect, call, parameters)
+        request_id = call.id
+        if not request_id and self._dialect.needs_id:
+            request_id = call.context.request_id or "gateway"
+        parts = write_request(model, request_id, parameters, call.inputs, call.outputs)
+        return _request(_INFER, parts, call.context)
+
+    def _decode_infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+        message, outputs = read_response(wire.view, self._limits)
+        if call.id and message.id and message.id != call.id:
+            raise MalformedMessage(f"answer has id {message.id!r}, the request had {call.id!r}")
+        if call.outputs:
+            outputs = self._selected(call, outputs)
+        name = message.model_name or ("" if call.model is None else call.model.name)
+        return InferResponse(
+            model=ModelRef(name, message.model_version),
+            outputs=_without_http_only(outputs),
+            id=call.id,
+            parameters=message.parameters,
+            origin=Origin(NAME, wire),
+        )
+
+    def _selected(self, call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Check that every requested output came, and drop others where the server does not."""
+        wanted = {output.name for output in call.outputs}
+        missing = wanted.difference(tensor.name for tensor in outputs)
+        if missing:
+            raise MalformedMessage(
+                f"answer lacks output {min(missing)!r}, which was asked for; "
+                f"it has {len(outputs)} outputs"
+            )
+        if self._dialect.selects:
+            return outputs
+        return tuple([tensor for tensor in outputs if tensor.name in wanted])
+
+
+def _context(wire: GrpcRequest) -> Context:
+    """Return what travels beside a client's message."""
+    metadata = tuple([(key, value) for key, value in wire.metadata if isinstance(value, str)])
+    request_id = next((value for key, value in metadata if key == _REQUEST_ID), "")
+    if len(request_id) > _REQUEST_ID_CHARACTERS or not request_id.isprintable():
+        request_id = ""  # not fit for a log: the gateway makes one
+    return Context(
+        protocol=NAME,
+        metadata=metadata,
+        request_id=request_id,
+        deadline=wire.deadline,
+        needs=_NEEDS,
+        origin=Origin(NAME, wire),
+    )
+
+
+def _requested(name: str, parameters: Parameters) -> RequestedOutput:
+    for key in ("classification", "shared_memory_region"):
+        if key in parameters:
+            raise Unsupported(
+                f"output {name!r} is asked for with {key!r}, which this gateway does not support"
+            )
+    return RequestedOutput(name, parameters=_custom(parameters))
+
+
+def _without_http_only(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if not any(tensor.parameters for tensor in tensors):
+        return tensors
+    return tuple(
+        [
+            Tensor(one.name, one.datatype, one.shape, one.data, _custom(one.parameters))
+            for one in tensors
+        ]
+    )
+
+
+def _custom(parameters: Parameters) -> Parameters:
+    if not parameters or _HTTP_ONLY.isdisjoint(parameters):
+        return parameters
+    return {key: value for key, value in parameters.items() if key not in _HTTP_ONLY}
+
+
+def _request(method: str, message: Sequence[Buffer], context: Context) -> GrpcRequest:
+    metadata: Metadata = ()
+    if context.request_id:
+        metadata = ((_REQUEST_ID, context.request_id),)
+    if context.metadata:
+        metadata += tuple([entry for entry in context.metadata if entry[0] in _PASSED_ON])
+    return GrpcRequest(method, message, metadata, context.deadline)
+
+
+def _raise_status(call: Call[Any], wire: GrpcResponse) -> NoReturn:
+    """Raise what an upstream's status means."""
+    text = wire.details or f"upstream answered with the status {wire.status.name} and no text"
+    kind = error_class_of_grpc(wire.status, wire.details)
+    raise kind(text, model=call.model, origin=Origin(NAME, wire))
+
+
+def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) -> bytes:
+    """Serialize what *write* makes of *value*."""
+    try:
+        return write(value).SerializeToString()
+    except ValueError as error:  # lone surrogates, numbers over 64 bits
+        raise Unsupported(
+            f"{type(call).__name__} cannot be written: {error}", model=call.model
+        ) from error
+
+
+def _cannot(call: Call[Any]) -> Unsupported:
+    return Unsupported(
+        f"{type(call).__name__} is not supported over Open Inference gRPC", model=call.model
+    )

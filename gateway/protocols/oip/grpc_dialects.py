@@ -1,0 +1,109 @@
+"""What servers of Open Inference over gRPC differ in, and what cannot be asked of each.
+
+Source: dossier, sections 6, 8, 10, 13 and 14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef, Parameters
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.protocols.oip.parameters import INT64_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcDialect:
+    """What a kind of server knows.
+
+    Attributes:
+        doubles: double_param and uint64_param; a server without them sees no value at all.
+        versions: Models have versions; KServe's gRPC side passes over the field.
+        selects: It returns the requested outputs only; KServe returns all of them.
+        needs_id: It fails, or makes an id up, when a request has none.
+    """
+
+    name: str
+    doubles: bool = False
+    bf16: bool = False
+    versions: bool = True
+    selects: bool = True
+    needs_id: bool = False
+    index: bool = False
+
+
+DIALECTS: dict[str, GrpcDialect] = {
+    dialect.name: dialect
+    for dialect in (
+        GrpcDialect(name="triton", doubles=True, bf16=True, index=True),
+        GrpcDialect(name="mlserver", index=True),
+        GrpcDialect(name="kserve", versions=False, selects=False, needs_id=True),
+        GrpcDialect(name="ovms"),
+    )
+}
+
+# The one key for which Triton takes uint64_param.
+_UNSIGNED = "priority"
+
+
+def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Parameters) -> None:
+    """Refuse what a server of *dialect* would drop or change without a word.
+
+    Args:
+        dialect: The server's.
+        request: The inference.
+        parameters: Of the request, the reserved ones among them.
+
+    Raises:
+        Unsupported: It cannot be asked.
+    """
+    _check_parameters(dialect, "request", parameters)
+    for tensor in request.inputs:
+        if tensor.datatype is Datatype.BF16 and not dialect.bf16:
+            raise Unsupported(
+                f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not know",
+                model=request.model,
+            )
+        if tensor.parameters:
+            _check_parameters(dialect, f"input {tensor.name!r}", tensor.parameters)
+    for output in request.outputs:
+        if output.classes:
+            raise Unsupported(
+                f"output {output.name!r} is asked for as {output.classes} classes, "
+                "which this upstream connector does not ask for",
+                model=request.model,
+            )
+        if output.parameters:
+            _check_parameters(dialect, f"output {output.name!r}", output.parameters)
+
+
+def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
+    """Refuse a version where the server would answer with any version.
+
+    Raises:
+        Unsupported: *model* has a version and the dialect has none.
+    """
+    if model.version and not dialect.versions:
+        raise Unsupported(
+            f"model {model.name!r} is asked for in version {model.version!r}, "
+            f"the dialect {dialect.name!r} has no versions",
+            model=model,
+        )
+
+
+def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) -> None:
+    for key, value in parameters.items():
+        if isinstance(value, float) and not dialect.doubles:
+            raise Unsupported(
+                f"parameter {key!r} of the {place} is {value!r}: "
+                f"the dialect {dialect.name!r} has no double_param and would not see it"
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or value <= INT64_MAX:
+            continue
+        if not (dialect.doubles and key == _UNSIGNED):
+            raise Unsupported(
+                f"parameter {key!r} of the {place} is {value}: the dialect {dialect.name!r} "
+                f"takes at most {INT64_MAX}"
+            )

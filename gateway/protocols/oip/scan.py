@@ -1,0 +1,244 @@
+"""Inference messages of Open Inference over gRPC, found field by field.
+
+Here lives what stands in ModelInferRequest and ModelInferResponse, which differ in one field
+number: names, shapes, parameters, and views of the data.  Not here: which data belongs to which
+tensor (proto.py), typed contents (contents.py), writing (write.py).
+
+`WireError` means that the scan does not follow: broken bytes, or a field found twice that is to
+be merged.  Of other single fields given twice the last counts, unknown fields are passed over.
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3 and 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.ir.context import NO_PARAMETERS, Parameter, Parameters
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import Shape
+from gateway.protocols.oip.datatypes import parse_datatype
+from gateway.wire.protobuf import (
+    I64,
+    LEN,
+    VARINT,
+    WireError,
+    fields,
+    float64,
+    int64,
+    int64s,
+    tag,
+    text,
+)
+
+RAW_INPUTS, RAW_OUTPUTS = tag(7, LEN), tag(6, LEN)
+
+_MODEL_NAME, _MODEL_VERSION, _ID = tag(1, LEN), tag(2, LEN), tag(3, LEN)
+_PARAMETERS, _TENSORS, _OUTPUTS = tag(4, LEN), tag(5, LEN), tag(6, LEN)
+
+_NAME, _DATATYPE = tag(1, LEN), tag(2, LEN)
+_SHAPE, _SHAPE_UNPACKED = tag(3, LEN), tag(3, VARINT)
+_TENSOR_PARAMETERS, _CONTENTS = tag(4, LEN), tag(5, LEN)
+_OUTPUT_PARAMETERS = tag(2, LEN)
+
+_KEY, _VALUE = tag(1, LEN), tag(2, LEN)
+_BOOL, _INT64, _STRING = tag(1, VARINT), tag(2, VARINT), tag(3, LEN)
+_DOUBLE, _UINT64 = tag(4, I64), tag(5, VARINT)
+
+_VARINT_BYTES = 10
+_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor without its data.
+
+    Attributes:
+        count: Number of elements the shape needs.
+        contents: Its InferTensorContents; empty when there is none.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    count: int
+    parameters: Parameters
+    contents: memoryview
+
+
+@dataclass(slots=True)
+class InferMessage:
+    """What an inference message holds.
+
+    Attributes:
+        outputs: Name and parameters of each requested output; requests only.
+        raws: Raw contents, in order.
+    """
+
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    tensors: list[Described] = field(default_factory=list)
+    outputs: list[tuple[str, Parameters]] = field(default_factory=list)
+    raws: list[memoryview] = field(default_factory=list)
+
+
+def scan(view: memoryview, raw_tag: int, limits: MessageLimits) -> InferMessage:
+    """Find and describe what a message holds; all data stay views of *view*.
+
+    Args:
+        view: One message.
+        raw_tag: `RAW_INPUTS` for a request, `RAW_OUTPUTS` for a response.
+        limits: Of names and counts.
+
+    Raises:
+        WireError: The scan does not follow.
+        InvalidRequest: A name, datatype, shape or parameter is not allowed, or a name is there
+            twice.
+        TooLarge: A limit is exceeded.
+    """
+    message = InferMessage()
+    raws, tensors = message.raws, []
+    entries: list[memoryview] = []
+    outputs: list[memoryview] = []
+    for key, value in fields(view):
+        if key == raw_tag:
+            raws.append(value)
+        elif key == _TENSORS:
+            tensors.append(value)
+        elif key == _MODEL_NAME:
+            message.model_name = text(value, "model_name")
+        elif key == _OUTPUTS:
+            outputs.append(value)
+        elif key == _PARAMETERS:
+            entries.append(value)
+        elif key == _ID:
+            message.id = text(value, "id")
+        elif key == _MODEL_VERSION:
+            message.model_version = text(value, "model_version")
+    _check_names(message, limits)
+    check_count("tensors", len(tensors), limits.tensors, "tensors")
+    check_count("requested outputs", len(outputs), limits.outputs, "outputs")
+    message.tensors = [_describe(tensor, limits) for tensor in tensors]
+    _check_unique("tensor", [described.name for described in message.tensors])
+    message.outputs = [_output(output, limits) for output in outputs]
+    _check_unique("requested output", [name for name, _ in message.outputs])
+    message.parameters = _parameters(entries, limits)
+    return message
+
+
+def _check_names(message: InferMessage, limits: MessageLimits) -> None:
+    check_name("model name", message.model_name, limits.model_name_bytes, "model_name_bytes")
+    check_name("model version", message.model_version, limits.name_bytes, "name_bytes")
+    check_name("id", message.id, limits.name_bytes, "name_bytes")
+
+
+def _check_unique(kind: str, names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
+
+
+def _describe(view: memoryview, limits: MessageLimits) -> Described:
+    name = spelled = ""
+    dims: list[int] = []
+    entries: list[memoryview] = []
+    contents = None
+    for key, value in fields(view):
+        if key == _NAME:
+            name = text(value, "tensor name")
+        elif key == _DATATYPE:
+            spelled = text(value, "datatype")
+        elif key == _SHAPE:
+            dims += _dims(value, limits)
+        elif key == _CONTENTS:
+            if contents is not None:
+                raise WireError(f"tensor {name!r} has contents twice")
+            contents = value
+        elif key == _TENSOR_PARAMETERS:
+            entries.append(value)
+        elif key == _SHAPE_UNPACKED:
+            dims.append(int64(value))
+    check_name("tensor name", name, limits.name_bytes, "name_bytes")
+    datatype = parse_datatype(name, spelled)
+    shape = tuple(dims)
+    count = check_shape(name, datatype, shape, limits)
+    parameters = _parameters(entries, limits)
+    return Described(
+        name, datatype, shape, count, parameters, _NOTHING if contents is None else contents
+    )
+
+
+def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
+    # More bytes cannot be a legal shape, and the list would be many times their size.
+    if len(view) > _VARINT_BYTES * limits.rank:
+        raise TooLarge(
+            f"a shape has {len(view)} bytes, at most {limits.rank} dimensions are allowed",
+            limit="rank",
+        )
+    return int64s(view)
+
+
+def _output(view: memoryview, limits: MessageLimits) -> tuple[str, Parameters]:
+    name = ""
+    entries: list[memoryview] = []
+    for key, value in fields(view):
+        if key == _NAME:
+            name = text(value, "output name")
+        elif key == _OUTPUT_PARAMETERS:
+            entries.append(value)
+    check_name("output name", name, limits.name_bytes, "name_bytes")
+    return name, _parameters(entries, limits)
+
+
+def _parameters(entries: list[memoryview], limits: MessageLimits) -> Parameters:
+    """Read the entries of a map; of a key given twice the last entry counts."""
+    if not entries:
+        return NO_PARAMETERS
+    found = dict(_entry(entry) for entry in entries)
+    check_count("parameters", len(found), limits.parameters, "parameters")
+    known: dict[str, Parameter] = {}
+    for name, value in found.items():
+        check_name("parameter name", name, limits.name_bytes, "name_bytes")
+        if value is None:
+            raise InvalidRequest(
+                f"parameter {name!r} has no value: needed is one of bool_param, int64_param, "
+                "string_param, double_param, uint64_param"
+            )
+        known[name] = value
+    return known
+
+
+def _entry(view: memoryview) -> tuple[str, Parameter | None]:
+    name = ""
+    value: Parameter | None = None
+    seen = False
+    for key, part in fields(view):
+        if key == _KEY:
+            name = text(part, "parameter name")
+        elif key == _VALUE:
+            if seen:
+                raise WireError(f"parameter {name!r} has two values")
+            value = _choice(part)
+            seen = True
+    return name, value
+
+
+def _choice(view: memoryview) -> Parameter | None:
+    """Read an InferParameter: of several arms the last counts, none gives None."""
+    value: Parameter | None = None
+    for key, part in fields(view):
+        if key == _INT64:
+            value = int64(part)
+        elif key == _STRING:
+            value = text(part, "string_param")
+        elif key == _BOOL:
+            value = part != 0
+        elif key == _DOUBLE:
+            value = float64(part)
+        elif key == _UINT64:
+            value = part
+    return value

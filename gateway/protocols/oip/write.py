@@ -1,0 +1,144 @@
+"""Inference messages of Open Inference over gRPC, written from the tensor IR.
+
+Here lives the writing of ModelInferRequest and ModelInferResponse: one small head, and the raw
+data of large tensors behind it as they are, never joined.  Data go out raw always, as Triton and
+tritonclient do it: it is the only form that has every datatype.  Not here: reading (proto.py).
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gateway.ir.context import ModelRef, Parameter, Parameters
+from gateway.ir.data import as_raw
+from gateway.ir.errors import Unsupported
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
+from gateway.wire.protobuf import (
+    I64,
+    LEN,
+    VARINT,
+    Parts,
+    WireError,
+    put_bytes,
+    put_double,
+    put_int64s,
+    put_tail,
+    put_text,
+    put_varint,
+    tag,
+    varint,
+)
+
+
+def _key(number: int, kind: int = LEN) -> bytes:
+    return varint(tag(number, kind))
+
+
+_MODEL_NAME, _MODEL_VERSION, _ID = _key(1), _key(2), _key(3)
+_PARAMETERS, _TENSORS, _OUTPUTS = _key(4), _key(5), _key(6)
+_RAW_INPUTS, _RAW_OUTPUTS = _key(7), _key(6)
+_NAME, _DATATYPE, _SHAPE, _TENSOR_PARAMETERS = _key(1), _key(2), _key(3), _key(4)
+_OUTPUT_PARAMETERS = _key(2)
+_ENTRY_KEY, _ENTRY_VALUE = _key(1), _key(2)
+_BOOL, _INT64, _STRING = _key(1, VARINT), _key(2, VARINT), _key(3)
+_DOUBLE, _UINT64 = _key(4, I64), _key(5, VARINT)
+
+
+def write_request(
+    model: ModelRef,
+    request_id: str,
+    parameters: Parameters,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[RequestedOutput],
+) -> Parts:
+    """Write a ModelInferRequest.
+
+    Raises:
+        Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+    """
+    try:
+        head = _head(model, request_id, parameters, inputs)
+        for output in outputs:
+            inner = bytearray()
+            put_text(inner, _NAME, output.name)
+            _put_parameters(inner, _OUTPUT_PARAMETERS, output.parameters)
+            put_bytes(head, _OUTPUTS, inner)
+    except WireError as error:
+        raise Unsupported(f"request cannot be written: {error}", model=model) from error
+    return _with_data(head, _RAW_INPUTS, inputs)
+
+
+def write_response(
+    model: ModelRef, request_id: str, parameters: Parameters, outputs: Sequence[Tensor]
+) -> Parts:
+    """Write a ModelInferResponse.
+
+    Raises:
+        Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+    """
+    try:
+        head = _head(model, request_id, parameters, outputs)
+    except WireError as error:
+        raise Unsupported(f"answer cannot be written: {error}", model=model) from error
+    return _with_data(head, _RAW_OUTPUTS, outputs)
+
+
+def _head(
+    model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
+) -> bytearray:
+    """Write the four fields and the descriptions that both messages begin with."""
+    head = bytearray()
+    if model.name:
+        put_text(head, _MODEL_NAME, model.name)
+    if model.version:
+        put_text(head, _MODEL_VERSION, model.version)
+    if request_id:
+        put_text(head, _ID, request_id)
+    _put_parameters(head, _PARAMETERS, parameters)
+    for tensor in tensors:
+        if tensor.datatype is None or tensor.shape is None:
+            missing = "datatype" if tensor.datatype is None else "shape"
+            raise Unsupported(f"tensor {tensor.name!r} has no {missing}, Open Inference needs one")
+        inner = bytearray()
+        put_text(inner, _NAME, tensor.name)
+        put_text(inner, _DATATYPE, tensor.datatype.name)
+        if tensor.shape:
+            put_int64s(inner, _SHAPE, tensor.shape)
+        _put_parameters(inner, _TENSOR_PARAMETERS, tensor.parameters)
+        put_bytes(head, _TENSORS, inner)
+    return head
+
+
+def _with_data(head: bytearray, key: bytes, tensors: Iterable[Tensor]) -> Parts:
+    parts: Parts = [head]
+    for tensor in tensors:
+        put_tail(parts, key, as_raw(tensor))
+    return parts
+
+
+def _put_parameters(head: bytearray, key: bytes, parameters: Parameters) -> None:
+    for name, value in parameters.items():
+        entry = bytearray()
+        put_text(entry, _ENTRY_KEY, name)
+        put_bytes(entry, _ENTRY_VALUE, _parameter(name, value))
+        put_bytes(head, key, entry)
+
+
+def _parameter(name: str, value: Parameter) -> bytearray:
+    inner = bytearray()
+    if isinstance(value, bool):
+        put_varint(inner, _BOOL, value)
+    elif isinstance(value, str):
+        put_text(inner, _STRING, value)
+    elif isinstance(value, float):
+        put_double(inner, _DOUBLE, value)
+    elif INT64_MIN <= value <= INT64_MAX:
+        put_varint(inner, _INT64, value)
+    elif 0 < value <= UINT64_MAX:
+        put_varint(inner, _UINT64, value)
+    else:
+        raise Unsupported(f"parameter {name!r} is {value}, which does not fit 64 bits")
+    return inner
