@@ -1,0 +1,53 @@
+"""Deadlines in HTTP header fields: `grpc-timeout` and `X-Request-Timeout`, both relative.
+
+`grpc-timeout` has gRPC's own form, such as "250m". `X-Request-Timeout` is seconds, as in "1.5", or
+a number with a unit: "250ms", "2s", "800us". A malformed field is ignored, as if it were absent:
+the route's timeout holds then.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GRPC = re.compile(r"([0-9]{1,8})([HMSmun])", re.ASCII)
+_GRPC_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_PLAIN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s)?", re.ASCII)
+_PLAIN_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+_DIGITS_MAX = 99_999_999
+
+
+def grpc_timeout(value: str) -> float | None:
+    """Return the seconds a `grpc-timeout` field says; None when it is malformed.
+
+    Source: gRPC over HTTP2, "Timeout".
+    """
+    match = _GRPC.fullmatch(value.strip())
+    return None if match is None else int(match[1]) * _GRPC_UNITS[match[2]]
+
+
+def request_timeout(value: str) -> float | None:
+    """Return the seconds an `X-Request-Timeout` field says; None when it is malformed."""
+    match = _PLAIN.fullmatch(value.strip())
+    return None if match is None else float(match[1]) * _PLAIN_UNITS[match[2] or ""]
+
+
+def deadline_of(grpc: str | None, plain: str | None, now: float) -> float | None:
+    """Return the earlier deadline of the two fields, on the clock of *now*; None for none."""
+    times = [
+        seconds
+        for seconds in (
+            None if grpc is None else grpc_timeout(grpc),
+            None if plain is None else request_timeout(plain),
+        )
+        if seconds is not None
+    ]
+    return now + min(times) if times else None
+
+
+def format_grpc_timeout(seconds: float) -> str:
+    """Write *seconds*, at least one microsecond, as a `grpc-timeout` field, rounded down."""
+    micros = max(1, int(seconds * 1e6))
+    if micros < 10_000:  # noqa: PLR2004  # below 10 ms a whole millisecond is too coarse
+        return f"{micros}u"
+    millis = micros // 1000
+    return f"{millis}m" if millis <= _DIGITS_MAX else f"{min(millis // 1000, _DIGITS_MAX)}S"

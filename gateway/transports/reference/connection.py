@@ -1,0 +1,294 @@
+"""One HTTP/1 connection: what aiohttp's protocol lacks.
+
+A deadline and a size for the head, no second answer when framing breaks in a body, half-closed
+connections told from deserted ones, error answers of our own form, and a drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpRequestParser
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
+
+from gateway.ir.errors import GatewayError, Overloaded
+from gateway.transports.admission import ConnectionCount
+from gateway.transports.base import ServerLimits
+from gateway.transports.faults import HttpFault, plain
+from gateway.transports.reference.response import Sent, write_response
+from gateway.transports.sockets import descriptors_short, peer_refused, tune
+
+log = structlog.get_logger(__name__)
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_READ_BYTES = 256 * 1024
+_PROBE_AFTER_S = 0.05
+_CHECK_AFTER_S = 0.02
+_CHECK_AT_MOST_S = 1.0
+
+
+class Connection(RequestHandler):
+    """A connection of a listener.
+
+    Args:
+        manager: aiohttp's server.
+        loop: Of the listener.
+        limits: Of the listener.
+        count: Of its connections.
+        refused: Told of what is refused here.
+    """
+
+    def __init__(
+        self,
+        manager: Any,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        limits: ServerLimits,
+        count: ConnectionCount,
+        refused: Callable[[GatewayError], None],
+    ) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            keepalive_timeout=limits.keepalive_s,
+            tcp_keepalive=False,
+            access_log=None,  # type: ignore[arg-type]  # how aiohttp itself turns it off
+            lingering_time=1.0,
+        )
+        # aiohttp's queue of pipelined requests has a fixed length: build its parser again.
+        self._max_msg_queue_size = limits.pipelined_requests
+        self._msg_queue_resume_size = limits.pipelined_requests // 2
+        self._parser = HttpRequestParser(
+            self,
+            loop,
+            _READ_BYTES,
+            max_line_size=limits.header_line_bytes,
+            max_field_size=limits.header_field_bytes,
+            max_headers=limits.header_count,
+            payload_exception=RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=limits.pipelined_requests,
+        )
+        self._limits = limits
+        self._count = count
+        self._refused = refused
+        self._address: str | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._broken = False
+        self._last_payload: Any = EMPTY_PAYLOAD
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self.answered = 0
+        self.head_sent = False
+        self.draining = False
+        self.half_closed = False
+        self.give_up: Callable[[], None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests received and not yet answered."""
+        return self._request_count - self.answered
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written is the last."""
+        return self._broken or self.draining or (self.half_closed and self.in_flight <= 1)
+
+    # -- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or close it at once when there are too many."""
+        sock = transport.get_extra_info("socket")
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        limit = self._count.exceeded(address)
+        if limit is None and descriptors_short(sock):
+            limit = "descriptors"
+        if limit is not None:
+            self._refused(Overloaded(f"too many connections, limit {limit}", limit=limit))
+            transport.abort()  # type: ignore[attr-defined]  # it is a stream's
+            return
+        self._address = address
+        self._count.enter(address)
+        tune(sock)
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101
+        # Writing pauses until the kernel has all: then an answer's end is known, and so is a
+        # reader that does not read.
+        transport.set_write_buffer_limits(high=0)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection; aiohttp cancels what still answers."""
+        if self._address is not None:
+            self._count.leave(self._address)
+            self._address = None
+        self._stop_head_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        if self._manager is None:
+            BaseProtocol.connection_lost(self, exc)
+            return
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, watching how long and how big the head of a request grows."""
+        if self._broken:
+            return
+        known = self._request_count
+        in_body = not self._last_payload.is_eof()
+        super().data_received(data)
+        if self._request_count != known:
+            self._stop_head_timer()
+            self._head_bytes = 0
+            self._note_messages(in_body)
+        elif data and not in_body and self._parser is not None:
+            self._start_head_timer()
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.header_total_bytes:
+                self._fail_head()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp's says None
+        """Keep a half-closed connection open while whole requests await their answers."""
+        whole = self.in_flight > 0 and self._last_payload.is_eof()
+        if not whole or self.transport is None or self.ssl_context is not None:
+            return None
+        self.half_closed = True
+        self._stop_head_timer()
+        self._probe_timer = self._loop.call_later(_PROBE_AFTER_S, self._probe)
+        return True
+
+    # -- heads
+
+    def _note_messages(self, in_body: bool) -> None:
+        message, payload = self._messages[-1]
+        if not isinstance(message, _ErrInfo):
+            self._last_payload = payload
+            return
+        self._broken = True
+        if in_body:
+            # The framing broke within a body: its reader must learn of it, and answers.
+            self._messages.pop()
+            self._request_count -= 1
+            self._last_payload.set_exception(RequestPayloadError(_first_line(message.message)))
+
+    def _fail_head(self) -> None:
+        self._broken = True
+        fault = LineTooLong(b"", self._limits.header_total_bytes)
+        info = _ErrInfo(status=400, exc=fault, message=fault.message)
+        self._request_count += 1
+        self._messages.append((info, EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self._loop.call_later(
+                self._limits.header_timeout_s, self._head_timed_out
+            )
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        fault = HttpFault(
+            408,
+            f"the head of a request took more than {self._limits.header_timeout_s} s",
+            limit="header_timeout_s",
+        )
+        self._refused(fault.error)
+        if self.in_flight:
+            self._broken = True  # answer what came whole, then close
+        elif self.transport is not None:
+            self.transport.abort()
+
+    # -- half-closed or deserted
+
+    def _probe(self) -> None:
+        """Find out whether the client only stopped sending or has gone.
+
+        Both look the same until something is written: a client that has gone resets the
+        connection. An interim answer is what HTTP lets us write, and clients skip it.
+        """
+        self._probe_timer = None
+        request = self._current_request
+        if request is None or self.transport is None:
+            return
+        if self.head_sent:
+            self.transport.abort()  # a stream that nobody waits for
+        elif request.version >= (1, 1):
+            self.transport.write(CONTINUE)
+            self._check_peer(_CHECK_AFTER_S)
+
+    def _check_peer(self, after_s: float) -> None:
+        if self.transport is None or not self.in_flight:
+            return
+        if peer_refused(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+            return
+        self._probe_timer = self._loop.call_later(
+            after_s, self._check_peer, min(2 * after_s, _CHECK_AT_MOST_S)
+        )
+
+    # -- answers of our own
+
+    def handle_error(
+        self,
+        request: BaseRequest,  # noqa: ARG002
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002
+    ) -> StreamResponse:
+        """Answer a request that cannot be parsed, or a bug; the connection closes then."""
+        if isinstance(exc, HttpProcessingError):
+            limit = None
+            if isinstance(exc, LineTooLong) or "Too many headers" in exc.message:
+                status, limit = 431, "header_total_bytes"
+            fault = HttpFault(status, f"malformed HTTP request: {_first_line(exc.message)}")
+            fault.limit = limit
+            self._refused(fault.error)
+            response = fault.response
+        else:
+            log.error("internal error", exc_info=exc)
+            response = plain(500, "internal error of the gateway")
+        if self.head_sent or self.transport is None:
+            raise ConnectionError("an answer has begun already")
+        self._broken = True
+        self.answered += 1
+        write_response(self.transport, response, keep=False, version=(1, 1))
+        sent: Any = Sent(keep_alive=False)
+        return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
+
+    def drain(self) -> None:
+        """Close when idle, else after the last answer that is due."""
+        self.draining = True
+        if not self.in_flight and not self._head_bytes and self.transport is not None:
+            self.force_close()
+
+    def abandon(self) -> None:
+        """Answer what is in flight with an error."""
+        if self.give_up is not None:
+            self.give_up()
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close at once, without the end of what was being written."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().splitlines()[0] if text.strip() else "unreadable"
+    return line[:200].rstrip(":").encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,215 @@
+"""One request and its answer: check the head, read the body, ask the frontend, write.
+
+The body's bytes are held against the budget from before they are read until the answer is in the
+kernel; the place among the requests in flight is taken only once the body is whole, so that slow
+senders hold none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from aiohttp.web_request import BaseRequest
+
+from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
+from gateway.transports.admission import Budget, Lease, Slots
+from gateway.transports.base import HttpFrontend, ServerLimits
+from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
+from gateway.transports.deadlines import deadline_of
+from gateway.transports.faults import HttpFault
+from gateway.transports.reference import body as bodies
+from gateway.transports.reference.connection import CONTINUE, Connection
+from gateway.transports.reference.head import Head, read_head
+from gateway.transports.reference.response import (
+    Sent,
+    flushed,
+    write_end,
+    write_part,
+    write_response,
+    write_stream_head,
+)
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What every exchange of a listener shares."""
+
+    limits: ServerLimits
+    budget: Budget
+    slots: Slots
+    find: Callable[[str], HttpFrontend]
+    """Frontend for a path; raises HttpFault."""
+    refused: Callable[[GatewayError], None]
+
+
+class Exchange:
+    """A request of a connection, until its answer is written."""
+
+    def __init__(self, listener: Listener, connection: Connection, request: BaseRequest) -> None:
+        self._listener = listener
+        self._connection = connection
+        self._request = request
+        self._version = (request.version.major, request.version.minor)
+        self._head: Head | None = None
+        self._task = asyncio.current_task()
+        self._given_up = False
+        self._frontend: HttpFrontend | None = None
+        self._close = not request.keep_alive
+
+    async def run(self) -> Sent:
+        """Answer the request, whatever it is."""
+        lease = Lease(self._listener.budget, self._listener.limits.queue_wait_s)
+        self._connection.head_sent = False
+        self._connection.give_up = self._give_up
+        try:
+            await self._answer(lease)
+        except HttpFault as fault:
+            self._listener.refused(fault.error)
+            self._close |= fault.close
+            await self._send(fault.response)
+        except asyncio.CancelledError:
+            if not self._given_up or self._connection.head_sent or self._task is None:
+                self._connection.cut()
+                raise
+            self._task.uncancel()
+            await self._refuse(Unavailable("the gateway is shutting down"))
+        finally:
+            self._connection.give_up = None
+            self._connection.answered += 1
+            lease.close()
+        return Sent(keep_alive=not self._close)
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _answer(self, lease: Lease) -> None:
+        limits = self._listener.limits
+        head = self._head = read_head(self._request, limits)
+        self._frontend = self._listener.find(head.path)
+        now = time.monotonic()
+        try:
+            body = await self._body(head, lease)
+            await self._listener.slots.acquire(limits.queue_wait_s)
+        except GatewayError as error:
+            await self._refuse(error)
+            return
+        get = head.headers.get
+        deadline = deadline_of(get("grpc-timeout"), get("x-request-timeout"), now)
+        wire = HttpRequest(head.method, head.path, head.query, head.headers, (body,), deadline)
+        try:
+            await self._ask(self._frontend, wire)
+        finally:
+            self._listener.slots.release()
+
+    async def _body(self, head: Head, lease: Lease) -> memoryview:
+        payload = self._request.content
+        if head.length is None and not head.chunked:
+            return bodies.EMPTY
+        limits = self._listener.limits
+        codings = head.all("content-encoding")
+        coding_of(codings)  # an unknown one is refused before its bytes are read
+        bodies.check_declared(head.length, limits)
+        if head.expects and not payload.is_eof() and self._connection.transport is not None:
+            self._connection.transport.write(CONTINUE)
+        body = await bodies.read_body(payload, head.length, limits, lease)
+        return await bodies.undo_coding(body, codings, limits, lease)
+
+    async def _ask(self, frontend: HttpFrontend, wire: HttpRequest) -> None:
+        """Relay the frontend's answers: one of known length, or many in chunks.
+
+        Which it is shows when the frontend is asked for the second: a unary one ends without
+        waiting. If it waits, the first goes out as the beginning of a stream.
+        """
+        loop = asyncio.get_running_loop()
+        async with aclosing(frontend(wire)) as answers:
+            first = await anext(answers)
+            begin = loop.call_soon(self._begin_stream, first)
+            try:
+                part = await anext(answers, None)
+            finally:
+                begin.cancel()
+            if part is None and not self._connection.head_sent:
+                await self._send(first)
+                return
+            if not self._connection.head_sent:
+                self._begin_stream(first)
+            while part is not None:
+                self._write_part(part)
+                await self._flush()
+                part = await anext(answers, None)
+        transport = self._connection.transport
+        if transport is not None and wire.method != "HEAD":
+            write_end(transport, self._version)
+        await self._flush()
+
+    def _begin_stream(self, first: HttpResponse) -> None:
+        transport = self._connection.transport
+        if transport is None:
+            return
+        self._close |= self._connection.must_close or self._version < (1, 1)
+        self._connection.head_sent = True
+        write_stream_head(transport, first, keep=not self._close, version=self._version)
+        self._write_part(first)
+
+    def _write_part(self, part: HttpResponse) -> None:
+        transport = self._connection.transport
+        if transport is not None and self._request.method != "HEAD":
+            write_part(transport, part.body, self._version)
+
+    async def _refuse(self, error: GatewayError) -> None:
+        """Answer with *error*, of our own making, in the protocol's form."""
+        if self._frontend is None:
+            fault = HttpFault(503, error.message)
+            self._listener.refused(error)
+            await self._send(fault.response)
+            return
+        response = self._frontend.refuse(error)
+        extra: tuple[tuple[str, str], ...] = ()
+        if error.code is ErrorCode.OVERLOADED:
+            extra = (("Retry-After", "1"),)
+        elif error.code is ErrorCode.UNSUPPORTED:
+            extra = (("Accept-Encoding", ACCEPTED),)
+        headers = Headers((*response.headers.pairs, *extra))
+        await self._send(HttpResponse(response.status, headers, response.body))
+
+    async def _send(self, response: HttpResponse) -> None:
+        response = await self._coded(response)
+        transport = self._connection.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        unread = not self._request.content.is_eof()
+        self._close |= unread or self._connection.must_close
+        self._connection.head_sent = True
+        write_response(
+            transport,
+            response,
+            keep=not self._close,
+            version=self._version,
+            head_only=self._request.method == "HEAD",
+        )
+        await self._flush()
+        if unread and transport.can_write_eof():
+            # The client, which is still sending, sees the answer and its end; aiohttp reads on for
+            # a moment, so that no reset destroys what is on its way.
+            transport.write_eof()
+
+    async def _coded(self, response: HttpResponse) -> HttpResponse:
+        if not response.compressible or not response.body or self._head is None:
+            return response
+        extra = [("Vary", "Accept-Encoding")]
+        body = response.body
+        coding = coding_for(self._head.all("accept-encoding"))
+        if coding is not None:
+            body = (await compress(coding, body),)
+            extra.append(("Content-Encoding", coding))
+        return HttpResponse(response.status, Headers((*response.headers.pairs, *extra)), body)
+
+    async def _flush(self) -> None:
+        await flushed(self._connection, self._listener.limits.write_idle_timeout_s)

@@ -1,0 +1,137 @@
+"""A request's head as aiohttp's parser leaves it: checked once more, and taken over.
+
+What two HTTP parsers might read in two ways is refused here, when the parser has let it pass.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from aiohttp.web_request import BaseRequest
+
+from gateway.transports.base import ServerLimits
+from gateway.transports.faults import HttpFault
+from gateway.transports.headers import decode_field
+from gateway.wire.http import Headers
+
+_TARGET = re.compile(r"[!-~]+", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9.\-_~%!$&'()*+,;=:\[\]]*", re.ASCII)
+_LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
+_FIELD_OVERHEAD = 4  # ": " and the line's end
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a request.
+
+    Attributes:
+        path: As on the wire, without scheme, host and query.
+        length: Content-Length; None for none.
+        chunked: The body comes in chunks.
+        expects: The client waits for "100 Continue" before it sends the body.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    length: int | None
+    chunked: bool
+    expects: bool
+
+    def all(self, name: str) -> list[str]:
+        """Return every value of the field *name*, given in lower case."""
+        return [value for key, value in self.headers if key.lower() == name]
+
+
+def read_head(request: BaseRequest, limits: ServerLimits) -> Head:
+    """Check the head of *request* and return it.
+
+    Raises:
+        HttpFault: It is not one we answer.
+    """
+    version = (request.version.major, request.version.minor)
+    if version not in ((1, 0), (1, 1)):
+        raise HttpFault(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
+    message = request._message  # noqa: SLF001  # the only way to the fields as they were sent
+    _check_size(message.raw_headers, limits)
+    pairs = tuple(
+        (name.decode("ascii"), decode_field(value)) for name, value in message.raw_headers
+    )
+    headers = Headers(pairs)
+    _check_host(headers)
+    path, query = _target(request)
+    chunked = _chunked(headers, version)
+    return Head(
+        method=request.method,
+        path=path,
+        query=query,
+        headers=headers,
+        length=_length(headers),
+        chunked=chunked,
+        expects=_expects(headers, version),
+    )
+
+
+def _check_size(raw_headers: tuple[tuple[bytes, bytes], ...], limits: ServerLimits) -> None:
+    size = sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in raw_headers)
+    if size > limits.header_total_bytes:
+        raise HttpFault(
+            431,
+            f"header fields have {size} bytes, at most {limits.header_total_bytes} are allowed",
+            limit="header_total_bytes",
+            close=True,
+        )
+
+
+def _check_host(headers: Headers) -> None:
+    host = headers.get("host")
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise HttpFault(400, "the Host field is malformed", close=True)
+
+
+def _target(request: BaseRequest) -> tuple[str, str]:
+    target = request._message.path  # noqa: SLF001
+    if request.method == "CONNECT":
+        raise HttpFault(405, "CONNECT is not supported", close=True)
+    if _TARGET.fullmatch(target) is None or "#" in target:
+        raise HttpFault(400, "the request target holds characters it must not", close=True)
+    if not target.startswith("/"):
+        if target != "*":
+            _, _, rest = target.partition("://")
+            slash = re.search(r"[/?]", rest)
+            target = "/" if slash is None else rest[slash.start() :]
+            target = target if target.startswith("/") else f"/{target}"
+        return target, ""
+    path, _, query = target.partition("?")
+    return path, query
+
+
+def _length(headers: Headers) -> int | None:
+    value = headers.get("content-length")
+    if value is None:
+        return None
+    if _LENGTH.fullmatch(value) is None:
+        raise HttpFault(400, "Content-Length is not a number", close=True)
+    return int(value)
+
+
+def _chunked(headers: Headers, version: tuple[int, int]) -> bool:
+    value = headers.get("transfer-encoding")
+    if value is None:
+        return False
+    if version < (1, 1) or headers.get("content-length") is not None:
+        raise HttpFault(400, "Transfer-Encoding cannot stand here", close=True)
+    if value.strip().lower() != "chunked":
+        raise HttpFault(501, "of transfer codings only chunked is supported", close=True)
+    return True
+
+
+def _expects(headers: Headers, version: tuple[int, int]) -> bool:
+    value = headers.get("expect")
+    if value is None or version < (1, 1):
+        return False
+    if value.strip().lower() != "100-continue":
+        raise HttpFault(417, "of expectations only 100-continue is supported", close=True)
+    return True

@@ -1,0 +1,199 @@
+"""HTTP server on aiohttp's low-level protocol: listening, dispatch by path, drain.
+
+Which frontend answers is decided here; how one request is answered, in `exchange`; what happens on
+a connection, in `connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.base import HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.faults import HttpFault
+from gateway.transports.reference.connection import Connection
+from gateway.transports.reference.exchange import Exchange, Listener
+
+_BACKLOG = 1024
+_LAST_WORDS_S = 1.0
+_POLL_S = 0.01
+_PATH_PARAMETER = re.compile(r";[^/]*")
+
+
+def _ignore(_error: GatewayError) -> None: ...
+
+
+class HttpServer:
+    """A listener for HTTP/1.
+
+    Args:
+        host: To bind, when no *sock* is given.
+        port: To bind; 0 picks one.
+        mounts: Frontends by path prefix; the longest prefix wins.
+        limits: Of this listener.
+        budget: Of the process.
+        fallback: Answers the paths nobody claims; without it they are not found.
+        sock: A bound socket, instead of *host* and *port*.
+        ssl_context: For TLS.
+        refused: Told of requests and connections refused before a frontend was asked.
+    """
+
+    def __init__(  # noqa: PLR0913  # all by name but the first
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        mounts: Sequence[HttpMount],
+        limits: ServerLimits,
+        budget: Budget,
+        fallback: HttpFrontend | None = None,
+        sock: socket.socket | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        refused: Callable[[GatewayError], None] = _ignore,
+    ) -> None:
+        self._where = (host, port)
+        self._sock = sock
+        self._ssl = ssl_context
+        self._limits = limits
+        self._table = _Table(mounts, fallback)
+        self._listener = Listener(
+            limits=limits,
+            budget=budget,
+            slots=Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued),
+            find=self._table.find,
+            refused=refused,
+        )
+        self._manager: _Manager | None = None
+        self._server: asyncio.Server | None = None
+        self._address: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, "host:port", the real port included."""
+        if self._address is None:
+            raise RuntimeError("the server has not been started")
+        return self._address
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._manager = _Manager(self._serve, self._listener)
+        tls: dict[str, Any] = {}
+        if self._ssl is not None:
+            tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
+        where: dict[str, Any] = {"sock": self._sock}
+        if self._sock is None:
+            where = {"host": self._where[0], "port": self._where[1], "reuse_address": True}
+        self._server = await loop.create_server(self._manager, backlog=_BACKLOG, **where, **tls)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new connections, finish what is in flight, then cancel the rest and close."""
+        if self._server is None or self._manager is None:
+            return
+        self._server.close()
+        for connection in self._manager.open_connections:
+            connection.drain()
+        await self._emptied(timeout_s)
+        for connection in self._manager.open_connections:
+            connection.abandon()
+        await self._emptied(_LAST_WORDS_S)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Close at once; harmless the second time."""
+        if self._server is None or self._manager is None:
+            return
+        self._server.close()
+        for connection in self._manager.open_connections:
+            connection.cut()
+        await self._emptied(_LAST_WORDS_S)
+        self._server = self._manager = None
+
+    async def _emptied(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        # aiohttp tells nobody when the last of its connections has gone.
+        while self._manager is not None and self._manager.connections and loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+    async def _serve(self, request: BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection)  # noqa: S101  # the manager makes no other
+        answer: Any = await Exchange(self._listener, connection, request).run()
+        return answer  # type: ignore[no-any-return]  # it has what aiohttp asks of a response
+
+
+class _Manager(web.Server):
+    """aiohttp's server, making our connections."""
+
+    def __init__(self, handler: Any, listener: Listener) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._listener = listener
+        self._count = ConnectionCount(
+            listener.limits.connections, listener.limits.connections_per_address
+        )
+
+    @property
+    def open_connections(self) -> list[Connection]:
+        return [each for each in self.connections if isinstance(each, Connection)]
+
+    def __call__(self) -> Connection:
+        return Connection(
+            self,
+            loop=self._loop,
+            limits=self._listener.limits,
+            count=self._count,
+            refused=self._listener.refused,
+        )
+
+
+class _Table:
+    """Frontends by path prefix."""
+
+    def __init__(self, mounts: Sequence[HttpMount], fallback: HttpFrontend | None) -> None:
+        prefixes = [
+            (prefix.rstrip("/"), mount.frontend) for mount in mounts for prefix in mount.prefixes
+        ]
+        self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
+        self._fallback = fallback
+
+    def find(self, path: str) -> HttpFrontend:
+        """Return who answers *path*.
+
+        Raises:
+            HttpFault: Nobody does, or it is a claimed path in disguise: a server behind the
+                fallback might undo that, and would be reached past the codec.
+        """
+        frontend = self._claimed(path)
+        if frontend is not None:
+            return frontend
+        if self._fallback is None:
+            raise HttpFault(404, f"nothing is served at {path[:200]!r}")
+        if self._claimed(_plain_path(path)) is not None:
+            raise HttpFault(400, "the path is not in its normal form")
+        return self._fallback
+
+    def _claimed(self, path: str) -> HttpFrontend | None:
+        for prefix, frontend in self._prefixes:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return frontend
+        return None
+
+
+def _plain_path(path: str) -> str:
+    """Undo what servers undo in a path: escapes (twice), backslashes, ";x", "..", "//"."""
+    text = _PATH_PARAMETER.sub("", unquote(unquote(path)).replace("\\", "/"))
+    return posixpath.normpath(f"/{text.lstrip('/')}")

@@ -1,0 +1,133 @@
+"""Writing answers: status line, fields and body in one go, or in chunks.
+
+Straight to the socket's transport: aiohttp's own response objects join what we hold in pieces, and
+name their versions in a field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+
+from aiohttp.base_protocol import BaseProtocol
+
+from gateway.transports.headers import writable
+from gateway.wire.http import Buffer, HttpResponse, size_of
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+_BODILESS = frozenset({204, 304})
+
+Version = tuple[int, int]
+
+
+class Sent:
+    """What aiohttp's protocol asks of a response that is already written."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
+
+    async def prepare(self, _request: object) -> None:
+        """Do nothing: the head is out."""
+
+    async def write_eof(self) -> None:
+        """Do nothing: the body is out."""
+
+
+def write_response(
+    transport: asyncio.Transport,
+    response: HttpResponse,
+    *,
+    keep: bool,
+    version: Version,
+    head_only: bool = False,
+) -> None:
+    """Write *response* whole, with its exact length.
+
+    Args:
+        transport: Of the connection.
+        response: Its body may be in several buffers.
+        keep: Whether the connection stays open.
+        version: Of the request.
+        head_only: The request was HEAD.
+    """
+    if response.status in _BODILESS:
+        head = _head(response, (), keep=keep, version=version)
+        transport.write(head)
+        return
+    length = ("Content-Length", str(size_of(response.body)))
+    head = _head(response, (length,), keep=keep, version=version)
+    if head_only or not response.body:
+        transport.write(head)
+    else:
+        transport.writelines([head, *response.body])
+
+
+def write_stream_head(
+    transport: asyncio.Transport, response: HttpResponse, *, keep: bool, version: Version
+) -> None:
+    """Write the head of a streamed response; in HTTP/1.0 its end is that of the connection."""
+    extra = (("Transfer-Encoding", "chunked"),) if version >= (1, 1) else ()
+    transport.write(_head(response, extra, keep=keep, version=version))
+
+
+def write_part(transport: asyncio.Transport, body: Iterable[Buffer], version: Version) -> None:
+    """Write one part of a streamed response; nothing when it is empty."""
+    buffers = list(body)
+    size = size_of(buffers)
+    if not size:
+        return
+    if version >= (1, 1):
+        buffers = [b"%x\r\n" % size, *buffers, b"\r\n"]
+    transport.writelines(buffers)
+
+
+def write_end(transport: asyncio.Transport, version: Version) -> None:
+    """Write the end of a streamed response."""
+    if version >= (1, 1):
+        transport.write(b"0\r\n\r\n")
+
+
+async def flushed(protocol: BaseProtocol, idle_timeout_s: float) -> None:
+    """Wait until the kernel has taken everything that was written.
+
+    Raises:
+        ConnectionError: The reader took nothing for *idle_timeout_s*; the connection is cut.
+    """
+    transport = protocol.transport
+    if transport is None:
+        raise ConnectionResetError("the client has left")
+    left = transport.get_write_buffer_size()
+    while protocol.writing_paused:
+        try:
+            async with asyncio.timeout(idle_timeout_s):
+                await protocol._drain_helper()  # noqa: SLF001  # what aiohttp's writer awaits
+        except TimeoutError:
+            now_left = transport.get_write_buffer_size()
+            if now_left >= left:
+                transport.abort()
+                raise ConnectionResetError(
+                    f"the client took nothing for {idle_timeout_s} s, {now_left} bytes are left"
+                ) from None
+            left = now_left
+
+
+def _head(
+    response: HttpResponse,
+    extra: Iterable[tuple[str, str]],
+    *,
+    keep: bool,
+    version: Version,
+) -> bytes:
+    status = response.status
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}"]
+    lines += [f"{name}: {value}" for name, value in writable(response.headers)]
+    lines += [f"{name}: {value}" for name, value in extra]
+    if response.headers.get("date") is None:
+        lines.append(f"Date: {formatdate(usegmt=True)}")
+    if not keep:
+        lines.append("Connection: close")
+    elif version < (1, 1):
+        lines.append("Connection: keep-alive")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")

@@ -1,0 +1,52 @@
+"""Options of TCP sockets: half-open connections are found out, small writes are not delayed."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from typing import Any
+
+_IDLE_S = 30
+_INTERVAL_S = 10
+_PROBES = 3
+_USER_TIMEOUT_MS = 30_000
+_DESCRIPTOR_SHARE = 0.9
+_STATE_CLOSED = 7  # linux/tcp_states.h, TCP_CLOSE
+
+
+def tune(sock: Any) -> None:
+    """Set keepalive 30/10/3, TCP_USER_TIMEOUT 30 s and TCP_NODELAY, where *sock* is TCP."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _IDLE_S),
+        ("TCP_KEEPINTVL", _INTERVAL_S),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
+    ):
+        option = getattr(socket, name, None)  # Linux has them all, others some
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def peer_refused(sock: Any) -> bool:
+    """Return whether the peer has reset the connection: it is gone, not merely done sending."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        info: bytes = sock.getsockopt(socket.IPPROTO_TCP, option, 8)
+    except OSError:
+        return True
+    return info[0] == _STATE_CLOSED
+
+
+def descriptors_short(sock: Any) -> bool:
+    """Return whether *sock*'s descriptor lies in the last tenth of what the process may open.
+
+    Descriptors are given out lowest first, so the newest number tells how many are open.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sock is not None and sock.fileno() >= soft * _DESCRIPTOR_SHARE

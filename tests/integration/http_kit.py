@@ -1,0 +1,222 @@
+"""What the HTTP tests share: scripted frontends, a started server and raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.transports.base import Budget, HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.reference.http_server import HttpServer
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+STATUS = {
+    ErrorCode.INVALID_ARGUMENT: 400,
+    ErrorCode.TOO_LARGE: 413,
+    ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.OVERLOADED: 503,
+    ErrorCode.UNAVAILABLE: 503,
+}
+
+
+class Refusing:
+    """The refusals of a frontend."""
+
+    def refuse(self, error: GatewayError, /) -> HttpResponse:
+        body = json.dumps({"error": error.message, "limit": error.limit}).encode()
+        return HttpResponse(STATUS[error.code], Headers((("X-Refused", "1"),)), (body,))
+
+
+class Echo(Refusing):
+    """Answers with the request's body, and keeps the requests."""
+
+    def __init__(self, *, compressible: bool = False) -> None:
+        self.seen: list[HttpRequest] = []
+        self._compressible = compressible
+
+    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        self.seen.append(wire)
+        yield HttpResponse(
+            200, Headers((("X-Path", wire.path),)), wire.body, compressible=self._compressible
+        )
+
+
+class Slow(Refusing):
+    """Answers when told to; notes when it starts and how it ends."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.go = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.cancelled = False
+        self.running = 0
+
+    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        self.started.set()
+        self.running += 1
+        try:
+            await self.go.wait()
+            yield HttpResponse(200, body=(b"slow",))
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        finally:
+            self.running -= 1
+            self.ended.set()
+
+
+class Parts(Refusing):
+    """Answers in parts, each when told to."""
+
+    def __init__(self, *, fail: bool = False) -> None:
+        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.closed = asyncio.Event()
+        self._fail = fail
+
+    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        try:
+            while (part := await self.parts.get()) is not None:
+                yield HttpResponse(200, Headers((("Content-Type", "text/plain"),)), (part,))
+            if self._fail:
+                raise RuntimeError("a bug in the middle of a stream")
+        finally:
+            self.closed.set()
+
+
+@dataclass
+class Running:
+    server: HttpServer
+    budget: Budget
+    refused: list[GatewayError] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return self.server.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.server.address.rpartition(":")[2])
+
+    @property
+    def limits_hit(self) -> list[str | None]:
+        return [error.limit for error in self.refused]
+
+    async def connect(self) -> Raw:
+        return Raw(*await asyncio.open_connection(self.host, self.port))
+
+    async def ask(self, data: bytes) -> bytes:
+        """Send raw bytes, and return what comes until the server closes."""
+        raw = await self.connect()
+        try:
+            await raw.send(data)
+            return await raw.rest()
+        finally:
+            await raw.close()
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Headers
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Raw:
+    """A raw connection that reads answers one by one."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, Headers]:
+        text = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = text[:-4].split("\r\n")
+        pairs = [line.partition(": ")[::2] for line in lines]
+        return int(first.split()[1]), Headers(pairs)
+
+    async def answer(self) -> Answer:
+        status, headers = await self.head()
+        if headers.get("transfer-encoding") == "chunked":
+            return Answer(status, headers, await self.chunks())
+        body = await self.reader.readexactly(int(headers.get("content-length") or 0))
+        return Answer(status, headers, body)
+
+    async def chunk(self) -> bytes:
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        data = await self.reader.readexactly(size)
+        assert await self.reader.readexactly(2) == b"\r\n"
+        return data
+
+    async def chunks(self) -> bytes:
+        body = b""
+        while part := await self.chunk():
+            body += part
+        return body
+
+    async def rest(self) -> bytes:
+        """Return what comes until the end; a reset counts as the end."""
+        data = b""
+        try:
+            while piece := await self.reader.read(65536):
+                data += piece
+        except ConnectionResetError:
+            pass
+        return data
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+def parse(data: bytes) -> list[int]:
+    """Return the statuses of all answers in *data*."""
+    return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+
+
+def post(body: bytes = b"", *fields: str, path: str = "/v2/x", length: int | None = None) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: h", *fields]
+    lines.append(f"Content-Length: {len(body) if length is None else length}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@asynccontextmanager
+async def serving(
+    frontend: HttpFrontend,
+    *,
+    budget_bytes: int = 1 << 30,
+    fallback: HttpFrontend | None = None,
+    ssl_context: Any = None,
+    **limits: Any,
+) -> AsyncIterator[Running]:
+    """Serve *frontend* at /v2 with *limits* shortened for the test."""
+    refused: list[GatewayError] = []
+    budget = Budget(budget_bytes)
+    server = HttpServer(
+        mounts=[HttpMount(("/v2",), frontend)],
+        limits=ServerLimits(**limits),
+        budget=budget,
+        fallback=fallback,
+        ssl_context=ssl_context,
+        refused=refused.append,
+    )
+    await server.start()
+    try:
+        yield Running(server, budget, refused)
+    finally:
+        await server.stop()
+    assert budget.used_bytes == 0

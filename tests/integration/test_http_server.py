@@ -1,0 +1,323 @@
+"""The HTTP server over real sockets: exchanges, streams, cancellation, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+
+import pytest
+
+from gateway.wire.http import Headers, HttpResponse
+from tests.integration.http_kit import Echo, Parts, Running, Slow, parse, post, serving
+
+CLOSE = "Connection: close"
+
+
+async def test_answers_with_the_frontend_s_bytes() -> None:
+    """Body, path, query, header spelling and method reach the frontend as sent."""
+    echo = Echo()
+    async with serving(echo) as running:
+        raw = await running.connect()
+        await raw.send(post(b"hello", "X-ODD-Case: 1", path="/v2/a%2Fb?c=%20d&e"))
+        answer = await raw.answer()
+        await raw.close()
+    (wire,) = echo.seen
+    assert (answer.status, answer.body) == (200, b"hello")
+    assert (wire.method, wire.path, wire.query) == ("POST", "/v2/a%2Fb", "c=%20d&e")
+    assert ("X-ODD-Case", "1") in wire.headers.pairs
+    assert wire.view.readonly
+    assert len(wire.body) == 1
+
+
+async def test_names_no_software() -> None:
+    """An answer says neither which server nor which version wrote it."""
+    async with serving(Echo()) as running:
+        data = await running.ask(post(b"", CLOSE))
+    assert b"aiohttp" not in data
+    assert b"Server:" not in data
+
+
+async def test_chunked_body_becomes_one_buffer() -> None:
+    """Chunks are joined and the framing is not seen."""
+    echo = Echo()
+    async with serving(echo) as running:
+        data = await running.ask(
+            b"POST /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"3;ext=1\r\nabc\r\n2\r\nde\r\n0\r\nX-Trailer: t\r\n\r\n"
+        )
+    assert [200] == parse(data)
+    assert data.endswith(b"abcde")
+    assert bytes(echo.seen[0].view) == b"abcde"
+
+
+async def test_large_body_survives() -> None:
+    """Megabytes go both ways unharmed."""
+    body = bytes(range(256)) * 20_000
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        sending = asyncio.create_task(raw.send(post(body)))
+        answer = await raw.answer()
+        await sending
+        await raw.close()
+    assert answer.body == body
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    """Requests sent at once come back in their order, on one connection."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(b"".join(post(b"%d" % i) for i in range(40)))
+        bodies = [(await raw.answer()).body for _ in range(40)]
+        await raw.close()
+    assert bodies == [b"%d" % i for i in range(40)]
+
+
+async def test_half_closed_client_is_answered() -> None:
+    """A client that ends its side after a whole request still gets its answer."""
+    slow = Slow()
+    async with serving(slow) as running:
+        raw = await running.connect()
+        await raw.send(post(b"x"))
+        raw.writer.write_eof()
+        await slow.started.wait()
+        await asyncio.sleep(0.15)
+        assert not slow.cancelled
+        slow.go.set()
+        data = await raw.rest()
+        await raw.close()
+    assert parse(data)[-1] == 200
+    assert data.endswith(b"slow")
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["reset", "fin"])
+async def test_client_that_leaves_cancels_the_work(reset: bool) -> None:
+    """The frontend is cancelled within 100 ms of the client's going."""
+    slow = Slow()
+    async with serving(slow) as running:
+        raw = await running.connect()
+        await raw.send(post(b"x"))
+        await slow.started.wait()
+        left = time.monotonic()
+        if reset:
+            raw.writer.transport.abort()
+        else:
+            raw.writer.close()
+        await asyncio.wait_for(slow.ended.wait(), 1)
+        took = time.monotonic() - left
+    assert slow.cancelled
+    assert took < 0.2
+
+
+async def test_stream_is_chunked_as_it_comes() -> None:
+    """A frontend that answers several times is relayed part by part."""
+    parts = Parts()
+    async with serving(parts) as running:
+        raw = await running.connect()
+        await raw.send(post(b""))
+        parts.parts.put_nowait(b"one")
+        status, headers = await raw.head()
+        assert await raw.chunk() == b"one"
+        parts.parts.put_nowait(b"two")
+        assert await raw.chunk() == b"two"
+        parts.parts.put_nowait(None)
+        assert await raw.chunk() == b""
+        await raw.close()
+    assert (status, headers.get("transfer-encoding")) == (200, "chunked")
+    assert headers.get("content-type") == "text/plain"
+
+
+async def test_broken_stream_has_no_end() -> None:
+    """An error in mid-stream cuts the connection without the last chunk."""
+    parts = Parts(fail=True)
+    async with serving(parts) as running:
+        raw = await running.connect()
+        await raw.send(post(b""))
+        parts.parts.put_nowait(b"one")
+        await raw.head()
+        assert await raw.chunk() == b"one"
+        parts.parts.put_nowait(None)
+        assert await raw.rest() == b""
+        await raw.close()
+
+
+async def test_leaving_a_stream_closes_it() -> None:
+    """The frontend's generator is closed when the reader of a stream goes."""
+    parts = Parts()
+    async with serving(parts) as running:
+        raw = await running.connect()
+        await raw.send(post(b""))
+        parts.parts.put_nowait(b"one")
+        await raw.head()
+        raw.writer.close()
+        await asyncio.wait_for(parts.closed.wait(), 1)
+
+
+async def test_http_1_0_gets_a_closed_connection() -> None:
+    """A client of HTTP/1.0 is answered and the connection ends."""
+    async with serving(Echo()) as running:
+        data = await running.ask(b"POST /v2 HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
+    assert data.endswith(b"\r\n\r\nhi")
+    assert b"Connection: close" in data
+
+
+async def test_head_has_no_body() -> None:
+    """An answer to HEAD has the fields of a body and none."""
+    async with serving(Echo()) as running:
+        data = await running.ask(
+            b"HEAD /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
+        )
+    assert b"Content-Length: 2\r\n" in data
+    assert data.endswith(b"\r\n\r\n")
+
+
+async def test_unclaimed_path_is_not_found() -> None:
+    """Without a fallback, a path nobody claims is a JSON 404."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(post(b"x", path="/v22"))
+        answer = await raw.answer()
+        await raw.close()
+    assert answer.status == 404
+    assert answer.json == {"error": "nothing is served at '/v22'"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/x/../v2/a", "/%762/a", "//v2/a", "/x/%2e%2e/v2", "/./v2", "/x%5c..%5cv2", "/v2;a/b"]
+)
+async def test_disguised_path_does_not_reach_the_fallback(path: str) -> None:
+    """A claimed path written otherwise is refused, not passed through."""
+    fallback = Echo()
+    async with serving(Echo(), fallback=fallback) as running:
+        data = await running.ask(post(b"", CLOSE, path=path))
+        plain = await running.ask(post(b"", CLOSE, path="/other/x"))
+    assert ([400], [200]) == (parse(data), parse(plain))
+    assert [wire.path for wire in fallback.seen] == ["/other/x"]
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("grpc-timeout: 500m", 0.3, 0.5),
+        ("X-Request-Timeout: 1.5", 1.3, 1.5),
+        ("X-Request-Timeout: 250ms", 0.1, 0.25),
+    ],
+)
+async def test_deadline_comes_from_the_head(field: str, least: float, most: float) -> None:
+    """A timeout in a header field becomes an absolute deadline."""
+    echo = Echo()
+    async with serving(echo) as running:
+        before = time.monotonic()
+        await running.ask(post(b"", CLOSE, field))
+    deadline = echo.seen[0].deadline
+    assert deadline is not None
+    assert least <= deadline - before <= most + 0.2
+
+
+async def test_malformed_deadline_is_ignored() -> None:
+    """A timeout that cannot be read counts as none."""
+    echo = Echo()
+    async with serving(echo) as running:
+        await running.ask(post(b"", CLOSE, "grpc-timeout: soon", "X-Request-Timeout: -1"))
+    assert echo.seen[0].deadline is None
+
+
+@pytest.mark.parametrize(
+    ("coding", "coded"), [("gzip", gzip.compress(b"data")), ("deflate", zlib.compress(b"data"))]
+)
+async def test_content_coding_is_undone(coding: str, coded: bytes) -> None:
+    """The frontend sees the plain body."""
+    echo = Echo()
+    async with serving(echo) as running:
+        await running.ask(post(coded, CLOSE, f"Content-Encoding: {coding}"))
+    assert bytes(echo.seen[0].view) == b"data"
+
+
+async def test_answer_is_compressed_for_who_accepts_it() -> None:
+    """The best accepted coding is used, and the fields say so."""
+    async with serving(Echo(compressible=True)) as running:
+        raw = await running.connect()
+        await raw.send(post(b"a" * 1000, "Accept-Encoding: deflate;q=0.5, gzip"))
+        answer = await raw.answer()
+        await raw.send(post(b"a" * 1000))
+        plain = await raw.answer()
+        await raw.close()
+    assert gzip.decompress(answer.body) == b"a" * 1000
+    assert answer.headers.get("content-encoding") == "gzip"
+    assert answer.headers.get("vary") == "Accept-Encoding"
+    assert (plain.headers.get("content-encoding"), plain.body) == (None, b"a" * 1000)
+
+
+async def test_expectation_is_met_before_the_body() -> None:
+    """A client that waits for 100 Continue gets it, then its answer."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(post(b"", "Expect: 100-continue", length=2))
+        assert (await raw.head())[0] == 100
+        await raw.send(b"hi")
+        assert (await raw.answer()).body == b"hi"
+        await raw.close()
+
+
+async def test_drain_finishes_what_is_in_flight() -> None:
+    """A drain closes idle connections, answers the rest and tells them to close."""
+    slow = Slow()
+    async with serving(slow) as running:
+        idle, busy = await running.connect(), await running.connect()
+        await busy.send(post(b"x"))
+        await slow.started.wait()
+        drain = asyncio.create_task(running.server.drain(5))
+        assert await idle.rest() == b""
+        with pytest.raises(OSError):
+            await running.connect()
+        slow.go.set()
+        answer = await busy.answer()
+        await drain
+        await idle.close()
+        await busy.close()
+    assert (answer.status, answer.headers.get("connection")) == (200, "close")
+
+
+async def test_drain_cancels_what_does_not_finish() -> None:
+    """Past the drain's time a request is cancelled and told so."""
+    slow = Slow()
+    async with serving(slow) as running:
+        busy = await running.connect()
+        await busy.send(post(b"x"))
+        await slow.started.wait()
+        await running.server.drain(0.05)
+        answer = await busy.answer()
+        await busy.close()
+    assert answer.status == 503
+    assert "shutting down" in answer.json["error"]
+    assert slow.cancelled
+
+
+async def test_header_values_of_answers_are_escaped() -> None:
+    """Line ends and other odd characters never reach the wire."""
+
+    class Odd(Echo):
+        async def __call__(self, wire, /):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+            yield HttpResponse(200, Headers((("X-A", "a\r\nX-B: b\x00é"), ("X C", "d"))), (b"",))
+
+    async with serving(Odd()) as running:
+        data = await running.ask(post(b"", CLOSE))
+    assert b"X-A: a%0D%0AX-B: b%00%C3%A9\r\n" in data
+    assert b"X C" not in data
+
+
+async def test_address_in_use_is_an_os_error() -> None:
+    """A taken port fails at start."""
+    async with serving(Echo()) as running:
+        other = Running(running.server, running.budget)
+        with pytest.raises(OSError):
+            await _serve_at(other.port)
+
+
+async def _serve_at(port: int) -> None:
+    from gateway.transports.base import Budget, ServerLimits  # noqa: PLC0415
+    from gateway.transports.reference.http_server import HttpServer  # noqa: PLC0415
+
+    server = HttpServer("127.0.0.1", port, mounts=[], limits=ServerLimits(), budget=Budget(1))
+    await server.start()
