@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, InvalidRequest
 from gateway.wire.grpc import GrpcStatus
 
 HTTP_STATUS: dict[ErrorCode, int] = {
@@ -77,6 +77,40 @@ _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
 
 # gRPC has one status for "too big" and "too busy"; the words of servers tell them apart.
 _SIZE_WORDS = ("larger than", "too large", "at most", "exceeds")
+
+
+HTTP_OK = 200
+HTTP_METHOD_NOT_ALLOWED = 405
+# "Not ready" over HTTP: servers send 503, KServe's page lists 409 (dossier, section 12).
+NOT_READY_STATUSES = (503, 409)
+_FIRST_ERROR, _LAST_ERROR = 400, 599
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists and is asked with another HTTP method.
+
+    Args:
+        message: As for every `GatewayError`.
+        allow: The method it takes.
+    """
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+def http_status_of(error: GatewayError, not_ready_status: int) -> int:
+    """Return the HTTP status that *error* is answered with, when no upstream said one."""
+    if isinstance(error, MethodNotAllowed):
+        return HTTP_METHOD_NOT_ALLOWED
+    if error.code is ErrorCode.NOT_READY:
+        return not_ready_status
+    return HTTP_STATUS[error.code]
+
+
+def is_error_status(status: int) -> bool:
+    """Tell whether an HTTP status may go on to a client as an error's."""
+    return _FIRST_ERROR <= status <= _LAST_ERROR
 
 
 def error_class_of_http(status: int) -> type[GatewayError]:

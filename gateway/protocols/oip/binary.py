@@ -1,0 +1,127 @@
+"""The binary tensor extension: JSON first, then the bytes of its binary tensors, in order.
+
+Source: Triton extension "binary_tensor_data"; dossier, section 7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.ir.errors import InvalidTensor, MalformedMessage
+from gateway.wire.http import Buffer, Headers
+
+BINARY_SIZE = "binary_data_size"
+BINARY_DATA = "binary_data"
+LENGTH_HEADER = "Inference-Header-Content-Length"
+JSON_HEADERS = Headers((("Content-Type", "application/json"),))
+
+_LENGTH_KEY = LENGTH_HEADER.lower()
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_SHOWN = 32
+
+
+def json_length(headers: Headers, body_bytes: int) -> int | None:
+    """Return the length of the JSON part, as the header says; None when there is no header.
+
+    Raises:
+        MalformedMessage: The header is there twice, is no number, or says more than there is.
+    """
+    text = headers.get(_LENGTH_KEY)
+    if text is None:
+        return None
+    if sum(1 for name, _ in headers if name.lower() == _LENGTH_KEY) > 1:
+        raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
+    if not _DIGITS.fullmatch(text):
+        raise MalformedMessage(
+            f"{LENGTH_HEADER} is {text[:_SHOWN]!r}, needed is the length of the JSON in bytes"
+        )
+    length = int(text)
+    if length > body_bytes:
+        raise MalformedMessage(
+            f"{LENGTH_HEADER} is {length}, but the whole body has {body_bytes} bytes"
+        )
+    return length
+
+
+def binary_headers(json_bytes: int) -> Headers:
+    """Return the headers of a message with a binary part."""
+    return Headers((("Content-Type", "application/octet-stream"), (LENGTH_HEADER, str(json_bytes))))
+
+
+class BinaryPart:
+    """The bytes after the JSON, handed out in order; no copies.
+
+    Args:
+        kind: "input" or "output", for errors.
+        view: Those bytes.
+        has_header: The length header was there.
+    """
+
+    def __init__(self, kind: str, view: memoryview, *, has_header: bool) -> None:
+        self._kind = kind
+        self._view = view
+        self._at = 0
+        self._has_header = has_header
+
+    def take(self, name: str, size: Any) -> memoryview:
+        """Return the next *size* bytes, which are the tensor *name*.
+
+        Raises:
+            MalformedMessage: *size* is no size.
+            InvalidTensor: There are not so many bytes left.
+        """
+        if type(size) is not int or size < 0:
+            raise MalformedMessage(
+                f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}, "
+                "needed is a number of bytes"
+            )
+        start, self._at = self._at, self._at + size
+        if self._at > self._view.nbytes:
+            missing = self._at - self._view.nbytes
+            hint = (
+                ""
+                if self._has_header
+                else f"; the header {LENGTH_HEADER} is missing, it says where the JSON ends"
+            )
+            raise InvalidTensor(
+                f"{self._kind} {name!r} has {BINARY_SIZE} {size}, "
+                f"{missing} bytes of it are missing after the JSON{hint}"
+            )
+        return self._view[start : self._at]
+
+    def finish(self) -> None:
+        """Make sure that nothing is left.
+
+        Raises:
+            MalformedMessage: Something is.
+        """
+        left = self._view.nbytes - self._at
+        if left:
+            raise MalformedMessage(
+                f"{left} bytes are left after the binary {self._kind}s: each needs its "
+                f"{BINARY_SIZE}, and {LENGTH_HEADER} the exact length of the JSON"
+            )
+
+
+def with_binary_size(parameters: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Return a tensor's parameters with the size of its binary data."""
+    return {**parameters, BINARY_SIZE: size}
+
+
+def body_of(
+    json_text: bytes, binary: Sequence[memoryview], *, always: bool
+) -> tuple[Headers, Sequence[Buffer]]:
+    """Return headers and body of a message; its buffers are not joined.
+
+    Args:
+        json_text: The JSON part.
+        binary: The binary tensors, in order.
+        always: Send the length header although all of *binary* is empty; Triton's answers then
+            go without it, as plain JSON.
+    """
+    filled = [view for view in binary if view.nbytes]
+    if filled or (binary and always):
+        return binary_headers(len(json_text)), (json_text, *filled)
+    return JSON_HEADERS, (json_text,)

@@ -1,0 +1,81 @@
+"""What Open Inference servers understand over HTTP, and how they differ.
+
+Source: dossier, sections 7, 13 and 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One kind of server.
+
+    Attributes:
+        binary: It has the binary tensor extension.
+        half_in_json: It takes FP16 as JSON numbers.
+        text_only: Its BYTES are text, in the binary form too.
+        versions: A version may stand in the path.
+        index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
+        signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
+    """
+
+    name: str
+    binary: bool
+    half_in_json: bool = False
+    text_only: bool = False
+    versions: bool = True
+    index: bool = False
+    signed_parameters: bool = False
+
+
+_TRITON = Dialect(name="triton", binary=True, index=True, signed_parameters=True)
+
+# Triton's is the fullest: an unknown server is taken for one.
+DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
+    dialect.name: dialect
+    for dialect in (
+        _TRITON,
+        Dialect(
+            name="mlserver",
+            binary=False,
+            half_in_json=True,
+            text_only=True,
+            index=True,
+        ),
+        Dialect(name="kserve", binary=True, text_only=True, versions=False),
+        Dialect(name="ovms", binary=True),
+    )
+}
+
+_SERVER_NAMES = {
+    "triton": "triton",
+    "tensor-gateway": "triton",
+    "mlserver": "mlserver",
+    "kserve": "kserve",
+    "openvino model server": "ovms",
+    "ovms": "ovms",
+}
+
+NOT_READY_STATUS = "not_ready_status"
+DIALECT = "dialect"
+
+
+def dialect_of(server_name: str) -> str | None:
+    """Return the dialect of a server by the `name` in its metadata; None when unknown."""
+    return _SERVER_NAMES.get(server_name.strip().lower())
+
+
+def option(options: Mapping[str, Any], key: str, default: Any, known: Callable[[Any], bool]) -> Any:
+    """Return option *key*, or *default* when it is absent.
+
+    Raises:
+        ValueError: It has a value that *known* refuses.
+    """
+    value = options.get(key, default)
+    if not known(value):
+        raise ValueError(f"{key}: {value!r} is not a value it can have")
+    return value

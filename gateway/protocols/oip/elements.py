@@ -1,0 +1,338 @@
+"""Tensor elements as JSON: lists into tensor data and back.
+
+`data` is flat, or nested exactly as the shape says. Elements are taken strictly: integers for
+integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES. Nothing is
+rounded to an integer, wrapped or guessed. Answers of servers are read with two liberties: `null`
+is NaN, and FP16 may be numbers (MLServer).
+
+Written in JSON, a float that is not finite becomes `null`, which is what MLServer and KServe write
+and what tritonclient and kserve read as NaN; who needs infinities asks for binary outputs.
+
+Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import simdjson
+
+from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, TooLarge, Unsupported
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import Shape, Tensor
+from gateway.protocols.oip.datatypes import NOT_IN_JSON
+
+_CODES: Final = {
+    Datatype.BOOL: "?",
+    Datatype.UINT8: "B",
+    Datatype.UINT16: "H",
+    Datatype.UINT32: "I",
+    Datatype.UINT64: "Q",
+    Datatype.INT8: "b",
+    Datatype.INT16: "h",
+    Datatype.INT32: "i",
+    Datatype.INT64: "q",
+    Datatype.FP16: "e",
+    Datatype.FP32: "f",
+    Datatype.FP64: "d",
+}
+_INTEGERS = frozenset({int})
+_NUMBERS = frozenset({int, float})
+_BOOLS = frozenset({bool})
+_STRINGS = frozenset({str})
+_KINDS: Final = {
+    datatype: _INTEGERS if datatype.is_integer else _NUMBERS if datatype.is_float else _BOOLS
+    for datatype in _CODES
+} | {Datatype.BYTES: _STRINGS}
+_WORDS: Final = {
+    _INTEGERS: "an integer",
+    _NUMBERS: "a number",
+    _BOOLS: "true or false",
+    _STRINGS: "a string",
+}
+_WIDE: Final[dict[str, npt.DTypeLike]] = {"d": "=f8", "u": "=u8", "i": "=i8"}
+_SHOWN = 40
+
+
+class ElementReader:
+    """Reads the `data` members of one message.
+
+    Args:
+        kind: "input" or "output", for errors.
+        limits: `bytes_element_size` is enforced here.
+        lenient: Read what servers write, see above.
+    """
+
+    def __init__(self, kind: str, limits: MessageLimits, *, lenient: bool) -> None:
+        self._kind = kind
+        self._limits = limits
+        self._lenient = lenient
+        self._arrays = 0
+        self._proxies: list[tuple[str, Shape, Any]] = []
+
+    def read(self, name: str, datatype: Datatype, shape: Shape, data: Any) -> TensorData:
+        """Read one tensor's elements.
+
+        Args:
+            name: The tensor's.
+            datatype: What the elements must be.
+            shape: Checked by `check_shape` already.
+            data: A list, or a simdjson Array.
+
+        Raises:
+            InvalidTensor: Element, count or nesting are wrong; names tensor, index and need.
+            TooLarge: A BYTES element is.
+        """
+        if datatype in NOT_IN_JSON and not (self._lenient and datatype is Datatype.FP16):
+            raise InvalidTensor(
+                f"{self._kind} {name!r} is {datatype.name}, which JSON has no element for: "
+                "send it as binary tensor data (parameter 'binary_data_size' and header "
+                "'Inference-Header-Content-Length') or over gRPC"
+            )
+        if type(data) is list:
+            return self._pack(name, datatype, self._flatten(name, shape, data))
+        if type(data) is simdjson.Array:
+            return self._read_proxy(name, datatype, shape, data)
+        raise InvalidTensor(
+            f"{self._kind} {name!r} has data {_show(data)}, needed is a list of elements"
+        )
+
+    def check_brackets(self, count: int | None) -> None:
+        """Make sure that no proxy held a list where an element belongs.
+
+        `as_buffer` flattens such lists without a word. They show in the number of opening
+        brackets of the text, *count*, once all lists are known: *count* less those outside of
+        data. Brackets in strings make the check slower, not wrong.
+
+        Raises:
+            InvalidTensor: One did.
+        """
+        if count is not None and count != self._arrays:
+            for name, shape, data in self._proxies:
+                flat = self._flatten(name, shape, data.as_list())
+                if list in set(map(type, flat)):
+                    raise self._ragged(name, shape)
+
+    def _flatten(self, name: str, shape: Shape, data: list[Any]) -> list[Any]:
+        flat = data
+        if data and type(data[0]) is list:
+            rows = [data]
+            for dim in shape:
+                if any(type(row) is not list or len(row) != dim for row in rows):
+                    raise self._ragged(name, shape)
+                rows = list(chain.from_iterable(rows))
+            flat = rows
+        count = math.prod(shape)
+        if len(flat) != count:
+            raise self._miscounted(name, shape, len(flat))
+        return flat
+
+    def _pack(self, name: str, datatype: Datatype, flat: list[Any]) -> TensorData:
+        allowed = _KINDS[datatype]
+        if not allowed.issuperset(map(type, flat)):
+            flat = self._forgiven(name, datatype, flat)
+        if datatype is Datatype.BYTES:
+            return ItemsData(self._encoded(name, flat))
+        try:
+            return RawData(memoryview(struct.pack(f"<{len(flat)}{_CODES[datatype]}", *flat)))
+        except (struct.error, OverflowError):
+            raise self._out_of_range(name, datatype, flat) from None
+
+    def _forgiven(self, name: str, datatype: Datatype, flat: list[Any]) -> list[Any]:
+        """Return *flat* with null as NaN where that is allowed; raises for the first bad one."""
+        allowed = _KINDS[datatype]
+        if self._lenient and datatype.is_float:
+            flat = [math.nan if value is None else value for value in flat]
+        for index, value in enumerate(flat):
+            if type(value) not in allowed:
+                raise InvalidTensor(
+                    f"{self._kind} {name!r} has {_show(value)} at index {index}, "
+                    f"{datatype.name} needs {_WORDS[allowed]}"
+                )
+        return flat
+
+    def _encoded(self, name: str, flat: list[str]) -> list[bytes]:
+        # Lone surrogates are bytes of a server that were not UTF-8; a request has none.
+        try:
+            items = [text.encode("utf-8", "surrogateescape") for text in flat]
+        except UnicodeEncodeError as error:
+            raise InvalidTensor(f"{self._kind} {name!r} has text that is not Unicode") from error
+        most = self._limits.bytes_element_size
+        for index, item in enumerate(items):
+            if len(item) > most:
+                raise TooLarge(
+                    f"{self._kind} {name!r} has {len(item)} bytes at index {index}, "
+                    f"at most {most} are allowed",
+                    limit="bytes_element_size",
+                )
+        return items
+
+    def _read_proxy(self, name: str, datatype: Datatype, shape: Shape, data: Any) -> TensorData:
+        self._check_nesting(name, shape, data)
+        self._proxies.append((name, shape, data))
+        if datatype.is_integer or datatype.is_float:
+            values = _buffer_of(data, datatype)
+            if values is not None:
+                if values.size != math.prod(shape):
+                    raise self._miscounted(name, shape, values.size)
+                narrow = _narrowed(values, datatype)
+                if narrow is not None:
+                    return ArrayData(narrow.reshape(shape))
+        # Text, or something is wrong: find out what and where.
+        return self._pack(name, datatype, self._flatten(name, shape, data.as_list()))
+
+    def _check_nesting(self, name: str, shape: Shape, data: Any) -> None:
+        self._arrays += 1
+        size = len(data)
+        if not size or type(data[0]) is not simdjson.Array:
+            if size != math.prod(shape):
+                raise self._miscounted(name, shape, size)
+            return
+        if not shape or size != shape[0] or not _is_nested(data, shape[1:]):
+            raise self._ragged(name, shape)
+        rows = 1
+        for dim in shape[:-1]:
+            rows *= dim
+            self._arrays += rows
+
+    def _ragged(self, name: str, shape: Shape) -> InvalidTensor:
+        return InvalidTensor(
+            f"{self._kind} {name!r} has data nested otherwise than its shape {list(shape)}: "
+            "needed is a flat list, or lists nested exactly as the shape"
+        )
+
+    def _miscounted(self, name: str, shape: Shape, found: int) -> InvalidTensor:
+        return InvalidTensor(
+            f"{self._kind} {name!r} has {found} elements in data, "
+            f"shape {list(shape)} needs {math.prod(shape)}"
+        )
+
+    def _out_of_range(self, name: str, datatype: Datatype, flat: list[Any]) -> InvalidTensor:
+        one = f"<{_CODES[datatype]}"
+        for index, value in enumerate(flat):
+            try:
+                struct.pack(one, value)
+            except (struct.error, OverflowError):
+                return InvalidTensor(
+                    f"{self._kind} {name!r} has {_show(value)} at index {index}, "
+                    f"which is out of the range of {datatype.name}"
+                )
+        raise AssertionError(flat)  # pragma: no cover  # each element alone fits, then all do
+
+
+def _is_nested(data: Any, dims: Shape) -> bool:
+    """Tell whether each item of *data* is a list of dims[0] items, and so on."""
+    if not dims:
+        return False
+    size, rest = dims[0], dims[1:]
+    for item in data:
+        if type(item) is not simdjson.Array or len(item) != size:
+            return False
+        if rest and not _is_nested(item, rest):
+            return False
+    return True
+
+
+def _buffer_of(data: Any, datatype: Datatype) -> npt.NDArray[Any] | None:
+    """Return all numbers below *data* as 64-bit ones; None when one is no such number."""
+    code = "d" if datatype.is_float else "u" if datatype is Datatype.UINT64 else "i"
+    try:
+        return np.frombuffer(data.as_buffer(of_type=code), _WIDE[code])
+    except (TypeError, ValueError):
+        return None
+
+
+def _narrowed(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
+    """Return *values* in the datatype's own dtype; None when one does not fit."""
+    dtype = datatype.numpy_dtype
+    if dtype == values.dtype:
+        return values
+    if datatype.is_integer:
+        if values.size:
+            limits = np.iinfo(dtype)
+            if values.min() < limits.min or values.max() > limits.max:
+                return None
+        return values.astype(dtype)
+    with np.errstate(over="ignore"):
+        narrow = values.astype(dtype)
+    # JSON has no infinity, so one that is there now was too large.
+    return narrow if np.isfinite(narrow).all() else None
+
+
+def elements_for_json(kind: str, tensor: Tensor, hint: str, *, half: bool = False) -> Any:
+    """Return a tensor's elements, flat, in a form that `json.dump` writes.
+
+    Args:
+        kind: "input" or "output", for errors.
+        tensor: Datatype and shape known.
+        hint: How else it can be carried; ends the error's sentence.
+        half: FP16 may be written as numbers.
+
+    Raises:
+        Unsupported: FP16, BF16, or BYTES that are not UTF-8.
+    """
+    datatype = tensor.datatype
+    if datatype is Datatype.BYTES:
+        return _texts(kind, tensor, hint)
+    if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
+        raise Unsupported(
+            f"{kind} {tensor.name!r} is {datatype.name}, which JSON has no element for: {hint}"
+        )
+    flat = np.ascontiguousarray(as_numpy(tensor)).reshape(-1)
+    if datatype is Datatype.BOOL:
+        # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
+        flat = flat.view(np.uint8) != 0
+    if not flat.flags.aligned:
+        flat = flat.copy()
+    return flat
+
+
+def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
+    texts: list[str] = []
+    try:
+        for item in as_items(tensor):
+            texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index
+    except UnicodeDecodeError as error:
+        raise Unsupported(
+            f"{kind} {tensor.name!r} has bytes that are not UTF-8 at index {len(texts)}, "
+            f"JSON carries text only: {hint}"
+        ) from error
+    return texts
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | simdjson.Array):
+        return "a list"
+    if isinstance(value, dict | simdjson.Object):
+        return "an object"
+    text = f"{value!r}"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def refuse_non_finite(kind: str, tensor: Tensor, hint: str) -> None:
+    """Refuse a float tensor that JSON cannot carry exactly.
+
+    Raises:
+        Unsupported: It has NaN or an infinity; names the first index.
+    """
+    if tensor.datatype is None or not tensor.datatype.is_float:
+        return
+    flat = as_numpy(tensor).reshape(-1)
+    finite = np.isfinite(flat)
+    if not finite.all():
+        index = int(np.argmin(finite))
+        raise Unsupported(
+            f"{kind} {tensor.name!r} has {flat[index]} at index {index}, "
+            f"which JSON cannot carry: {hint}"
+        )

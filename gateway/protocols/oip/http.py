@@ -1,0 +1,310 @@
+"""The Open Inference HTTP codec: seven functions between HTTP messages and calls.
+
+Here is who does what; paths, bodies and answers have files of their own: paths.py, requests.py,
+replies.py, answers.py. Streams and Triton's extensions are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    ModelNotFound,
+    NotFound,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip import answers
+from gateway.protocols.oip.binary import JSON_HEADERS
+from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
+from gateway.protocols.oip.errors import (
+    HTTP_STATUS,
+    NOT_READY_STATUSES,
+    MethodNotAllowed,
+    clip,
+    error_class_of_http,
+    http_status_of,
+    is_error_status,
+)
+from gateway.protocols.oip.json import dump
+from gateway.protocols.oip.paths import find_route, model_path, server_path
+from gateway.protocols.oip.replies import decode_response, encode_response, error_text
+from gateway.protocols.oip.requests import (
+    ALL_BINARY,
+    ReplyForm,
+    decode_request,
+    encode_request,
+)
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+R = TypeVar("R")
+
+NAME: Final = "oip.http"
+_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+_REQUEST_ID = "x-request-id"
+_REQUEST_ID_BYTES = 128
+_PASSED_ON = ("traceparent", "tracestate")
+_LIVE, _READY = "live", "ready"
+_HEALTH: Mapping[type[Call[Any]], str] = {
+    ServerLiveRequest: _LIVE,
+    ServerReadyRequest: _READY,
+    ModelReadyRequest: _READY,
+}
+_MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
+    ModelReadyRequest: "ready",
+    ModelMetadataRequest: "",
+    InferRequest: "infer",
+}
+_INDEX_PATH = "/v2/repository/index"
+_OK_STATUSES = range(200, 300)
+_CLIENT_ERRORS = range(400, 500)
+_RETRY_AFTER = ("Retry-After", "1")
+
+
+class HttpCodec:
+    """Open Inference over HTTP, JSON and binary tensors, in both directions.
+
+    Args:
+        limits: What a message may hold.
+        options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms); `auto`, until
+            the server was asked who it is, means triton;
+            `not_ready_status`: what clients get for "not ready" (503, 409).
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._dialect = DIALECTS[option(options, DIALECT, "auto", DIALECTS.__contains__)]
+        self._not_ready: int = option(
+            options,
+            NOT_READY_STATUS,
+            HTTP_STATUS[ErrorCode.NOT_READY],
+            NOT_READY_STATUSES.__contains__,
+        )
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Open Inference names and types every tensor."""
+        return _NEEDS
+
+    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+        """Read a client's request; binary inputs are views of its body.
+
+        Raises:
+            InvalidRequest: Path, method, headers or body are wrong.
+            NotFound: There is no such path.
+            TooLarge: A limit is exceeded.
+            Unsupported: It asks for an extension that is not served.
+        """
+        route = find_route(wire.method, wire.path, self._limits)
+        context = self._context(wire)
+        if route.call is InferRequest and route.model is not None:
+            request, form = decode_request(route.model, wire, context, self._limits)
+            return request.within(origin=Origin(NAME, wire, form))
+        return route.call(model=route.model, context=context).within(origin=Origin(NAME, wire))
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+        """Write the answer to *call*; binary outputs are not copied.
+
+        A call that was not decoded by this codec gets binary outputs, which carry everything.
+
+        Raises:
+            Unsupported: JSON was asked for and cannot carry an output, or there is no such answer.
+        """
+        if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
+            return encode_response(call, reply, _form_of(call))
+        answer: Any = reply
+        key = _HEALTH.get(type(call))
+        if key is not None:
+            status = HTTP_STATUS[ErrorCode.NOT_READY] if key == _LIVE else self._not_ready
+            return answers.encode_health(
+                key, healthy=answer, unhealthy_status=status, model=call.model
+            )
+        if isinstance(call, ServerMetadataRequest):
+            return answers.encode_server_metadata(answer)
+        if isinstance(call, ModelMetadataRequest):
+            return answers.encode_model_metadata(answer)
+        if isinstance(call, RepositoryIndexRequest):
+            return answers.encode_index(answer)
+        raise self._unknown(call)
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
+        """Refuse: Open Inference over HTTP has no stream of tensors here.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise self._unknown(call)
+
+    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error* as `{"error": text}`; one of an upstream of this protocol keeps its status.
+
+        Never raises.
+        """
+        status = http_status_of(error, self._not_ready)
+        origin = error.origin
+        if origin is not None and origin.codec == NAME and is_error_status(origin.wire.status):
+            status = origin.wire.status
+        headers = JSON_HEADERS
+        if isinstance(error, MethodNotAllowed):
+            headers = Headers((*headers.pairs, ("Allow", error.allow)))
+        elif error.code is ErrorCode.OVERLOADED:
+            headers = Headers((*headers.pairs, _RETRY_AFTER))
+        text = clip(error.message, self._limits.error_text_bytes)
+        return HttpResponse(status, headers, (dump({"error": text}),))
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream of the dialect; raw inputs are not copied.
+
+        Raises:
+            Unsupported: The dialect cannot carry it, or has no such question.
+        """
+        passed = _passed_on(call.context)
+        deadline = call.context.deadline
+        if isinstance(call, InferRequest):
+            headers, body = encode_request(call, _sent_id(call), self._dialect)
+            pairs = Headers((*headers.pairs, *passed))
+            return HttpRequest("POST", self._model_path(call), "", pairs, body, deadline)
+        if isinstance(call, RepositoryIndexRequest) and self._dialect.index:
+            # MLServer needs a body, Triton does not mind one.
+            body = (dump({"ready": True} if call.ready_only else {}),)
+            pairs = Headers((*JSON_HEADERS.pairs, *passed))
+            return HttpRequest("POST", _INDEX_PATH, "", pairs, body, deadline)
+        path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
+        return HttpRequest("GET", path, "", Headers(passed), (), deadline)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's answer to *call*; binary outputs are views of its body.
+
+        Raises:
+            GatewayError: What an error answer says, with the answer as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            UpstreamProtocolError: It is the answer to another request.
+        """
+        key = _HEALTH.get(type(call))
+        status = wire.status
+        if key is not None and (
+            status in _CLIENT_ERRORS or status == HTTP_STATUS[ErrorCode.NOT_READY]
+        ):
+            return cast("R", False)
+        if status not in _OK_STATUSES:
+            raise self._error(call, wire)
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        return cast("R", self._answer(call, wire))
+
+    def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
+        """Refuse, as `encode_item`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise self._unknown(call)
+
+    def _context(self, wire: HttpRequest) -> Context:
+        request_id = wire.headers.get(_REQUEST_ID) or ""
+        if request_id and not _is_sane(request_id):
+            request_id = ""
+        return Context(
+            protocol=NAME,
+            metadata=tuple([(name.lower(), value) for name, value in wire.headers.pairs]),
+            request_id=request_id,
+            deadline=wire.deadline,
+            needs=_NEEDS,
+        )
+
+    def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
+        if isinstance(call, InferRequest):
+            return decode_response(call, _sent_id(call), wire, self._limits)
+        if isinstance(call, ServerMetadataRequest):
+            return answers.decode_server_metadata(wire, self._limits)
+        if isinstance(call, ModelMetadataRequest):
+            return answers.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
+        if isinstance(call, RepositoryIndexRequest):
+            return answers.decode_index(wire, self._limits)
+        key = _HEALTH.get(type(call))
+        if key is None:
+            raise self._unknown(call)
+        return answers.decode_health(key, wire, self._limits)
+
+    def _error(self, call: Call[Any], wire: HttpResponse) -> GatewayError:
+        text = error_text(wire, self._limits)
+        origin = Origin(NAME, wire)
+        if not is_error_status(wire.status):
+            return UpstreamProtocolError(
+                f"the upstream answered with HTTP status {wire.status}: {text}", model=call.model
+            )
+        kind = error_class_of_http(wire.status)
+        if kind is NotFound and call.model is not None:
+            kind = ModelNotFound
+        return kind(text, model=call.model, origin=origin)
+
+    def _model_path(self, call: Call[Any]) -> str:
+        model = call.model
+        if model is None or not model.name:
+            raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
+        if model.version and not self._dialect.versions:
+            raise Unsupported(
+                f"model {str(model)!r} is asked for by version, {self._dialect.name} has no "
+                "versions",
+                model=model,
+            )
+        return model_path(model, _MODEL_ACTIONS[type(call)])
+
+    def _server_path(self, call: Call[Any]) -> str:
+        path = server_path(type(call))
+        if path is None:
+            raise self._unknown(call)
+        return path
+
+    def _unknown(self, call: Call[Any]) -> Unsupported:
+        return Unsupported(
+            f"{type(call).__name__} is not supported over Open Inference HTTP", model=call.model
+        )
+
+
+def _form_of(call: Call[Any]) -> ReplyForm:
+    origin = call.context.origin
+    if origin is not None and origin.codec == NAME and isinstance(origin.form, ReplyForm):
+        return origin.form
+    return ALL_BINARY
+
+
+def _sent_id(call: InferRequest) -> str:
+    """Return the id a request is sent with: KServe needs one, so there is one if possible."""
+    return call.id or call.context.request_id
+
+
+def _passed_on(context: Context) -> tuple[tuple[str, str], ...]:
+    """Return the headers that go with every request: its id, and the trace it belongs to."""
+    passed = [(name, value) for name, value in context.metadata if name in _PASSED_ON]
+    if context.request_id:
+        passed.append((_REQUEST_ID, context.request_id))
+    return tuple(passed)
+
+
+def _is_sane(text: str) -> bool:
+    return len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()

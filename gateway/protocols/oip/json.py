@@ -1,0 +1,309 @@
+"""Reading JSON documents of Open Inference safely, into dictionaries.
+
+Here are size, depth, keys and duplicates; what the members mean is in messages.py, tensor elements
+in elements.py. Small documents are read by orjson. In large ones simdjson leaves every `data`
+member as a proxy, so that its elements never become Python objects.
+
+orjson and simdjson both keep one of two equal keys without a word; a second parser might keep the
+other, so duplicates are refused (reliability page, B5).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import simdjson
+
+from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits, check_count
+
+# Below this orjson is faster, above it simdjson is (performance page, D).
+SIMD_FROM_BYTES: Final = 8192
+
+_TENSOR_LISTS = ("inputs", "outputs")
+_TENSOR_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
+_TOP_MEMBERS = frozenset({"id", "model_name", "model_version", "parameters", *_TENSOR_LISTS})
+_SPACE = b" \t\r\n"
+_SHOWN = 64
+
+
+@dataclass(slots=True)
+class Document:
+    """A JSON object that was read.
+
+    Attributes:
+        members: Its members; `data` of a tensor is a list, or a simdjson Array.
+        arrays_left: Opening brackets in the text that nobody has accounted for yet; None where
+            nothing is left as a proxy. See `elements.read_proxy`.
+    """
+
+    members: dict[str, Any]
+    arrays_left: int | None = None
+
+
+def read_document(view: memoryview, what: str, limits: MessageLimits) -> Document:
+    """Read one JSON object.
+
+    Args:
+        view: The whole text.
+        what: Names the document in errors.
+        limits: `json_bytes`, `json_depth`, `json_keys` and `tensors` are enforced.
+
+    Raises:
+        MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
+        TooLarge: A limit is exceeded.
+    """
+    size = view.nbytes
+    if size > limits.json_bytes:
+        raise TooLarge(
+            f"{what} has {size} bytes of JSON, at most {limits.json_bytes} are allowed; "
+            "tensors may be sent as binary",
+            limit="json_bytes",
+        )
+    if bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{":
+        raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
+    # A view of bytes as they were received needs no copy.
+    whole = view.obj
+    text = whole if type(whole) is bytes and len(whole) == size else bytes(view)
+    if size < SIMD_FROM_BYTES:
+        return Document(_read_small(text, what, limits))
+    return _read_large(text, what, limits)
+
+
+def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    # Each key has one colon outside of strings. So if there are no more colons than keys were
+    # kept, no key came twice and no string holds one; otherwise look closely.
+    if text.count(b":") != _count_keys(document):
+        check_closely(text, what, limits)
+    elif text.count(b"[") + text.count(b"{") > limits.json_depth:
+        check_depth(document, what, limits)
+    return document
+
+
+def _count_keys(document: dict[str, Any]) -> int:
+    """Count the keys of the objects that Open Inference knows; unknown ones are left out."""
+    count = len(document)
+    parameters = document.get("parameters")
+    if type(parameters) is dict:
+        count += len(parameters)
+    for member in _TENSOR_LISTS:
+        tensors = document.get(member)
+        if type(tensors) is not list:
+            continue
+        for tensor in tensors:
+            if type(tensor) is dict:
+                count += len(tensor)
+                parameters = tensor.get("parameters")
+                if type(parameters) is dict:
+                    count += len(parameters)
+    return count
+
+
+def check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
+    """Check keys and depth of a text that another parser took, object by object.
+
+    Raises:
+        MalformedMessage: A key comes twice in one object.
+        TooLarge: Too deep, or an object with too many keys.
+    """
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        check_count(f"keys in an object of {what}", len(found), limits.json_keys, "json_keys")
+        kept = dict(found)
+        if len(kept) != len(found):
+            raise MalformedMessage(_twice(what, [key for key, _ in found]))
+        return kept
+
+    try:
+        # Numbers are not looked at: other parsers have, and int() refuses 4,301 digits.
+        document = json.loads(
+            text.decode(),
+            object_pairs_hook=pairs,
+            parse_int=_nothing,
+            parse_float=_nothing,
+        )
+    except RecursionError as error:
+        raise _too_deep(what, limits) from error
+    except ValueError as error:
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    check_depth(document, what, limits)
+
+
+def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
+    """Refuse a document of more than `json_depth` levels.
+
+    Raises:
+        TooLarge: It has more.
+    """
+    level = [document]
+    for _ in range(limits.json_depth):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return
+    raise _too_deep(what, limits)
+
+
+def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
+    try:
+        root = simdjson.Parser().parse(text)
+    except RuntimeError as error:
+        raise _large_error(error, what, limits) from error
+    except ValueError as error:  # UnicodeDecodeError too
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    try:
+        members, plain = _members(root, _TOP_MEMBERS, what, limits)
+        for key in _TENSOR_LISTS:
+            found = members.get(key)
+            if type(found) is not simdjson.Array:
+                continue
+            check_count(f"{key} in {what}", len(found), limits.tensors, "tensors")
+            tensors: list[Any] = []
+            for item in found:
+                if type(item) is simdjson.Object:
+                    tensor, known = _members(item, _TENSOR_MEMBERS, what, limits)
+                    plain = plain and known
+                    tensors.append(tensor)
+                else:
+                    tensors.append(None if type(item) is simdjson.Array else item)
+            members[key] = tensors
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    if not plain:
+        check_closely(text, what, limits)
+    return Document(members, text.count(b"["))
+
+
+def _members(
+    item: Any, wanted: frozenset[str], what: str, limits: MessageLimits
+) -> tuple[dict[str, Any], bool]:
+    """Return the known members of a simdjson Object; False when it has others too."""
+    keys = list(item)
+    check_count(f"keys in an object of {what}", len(keys), limits.json_keys, "json_keys")
+    found = set(keys)
+    if len(found) != len(keys):
+        raise MalformedMessage(_twice(what, keys))
+    members: dict[str, Any] = {}
+    for key in found & wanted:
+        value = item[key]
+        if type(value) is simdjson.Object:
+            value = _plain_object(value, what, limits)
+        elif type(value) is simdjson.Array and key not in ("data", *_TENSOR_LISTS):
+            check_count(f"elements of {key!r} in {what}", len(value), limits.json_keys, "json_keys")
+            value = value.as_list()
+        members[key] = value
+    return members, found <= wanted
+
+
+def _plain_object(item: Any, what: str, limits: MessageLimits) -> dict[str, Any]:
+    check_count(f"keys in an object of {what}", len(item), limits.json_keys, "json_keys")
+    kept: dict[str, Any] = item.as_dict()
+    if len(kept) != len(item):
+        raise MalformedMessage(_twice(what, list(item)))
+    return kept
+
+
+def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Document:
+    """Read one JSON object as servers write it.
+
+    That is: with NaN and Infinity as bare words (Triton), and with bytes in its strings that are
+    not UTF-8 (Triton); these become lone surrogates, as by `surrogateescape`.
+
+    Raises:
+        MalformedMessage: It is not even that.
+        TooLarge: A limit is exceeded.
+    """
+    try:
+        return read_document(view, what, limits)
+    except MalformedMessage as error:
+        try:
+            members = json.loads(
+                str(view, "utf-8", "surrogateescape"), object_pairs_hook=_refuse_twice
+            )
+        except (ValueError, RecursionError):
+            raise error from None
+        if type(members) is not dict:
+            raise
+        check_depth(members, what, limits)
+        return Document(members)
+
+
+def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
+    """Read any JSON value without tensors in it; of equal keys the last counts.
+
+    Raises:
+        MalformedMessage: It is not JSON.
+        TooLarge: It is too long or too deep.
+    """
+    if view.nbytes > limits.json_bytes:
+        raise TooLarge(
+            f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
+            limit="json_bytes",
+        )
+    try:
+        value = orjson.loads(view)
+    except orjson.JSONDecodeError as error:
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    check_depth([value], what, limits)
+    return value
+
+
+def _refuse_twice(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    kept = dict(found)
+    if len(kept) != len(found):
+        raise ValueError("a key comes twice")
+    return kept
+
+
+def _nothing(_text: str) -> None:
+    return None
+
+
+def _twice(what: str, keys: list[str]) -> str:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return f"{what} has the key {key[:_SHOWN]!r} twice in one object"
+        seen.add(key)
+    return f"{what} has a key twice in one object"
+
+
+def _too_deep(what: str, limits: MessageLimits) -> TooLarge:
+    return TooLarge(
+        f"{what} is nested too deep, at most {limits.json_depth} levels are allowed",
+        limit="json_depth",
+    )
+
+
+def _large_error(
+    error: RuntimeError, what: str, limits: MessageLimits
+) -> MalformedMessage | TooLarge:
+    if "DEPTH" in str(error):
+        return _too_deep(what, limits)
+    return MalformedMessage(f"{what} is not JSON: {error}")
+
+
+def _opening(view: memoryview) -> str:
+    if not view.nbytes:
+        return "it is empty"
+    return f"it begins with {bytes(view[:16])!r}"
+
+
+def dump(document: Mapping[str, Any] | list[Any]) -> bytes:
+    """Write a document; numpy arrays in it become flat or nested lists.
+
+    FP32 values get their shortest text, non-finite ones `null`.
+    """
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

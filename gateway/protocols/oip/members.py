@@ -1,0 +1,249 @@
+"""Members of JSON messages: names, parameters, and the tensors of `inputs` and `outputs`.
+
+What requests and answers have in common. Requests are read strictly; answers with `lenient`, since
+servers write `null` members and values that are no parameters (dossier, sections 5 and 14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.ir.context import Parameter
+from gateway.ir.data import RawData, split_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import Shape, Tensor, raw_tensor
+from gateway.protocols.oip.binary import BINARY_SIZE, BinaryPart
+from gateway.protocols.oip.datatypes import parse_datatype
+from gateway.protocols.oip.elements import ElementReader
+from gateway.protocols.oip.json import Document, dump
+from gateway.protocols.oip.parameters import check_integer
+
+_SHARED_MEMORY = "shared_memory_"
+_SHOWN = 40
+
+
+class TensorReader:
+    """Reads a list of tensors, JSON and binary in any mix.
+
+    Args:
+        kind: "input" or "output": the list is called so with an s.
+        binary: The bytes after the JSON.
+        limits: All on tensors, names and parameters are enforced.
+        lenient: Read what servers write.
+    """
+
+    def __init__(
+        self, kind: str, binary: BinaryPart, limits: MessageLimits, *, lenient: bool = False
+    ) -> None:
+        self._kind = kind
+        self._binary = binary
+        self._limits = limits
+        self._lenient = lenient
+        self._elements = ElementReader(kind, limits, lenient=lenient)
+
+    def read(self, document: Document) -> tuple[Tensor, ...]:
+        """Read the document's tensors.
+
+        Raises:
+            MalformedMessage: A member is missing or of a wrong type, or bytes are left over.
+            InvalidTensor: Datatype, shape and data do not agree.
+            TooLarge: A limit is exceeded.
+            Unsupported: A tensor is in shared memory.
+        """
+        kind, limits = self._kind, self._limits
+        members = list_member(document.members, f"{kind}s", required=True)
+        check_count(f"{kind}s", len(members), limits.tensors, "tensors")
+        tensors = tuple([self._tensor(index, member) for index, member in enumerate(members)])
+        refuse_twice(kind, [tensor.name for tensor in tensors])
+        self._binary.finish()
+        if document.arrays_left is not None:
+            outside = 1 + len(tensors) + (type(document.members.get("outputs")) is list)
+            if kind == "output":
+                outside -= 1
+            self._elements.check_brackets(document.arrays_left - outside)
+        return tensors
+
+    def _tensor(self, index: int, member: Any) -> Tensor:
+        kind = self._kind
+        name = tensor_name(kind, index, member, self._limits)
+        text = member.get("datatype")
+        if type(text) is not str:
+            raise MalformedMessage(_wrong(f"{kind} {name!r}", "datatype", text, "a string"))
+        datatype = parse_datatype(name, text)
+        shape = self._shape(name, member.get("shape"))
+        count = check_shape(name, datatype, shape, self._limits)
+        parameters = read_parameters(
+            member, f"{kind} {name!r}", self._limits, lenient=self._lenient
+        )
+        data = member.get("data")
+        if BINARY_SIZE in parameters:
+            if data is not None:
+                raise InvalidTensor(
+                    f"{kind} {name!r} has both data and {BINARY_SIZE}, needed is one of them"
+                )
+            custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
+            view = self._binary.take(name, parameters[BINARY_SIZE])
+            return self._raw(name, datatype, shape, count, view, custom)
+        if data is None:
+            self._refuse_absent(name, parameters)
+        return Tensor(
+            name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
+        )
+
+    def _raw(
+        self,
+        name: str,
+        datatype: Datatype,
+        shape: Shape,
+        count: int,
+        view: memoryview,
+        parameters: Mapping[str, Parameter],
+    ) -> Tensor:
+        if datatype is not Datatype.BYTES:
+            return raw_tensor(name, datatype, shape, view, parameters)
+        most = self._limits.bytes_element_size
+        for index, item in enumerate(split_items(name, view, count)):
+            if len(item) > most:
+                raise TooLarge(
+                    f"{self._kind} {name!r} has {len(item)} bytes at index {index}, "
+                    f"at most {most} are allowed",
+                    limit="bytes_element_size",
+                )
+        return Tensor(name, datatype, shape, RawData(view), parameters)
+
+    def _refuse_absent(self, name: str, parameters: Mapping[str, Parameter]) -> None:
+        refuse_shared_memory(f"{self._kind} {name!r}", parameters)
+        raise InvalidTensor(
+            f"{self._kind} {name!r} has no data: needed is 'data', "
+            f"or the parameter {BINARY_SIZE!r} and its bytes after the JSON"
+        )
+
+    def _shape(self, name: str, value: Any) -> Shape:
+        if type(value) is not list or not all(type(dim) is int for dim in value):
+            raise MalformedMessage(
+                _wrong(f"{self._kind} {name!r}", "shape", value, "a list of integers")
+            )
+        return tuple(value)
+
+
+def list_member(members: Mapping[str, Any], key: str, *, required: bool = False) -> list[Any]:
+    """Return a list member; empty when absent or null and not *required*.
+
+    Raises:
+        MalformedMessage: It is something else.
+    """
+    value = members.get(key)
+    if type(value) is list:
+        return value
+    if value is None and not required:
+        return []
+    raise MalformedMessage(_wrong("the message", key, value, "a list"))
+
+
+def text_member(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
+    """Return a text member, checked as a name; "" when absent or null.
+
+    Raises:
+        MalformedMessage: It is no text.
+        InvalidRequest: It has control characters.
+        TooLarge: It is too long.
+    """
+    value = members.get(key)
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise MalformedMessage(_wrong("the message", key, value, "a string"))
+    check_name(key, value, limits.name_bytes, "name_bytes")
+    return value
+
+
+def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> str:
+    """Return the name of the tensor object *member*.
+
+    Raises:
+        MalformedMessage: It is no object, or has no name.
+        InvalidRequest: The name has control characters.
+        TooLarge: It is too long.
+    """
+    if type(member) is not dict:
+        raise MalformedMessage(f"{kind} {index} is {_show(member)}, needed is an object")
+    name = member.get("name")
+    if type(name) is not str or not name:
+        raise MalformedMessage(_wrong(f"{kind} {index}", "name", name, "a string"))
+    check_name(f"name of {kind} {index}", name, limits.name_bytes, "name_bytes")
+    return name
+
+
+def refuse_twice(kind: str, names: list[str]) -> None:
+    """Refuse a name that comes twice.
+
+    Raises:
+        MalformedMessage: One does.
+    """
+    if len(set(names)) != len(names):
+        name = next(name for index, name in enumerate(names) if name in names[:index])
+        raise MalformedMessage(f"{kind} {name!r} is there twice")
+
+
+def refuse_shared_memory(what: str, parameters: Mapping[str, Parameter]) -> None:
+    """Refuse a tensor that lies in shared memory.
+
+    Raises:
+        Unsupported: It does.
+    """
+    if any(key.startswith(_SHARED_MEMORY) for key in parameters):
+        raise Unsupported(f"{what} is in shared memory, which is not supported")
+
+
+def read_parameters(
+    members: Mapping[str, Any], what: str, limits: MessageLimits, *, lenient: bool = False
+) -> dict[str, Parameter]:
+    """Return the `parameters` of a message or tensor, reserved ones included.
+
+    Args:
+        members: The message or tensor.
+        what: Names it in errors.
+        limits: On count and names.
+        lenient: Leave null out, and keep lists and objects as their JSON text.
+
+    Raises:
+        MalformedMessage: They are no object, or a value is no scalar.
+        InvalidRequest: A name has control characters, or an integer has more than 64 bits.
+        TooLarge: They are too many, or a name is too long.
+    """
+    found = members.get("parameters")
+    if found is None:
+        return {}
+    if type(found) is not dict:
+        raise MalformedMessage(_wrong(what, "parameters", found, "an object"))
+    check_count(f"parameters of {what}", len(found), limits.parameters, "parameters")
+    parameters: dict[str, Parameter] = {}
+    for key, value in found.items():
+        check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
+        if type(value) is int:
+            check_integer(key, value)
+        elif type(value) not in (str, float, bool):
+            if not lenient:
+                raise MalformedMessage(
+                    f"parameter {key!r} of {what} is {_show(value)}, "
+                    "needed is a string, a number, true or false"
+                )
+            if value is None:
+                continue
+            value = dump(value).decode()  # noqa: PLW2901
+        parameters[key] = value
+    return parameters
+
+
+def _wrong(what: str, key: str, value: Any, needed: str) -> str:
+    if value is None:
+        return f"{what} has no {key!r}, needed is {needed}"
+    return f"{key!r} of {what} is {_show(value)}, needed is {needed}"
+
+
+def _show(value: Any) -> str:
+    text = {type(None): "null", list: "a list", dict: "an object"}.get(type(value), repr(value))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,0 +1,170 @@
+"""Inference answers and error answers over HTTP, both ways.
+
+Source: Open Inference Protocol, "Inference Response JSON Object"; dossier, sections 5, 7, 12, 13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_raw
+from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import Tensor
+from gateway.protocols.oip.binary import (
+    BinaryPart,
+    body_of,
+    json_length,
+    with_binary_size,
+)
+from gateway.protocols.oip.elements import elements_for_json
+from gateway.protocols.oip.errors import HTTP_OK, clip
+from gateway.protocols.oip.json import dump, read_leniently
+from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
+from gateway.protocols.oip.requests import ReplyForm
+from gateway.wire.http import HttpResponse
+
+_WHAT = "the answer"
+_READ_BYTES = 64 * 1024
+_TRACEBACK = "Traceback (most recent call last)"
+_USE_BINARY = (
+    "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
+    "request) or over gRPC"
+)
+
+
+def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -> HttpResponse:
+    """Write the answer to *call*; binary outputs are passed on as views.
+
+    The id is the client's own: one made up on the way is left out. Floats in JSON that are not
+    finite become `null`, see elements.py.
+
+    Raises:
+        Unsupported: An output has no JSON form and the client asked for JSON.
+    """
+    members: dict[str, Any] = {"id": call.id} if call.id else {}
+    members["model_name"] = reply.model.name
+    if reply.model.version:
+        members["model_version"] = reply.model.version
+    if reply.parameters:
+        members["parameters"] = reply.parameters
+    binary: list[memoryview] = []
+    members["outputs"] = [_output(tensor, form, binary) for tensor in reply.outputs]
+    headers, body = body_of(dump(members), binary, always=False)
+    return HttpResponse(HTTP_OK, headers, body, compressible=True)
+
+
+def _output(tensor: Tensor, form: ReplyForm, binary: list[memoryview]) -> dict[str, Any]:
+    name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise Unsupported(
+            f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
+            "model's metadata does not tell"
+        )
+    member: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
+    if form.is_binary(name):
+        view = as_raw(tensor)
+        binary.append(view)
+        member["parameters"] = with_binary_size(tensor.parameters, view.nbytes)
+        return member
+    if tensor.parameters:
+        member["parameters"] = tensor.parameters
+    member["data"] = elements_for_json("output", tensor, _USE_BINARY)
+    return member
+
+
+def decode_response(
+    call: InferRequest, sent_id: str, wire: HttpResponse, limits: MessageLimits
+) -> InferResponse:
+    """Read the answer to *call*; binary outputs are views of the body.
+
+    Args:
+        call: What was asked.
+        sent_id: The id it was sent with.
+        wire: An answer of status 200.
+        limits: Those for requests hold for answers too.
+
+    Raises:
+        MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        UpstreamProtocolError: It is the answer to another request.
+    """
+    body = wire.view
+    length = json_length(wire.headers, body.nbytes)
+    end = body.nbytes if length is None else length
+    document = read_leniently(body[:end], _WHAT, limits)
+    members = document.members
+    found = text_member(members, "id", limits)
+    if sent_id and found and found != sent_id:
+        raise UpstreamProtocolError(
+            f"the answer has the id {clip(found, 64)!r}, the request was sent with {sent_id!r}",
+            model=call.model,
+        )
+    binary = BinaryPart("output", body[end:], has_header=length is not None)
+    outputs = TensorReader("output", binary, limits, lenient=True).read(document)
+    _check_outputs(call, outputs)
+    asked = call.model or ModelRef("")
+    return InferResponse(
+        model=ModelRef(
+            text_member(members, "model_name", limits) or asked.name,
+            text_member(members, "model_version", limits),
+        ),
+        outputs=outputs,
+        id=call.id,
+        parameters=read_parameters(members, _WHAT, limits, lenient=True),
+    )
+
+
+def _check_outputs(call: InferRequest, outputs: tuple[Tensor, ...]) -> None:
+    """Refuse an answer that lacks an output; more than were asked for are let through."""
+    names = {tensor.name for tensor in outputs}
+    for output in call.outputs:
+        if output.name not in names:
+            raise MalformedMessage(
+                f"the answer has no output {output.name!r}, it has {sorted(names)[:8]}"
+            )
+
+
+def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
+    """Return what an error answer says, whatever its form and content type.
+
+    Members `error`, `detail` (text, or FastAPI's list) and `message`; else the text itself, of a
+    traceback the last line; never empty.
+    """
+    text = str(wire.view[:_READ_BYTES], "utf-8", "replace").strip()
+    found = _said(text) or f"HTTP status {wire.status} without a text"
+    return clip(found, limits.error_text_bytes)
+
+
+def _said(text: str) -> str:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if _TRACEBACK in text:
+            return text.splitlines()[-1].strip()
+        return text
+    if type(document) is dict:
+        for key in ("error", "detail", "message"):
+            value = document.get(key)
+            if value:
+                return _flat(value)
+    return text if type(document) is not str else document
+
+
+def _flat(value: Any) -> str:
+    """Return an error value as one text."""
+    if type(value) is str:
+        return value
+    if type(value) is list:
+        return "; ".join(_flat(item) for item in value[:8])
+    if type(value) is dict and type(value.get("msg")) is str:
+        where = value.get("loc")
+        if type(where) is list:
+            return f"{'.'.join(map(str, where[:8]))}: {value['msg']}"
+        return str(value["msg"])
+    if type(value) is dict and type(value.get("message")) is str:
+        return str(value["message"])
+    return dump({"error": value}).decode()

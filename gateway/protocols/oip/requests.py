@@ -1,0 +1,263 @@
+"""Inference requests over HTTP, both ways.
+
+Source: Open Inference Protocol, "Inference Request JSON Object"; dossier, sections 5, 7 and 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Parameter
+from gateway.ir.data import RawData, as_items, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.binary import (
+    BINARY_DATA,
+    LENGTH_HEADER,
+    BinaryPart,
+    body_of,
+    json_length,
+    with_binary_size,
+)
+from gateway.protocols.oip.dialects import Dialect
+from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
+from gateway.protocols.oip.json import Document, dump, read_document
+from gateway.protocols.oip.members import (
+    TensorReader,
+    list_member,
+    read_parameters,
+    refuse_shared_memory,
+    refuse_twice,
+    tensor_name,
+    text_member,
+)
+from gateway.protocols.oip.parameters import (
+    BINARY_DATA_OUTPUT,
+    INT64_MAX,
+    join_parameters,
+    split_parameters,
+)
+from gateway.wire.http import Buffer, Headers, HttpRequest
+
+_CLASSIFICATION = "classification"
+_WHAT = "the request"
+_HOW_BINARY = (
+    "a binary request is the JSON followed by the bytes of its tensors, with the header "
+    f"{LENGTH_HEADER} set to the length of the JSON; with Python's requests pass "
+    "data=json_bytes + tensor_bytes, not json= and data= together"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """Which outputs go back as binary.
+
+    Attributes:
+        default: Those that the request does not list.
+        listed: Those it lists, by name. One listed without `binary_data` is JSON, even under
+            `binary_data_output`: so does Triton.
+    """
+
+    default: bool = False
+    listed: Mapping[str, bool] = field(default_factory=dict)
+
+    def is_binary(self, name: str) -> bool:
+        """Tell whether output *name* goes back as binary."""
+        return self.listed.get(name, self.default)
+
+
+ALL_JSON = ReplyForm()
+ALL_BINARY = ReplyForm(default=True)
+
+
+def decode_request(
+    model: ModelRef, wire: HttpRequest, context: Context, limits: MessageLimits
+) -> tuple[InferRequest, ReplyForm]:
+    """Read an inference request and the form its answer shall have.
+
+    Binary inputs are views of the body. A raw binary request (length header 0) is one input
+    without name, datatype and shape, and all outputs come back as binary.
+
+    Raises:
+        InvalidRequest: The bytes or members are wrong.
+        TooLarge: A limit is exceeded.
+        Unsupported: Classification or shared memory is asked for.
+    """
+    body = wire.view
+    length = json_length(wire.headers, body.nbytes)
+    if length == 0:
+        whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
+        return InferRequest(model=model, context=context, inputs=(whole,)), ALL_BINARY
+    end = body.nbytes if length is None else length
+    document = _document(body[:end], limits, has_header=length is not None)
+    members = document.members
+    parameters = split_parameters(read_parameters(members, _WHAT, limits))
+    binary = BinaryPart("input", body[end:], has_header=length is not None)
+    inputs = TensorReader("input", binary, limits).read(document)
+    outputs, listed = _requested(members, limits)
+    request = InferRequest(
+        model=model,
+        context=context,
+        inputs=inputs,
+        outputs=outputs,
+        id=text_member(members, "id", limits),
+        sequence=parameters.sequence,
+        priority=parameters.priority,
+        timeout_us=parameters.timeout_us,
+        parameters=parameters.custom,
+    )
+    if not listed and not parameters.binary_data_output:
+        return request, ALL_JSON
+    return request, ReplyForm(parameters.binary_data_output, listed)
+
+
+def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> Document:
+    try:
+        return read_document(view, _WHAT, limits)
+    except MalformedMessage as error:
+        if has_header or " twice " in error.message:
+            raise
+        if bytes(view[:64]).lstrip()[:1] == b"{":
+            hint = (
+                f"if binary tensors follow the JSON, the header {LENGTH_HEADER} must say "
+                "where it ends"
+            )
+        else:
+            hint = _HOW_BINARY
+        raise MalformedMessage(f"{error.message}; {hint}") from error
+
+
+def _requested(
+    members: Mapping[str, Any], limits: MessageLimits
+) -> tuple[tuple[RequestedOutput, ...], dict[str, bool]]:
+    found = list_member(members, "outputs")
+    if not found:
+        return (), {}
+    check_count("requested outputs", len(found), limits.outputs, "outputs")
+    outputs: list[RequestedOutput] = []
+    listed: dict[str, bool] = {}
+    for index, member in enumerate(found):
+        name = tensor_name("output", index, member, limits)
+        parameters = read_parameters(member, f"output {name!r}", limits)
+        listed[name] = _takes_binary(name, parameters)
+        outputs.append(RequestedOutput(name, 0, parameters))
+    refuse_twice("output", [output.name for output in outputs])
+    return tuple(outputs), listed
+
+
+def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
+    """Take the reserved parameters of a requested output out; tell whether it shall be binary."""
+    if not parameters:
+        return False
+    refuse_shared_memory(f"output {name!r}", parameters)
+    classes = parameters.pop(_CLASSIFICATION, 0)
+    if type(classes) is not int or classes < 0:
+        raise InvalidRequest(
+            f"parameter 'classification' of output {name!r} is {str(classes)[:40]}, "
+            "needed is a number of classes"
+        )
+    if classes:
+        raise Unsupported(f"output {name!r} asks for classification, which is not supported")
+    binary = parameters.pop(BINARY_DATA, False)
+    if type(binary) is not bool:
+        raise InvalidRequest(
+            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}, "
+            "needed is true or false"
+        )
+    return binary
+
+
+def encode_request(
+    call: InferRequest, request_id: str, dialect: Dialect
+) -> tuple[Headers, tuple[Buffer, ...]]:
+    """Write an inference request in a server's dialect; raw inputs are passed on as views.
+
+    Args:
+        call: Its inputs have name, datatype and shape.
+        request_id: Sent as `id`; "" for none.
+        dialect: The server's.
+
+    Raises:
+        Unsupported: The dialect cannot carry something in it.
+    """
+    members: dict[str, Any] = {"id": request_id} if request_id else {}
+    parameters: dict[str, Any] = join_parameters(call)
+    if dialect.binary and not call.outputs:
+        parameters[BINARY_DATA_OUTPUT] = True
+    if parameters:
+        _check_parameters(_WHAT, parameters, dialect)
+        members["parameters"] = parameters
+    binary: list[memoryview] = []
+    members["inputs"] = [_input(tensor, binary, dialect) for tensor in call.inputs]
+    if call.outputs:
+        members["outputs"] = [_output(output, dialect) for output in call.outputs]
+    headers, body = body_of(dump(members), binary, always=True)
+    return headers, tuple(body)
+
+
+def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[str, Any]:
+    datatype, shape = tensor.datatype, tensor.shape
+    if not tensor.name or datatype is None or shape is None:
+        raise Unsupported(
+            f"input {tensor.name!r} has no name, datatype or shape: Open Inference needs all three"
+        )
+    member: dict[str, Any] = {"name": tensor.name, "shape": shape, "datatype": datatype.value}
+    parameters = tensor.parameters
+    _check_parameters(f"input {tensor.name!r}", parameters, dialect)
+    if dialect.binary:
+        if dialect.text_only and datatype is Datatype.BYTES:
+            _check_text(tensor, dialect)
+        view = as_raw(tensor)
+        binary.append(view)
+        member["parameters"] = with_binary_size(parameters, view.nbytes)
+        return member
+    if parameters:
+        member["parameters"] = parameters
+    hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
+    member["data"] = elements_for_json("input", tensor, hint, half=dialect.half_in_json)
+    refuse_non_finite("input", tensor, hint)
+    return member
+
+
+def _output(output: RequestedOutput, dialect: Dialect) -> dict[str, Any]:
+    if output.classes:
+        raise Unsupported(f"output {output.name!r} asks for classification: not supported")
+    member: dict[str, Any] = {"name": output.name}
+    parameters = dict(output.parameters)
+    _check_parameters(f"output {output.name!r}", parameters, dialect)
+    if dialect.binary:
+        parameters[BINARY_DATA] = True
+    if parameters:
+        member["parameters"] = parameters
+    return member
+
+
+def _check_text(tensor: Tensor, dialect: Dialect) -> None:
+    for index, item in enumerate(as_items(tensor)):
+        try:
+            str(item, "utf-8")
+        except UnicodeDecodeError as error:
+            raise Unsupported(
+                f"input {tensor.name!r} has bytes that are not UTF-8 at index {index}, "
+                f"{dialect.name} takes text only over HTTP, choose its gRPC port"
+            ) from error
+
+
+def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: Dialect) -> None:
+    for key, value in parameters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Unsupported(f"parameter {key!r} of {what} is {value}, which JSON cannot carry")
+        if dialect.signed_parameters and type(value) is int and value > INT64_MAX:
+            # `sequence_id` is read as an unsigned integer; only custom ones lose precision.
+            if key == "sequence_id":
+                continue
+            raise Unsupported(
+                f"parameter {key!r} of {what} is {value}, {dialect.name} takes integers up to "
+                f"{INT64_MAX} over HTTP"
+            )
