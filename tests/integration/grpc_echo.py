@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.base import Budget, ClientLimits, GrpcFrontend, GrpcMount, ServerLimits
@@ -22,6 +26,7 @@ METHODS = {
     BIDI: MethodKind.BIDIRECTIONAL,
 }
 MIB = 1 << 20
+_CORE_NOTE = re.compile(r"I\d{4} \S+ +\d+ \w+\.cc:\d+\] ")
 
 _STATUS = {
     ErrorCode.OVERLOADED: GrpcStatus.RESOURCE_EXHAUSTED,
@@ -59,12 +64,15 @@ class Slow:
         self.cancelled = asyncio.Event()
         self.go = asyncio.Event()
         self.running = 0
+        self._changed = asyncio.Condition()
         self.most = 0
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         self.running += 1
         self.most = max(self.most, self.running)
         self.started.set()
+        async with self._changed:
+            self._changed.notify_all()
         try:
             if wire.method == STREAM:
                 yield GrpcResponse((b"first",))
@@ -75,6 +83,11 @@ class Slow:
             raise
         finally:
             self.running -= 1
+
+    async def reached(self, running: int) -> None:
+        """Wait until so many calls run."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.running >= running)
 
     def refuse(self, error: GatewayError, /) -> GrpcResponse:
         return GrpcResponse(status=_STATUS[error.code], details=error.message)
@@ -119,3 +132,13 @@ async def calling(
 def ask(message: bytes = b"x", method: str = UNARY) -> GrpcRequest:
     """Return a request without metadata."""
     return GrpcRequest(method, (message,))
+
+
+def only_quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Fail unless nothing was written to stderr and no warning logged.
+
+    Where grpc was imported before the gateway, its C core notes peers that go away: "I1121 ...".
+    """
+    assert [] == [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    lines = capfd.readouterr().err.splitlines()
+    assert [] == [line for line in lines if _CORE_NOTE.match(line) is None]

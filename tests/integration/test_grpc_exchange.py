@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import monotonic
 
 import pytest
@@ -15,8 +16,16 @@ from tests.integration.grpc_echo import (
     ask,
     calling,
     echo,
+    only_quiet,
     serving,
 )
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    yield
+    only_quiet(capfd, caplog)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 602_112, 16 * MIB])
@@ -41,7 +50,7 @@ async def test_frontend_sees_method_metadata_and_deadline() -> None:
         answer = await client.send(request, deadline=deadline)
     seen = frontend.asked[0]
     assert UNARY == seen.method
-    assert b"abcd" == seen.view
+    assert b"abcd" == seen.view.tobytes()
     assert set(metadata) <= set(seen.metadata)
     assert seen.deadline == pytest.approx(deadline, abs=0.1)
     assert (("x-echo", "yes"),) == answer.metadata

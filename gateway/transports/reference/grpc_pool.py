@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from gateway.transports.base import ClientLimits
+from gateway.transports.reference.grpc_core import keep_log_quiet
 
 # What servers allow on one connection (RELIABILITY.md D1); more would wait in the C core unseen.
 _STREAMS = 100
@@ -105,6 +106,7 @@ class Pool:
     def _another(self) -> Channel:
         if len(self._channels) >= self._limits.connections:
             return min(self._channels, key=lambda channel: channel.users)
+        keep_log_quiet()
         options = _options(self._limits)
         if self._credentials is None:
             opened = aio.insecure_channel(self._target, options=options)

@@ -24,6 +24,7 @@ from gateway.ir.errors import GatewayError, InternalError, TooLarge
 from gateway.transports.admission import Slots
 from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits
 from gateway.transports.reference.grpc_address import bound_address, require_free
+from gateway.transports.reference.grpc_core import keep_log_quiet
 from gateway.transports.reference.grpc_metadata import CODE_OF, sendable
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import size_of
@@ -82,6 +83,7 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises OSError, naming the address, when it cannot be had."""
         await require_free(self._address)
+        keep_log_quiet()
         server = aio.server(
             handlers=(self._methods,),
             options=_options(self._limits),

@@ -1,0 +1,251 @@
+"""How gRPC calls end other than by an answer: cancelling, deadlines, breaks, statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from time import monotonic
+
+import pytest
+
+from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable
+from gateway.transports.base import ClientLimits
+from gateway.transports.reference.grpc_client import GrpcClient
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from tests.integration.grpc_echo import (
+    STREAM,
+    UNARY,
+    Answers,
+    Slow,
+    ask,
+    calling,
+    echo,
+    only_quiet,
+    serving,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    yield
+    only_quiet(capfd, caplog)
+
+
+PROMPT_S = 0.1
+
+
+def free_address() -> str:
+    """Return an address of the loopback where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def test_cancelled_send_cancels_the_far_end() -> None:
+    """Cancelling `send` is seen by the server's frontend within 100 ms."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server) as client:
+        call = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        call.cancel()
+        async with asyncio.timeout(PROMPT_S):
+            await frontend.cancelled.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert 0 == frontend.running
+
+
+async def test_closed_stream_cancels_the_far_end() -> None:
+    """Closing the iterator of `stream` is seen by the server's frontend within 100 ms."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server) as client:
+        answers = client.stream(ask(method=STREAM), deadline=None)
+        await anext(answers)
+        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        async with asyncio.timeout(PROMPT_S):
+            await frontend.cancelled.wait()
+    assert 0 == frontend.running
+
+
+async def test_deadline_ends_both_sides() -> None:
+    """At the deadline the caller has its error and the frontend is cancelled."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server) as client:
+        began = monotonic()
+        with pytest.raises(DeadlineExceeded, match="in time"):
+            await client.send(ask(), deadline=began + 0.2)
+        assert 0.2 == pytest.approx(monotonic() - began, abs=0.05)
+        async with asyncio.timeout(PROMPT_S):
+            await frontend.cancelled.wait()
+
+
+@pytest.mark.parametrize("left_s", [0.0, -1.0])
+async def test_past_deadline_asks_nobody(left_s: float) -> None:
+    """Without time left no call is made."""
+    frontend = Answers(echo)
+    async with serving(frontend) as server, calling(server) as client:
+        with pytest.raises(DeadlineExceeded, match="before"):
+            await client.send(ask(), deadline=monotonic() + left_s)
+        with pytest.raises(DeadlineExceeded, match="before"):
+            await anext(client.stream(ask(), deadline=monotonic() + left_s))
+    assert [] == frontend.asked
+
+
+async def test_deadline_holds_while_waiting_for_a_place() -> None:
+    """A call that waits for a place among its own kind gives up at its deadline."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server, ClientLimits(in_flight=1)) as client:
+        first = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        with pytest.raises(DeadlineExceeded):
+            await client.send(ask(), deadline=monotonic() + 0.05)
+        frontend.go.set()
+        assert GrpcStatus.OK is (await first).status
+
+
+STATUSES = [status for status in GrpcStatus if status is not GrpcStatus.OK]
+
+
+@pytest.mark.parametrize("status", STATUSES, ids=lambda status: status.name)
+async def test_status_of_the_server_is_an_answer(status: GrpcStatus) -> None:
+    """Every status comes back with its text and trailing metadata, whatever it is."""
+    metadata = (("x-why", "because"), ("x-data-bin", b"\0\1"))
+    ending = GrpcResponse(status=status, details="nö: 'x' has 1\nneeds 2", metadata=metadata)
+
+    async def end(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        yield ending
+
+    async with serving(Answers(end)) as server, calling(server) as client:
+        assert ending == await client.send(ask(), deadline=monotonic() + 5)
+        assert [ending] == [each async for each in client.stream(ask(method=STREAM), deadline=None)]
+
+
+async def test_stream_ends_with_a_status_after_answers() -> None:
+    """What came before the status is delivered."""
+
+    async def end(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        yield GrpcResponse((b"one",))
+        yield GrpcResponse(status=GrpcStatus.ABORTED, details="half way")
+        yield GrpcResponse((b"never",))
+
+    async with serving(Answers(end)) as server, calling(server) as client:
+        answers = [each async for each in client.stream(ask(method=STREAM), deadline=None)]
+    assert [GrpcStatus.OK, GrpcStatus.ABORTED] == [each.status for each in answers]
+
+
+async def test_unknown_method_is_named() -> None:
+    """A path that nobody serves is UNIMPLEMENTED, and the text names it."""
+    async with serving(Answers(echo)) as server, calling(server) as client:
+        answer = await client.send(ask(method="/no.Such/Thing"), deadline=None)
+    assert GrpcStatus.UNIMPLEMENTED is answer.status
+    assert "no protocol here serves /no.Such/Thing" == answer.details
+
+
+async def test_refused_connection_was_not_sent() -> None:
+    """Where nobody listens the call certainly was not seen, and the error comes at once."""
+    began = monotonic()
+    async with calling(free_address()) as client:
+        with pytest.raises(NotSent, match="cannot connect to 127"):
+            await client.send(ask(), deadline=monotonic() + 5)
+    assert monotonic() - began < 1
+
+
+async def until_sent(client: GrpcClient) -> GrpcResponse:
+    """Try until the upstream is there."""
+    while True:
+        try:
+            return await client.send(ask(b"again"), deadline=None)
+        except NotSent:
+            await asyncio.sleep(0.05)
+
+
+async def test_restart_of_the_upstream_is_noticed() -> None:
+    """A server that comes back at the same address is used again within two seconds."""
+    async with serving(Answers(echo)) as server, calling(server) as client:
+        await client.send(ask(), deadline=None)
+        await server.stop()
+        with pytest.raises(Unavailable):
+            await client.send(ask(), deadline=None)
+        async with serving(Answers(echo), address=server.address):
+            async with asyncio.timeout(2):
+                answer = await until_sent(client)
+    assert b"again" == answer.view.tobytes()
+
+
+async def test_broken_connection_may_have_been_seen() -> None:
+    """An upstream that dies with the call in hand is Unavailable, and not NotSent."""
+    reached = asyncio.Event()
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes.fromhex("000000040000000000"))  # empty SETTINGS
+        data = b""
+        while b"Echo" not in data and b"message" not in data:
+            data += await reader.read(65536)
+        reached.set()
+        writer.close()
+
+    server = await asyncio.start_server(die, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, calling(f"127.0.0.1:{port}") as client:
+        with pytest.raises(Unavailable, match="broke the connection") as caught:
+            await client.send(ask(b"message"), deadline=monotonic() + 5)
+    assert reached.is_set()
+    assert Unavailable is type(caught.value)
+
+
+async def test_upstream_of_another_protocol_is_unavailable() -> None:
+    """A server that answers HTTP/1.1 never saw a call."""
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, calling(f"127.0.0.1:{port}") as client:
+        with pytest.raises(NotSent, match=r"http1\.x"):
+            await client.send(ask(), deadline=monotonic() + 5)
+
+
+async def test_silent_upstream_is_given_up_after_the_connect_timeout() -> None:
+    """An address that accepts no connection costs the connect timeout and no more."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        with socket.create_connection(address):
+            began = monotonic()
+            async with calling(
+                f"127.0.0.1:{address[1]}", ClientLimits(connect_timeout_s=0.3)
+            ) as client:
+                with pytest.raises(NotSent):
+                    await client.send(ask(), deadline=monotonic() + 5)
+            assert 0.3 == pytest.approx(monotonic() - began, abs=0.25)
+
+
+async def test_closing_the_client_ends_its_calls() -> None:
+    """A call in flight gets an error, not a cancellation; a later one is NotSent."""
+    frontend = Slow()
+    async with serving(frontend) as server:
+        client = GrpcClient(server.address, ClientLimits())
+        call = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        await client.close()
+        await client.close()
+        with pytest.raises(Unavailable, match="closed during"):
+            await call
+        with pytest.raises(NotSent, match="closed"):
+            await client.send(ask(), deadline=None)
+
+
+async def test_metadata_that_grpc_cannot_carry_is_left_out() -> None:
+    """An odd header of the caller does not cost it the call."""
+    frontend = Answers(echo)
+    odd = (("Bad Key", "x"), ("x-uml", "ä"), ("grpc-timeout", "1S"), ("x-b-bin", "text"))
+    request = GrpcRequest(UNARY, (b"x",), (*odd, ("x-good", "yes")))
+    async with serving(frontend) as server, calling(server) as client:
+        assert GrpcStatus.OK is (await client.send(request, deadline=None)).status
+    names = {name for name, _ in frontend.asked[0].metadata}
+    assert {"x-good", "user-agent"} == names

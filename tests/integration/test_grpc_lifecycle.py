@@ -1,0 +1,171 @@
+"""Starting, draining and stopping the reference gRPC server; connections of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from grpc import aio
+
+from gateway.ir.errors import Unavailable
+from gateway.transports.base import Budget, ClientLimits, ServerLimits
+from gateway.transports.reference.grpc_server import GrpcServer
+from gateway.wire.grpc import GrpcStatus
+from tests.integration.grpc_echo import (
+    BIDI,
+    MIB,
+    STREAM,
+    Answers,
+    Slow,
+    ask,
+    calling,
+    echo,
+    only_quiet,
+    serving,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    yield
+    only_quiet(capfd, caplog)
+
+
+def another(address: str) -> GrpcServer:
+    """Return a server without mounts, not started."""
+    return GrpcServer(address, (), ServerLimits(), Budget(MIB))
+
+
+async def test_taken_port_is_one_clear_error() -> None:
+    """A second server on the port fails with OSError that names the address."""
+    async with serving(Answers(echo)) as server:
+        with pytest.raises(OSError, match=f"listen on {server.address}: Address already") as caught:
+            await another(server.address).start()
+    assert errno.EADDRINUSE == caught.value.errno
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:port", "127.0.0.1:65536", ":", ""])
+async def test_address_that_is_none(address: str) -> None:
+    """An address without host or port fails with OSError that says what is needed."""
+    with pytest.raises(OSError, match="needed is host:port"):
+        await another(address).start()
+
+
+async def test_unix_socket(tmp_path: Path) -> None:
+    """A server listens on a unix socket; a live one is not taken over, a left-over one is."""
+    address = f"unix:{tmp_path}/gateway.sock"
+    async with serving(Answers(echo), address=address) as server, calling(server) as client:
+        assert address == server.address
+        assert b"x" == (await client.send(ask(), deadline=None)).view.tobytes()
+        with pytest.raises(OSError, match="already in use"):
+            await another(address).start()
+    with pytest.raises(OSError, match="no directory"):
+        await another(f"unix:{tmp_path}/no/gateway.sock").start()
+
+
+async def test_drain_finishes_what_is_in_flight() -> None:
+    """A drained server answers the call it has, takes no new one, and is then gone."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server) as client:
+        call = asyncio.create_task(client.send(ask(b"late"), deadline=None))
+        await frontend.started.wait()
+        drained = asyncio.create_task(server.drain(10))
+        await asyncio.sleep(0.05)
+        async with calling(server) as newcomer:
+            with pytest.raises(Unavailable):
+                await newcomer.send(ask(), deadline=monotonic() + 1)
+        frontend.go.set()
+        assert b"late" == (await call).view.tobytes()
+        async with asyncio.timeout(2):
+            await drained
+
+
+async def test_drain_cancels_the_rest() -> None:
+    """What has not finished in time is cancelled, and its caller told so by a status."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server) as client:
+        call = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        began = monotonic()
+        await server.drain(0.2)
+        assert 0.2 == pytest.approx(monotonic() - began, abs=0.15)
+        assert frontend.cancelled.is_set()
+        try:
+            answer = await call
+        except Unavailable:
+            return
+        assert GrpcStatus.UNAVAILABLE is answer.status
+
+
+async def test_drain_without_calls_is_quick_and_stopping_twice_is_harmless() -> None:
+    """An idle server need not wait, not even with a client connected."""
+    async with serving(Answers(echo)) as server, calling(server) as client:
+        await client.send(ask(), deadline=None)
+        began = monotonic()
+        await server.drain(10)
+        assert monotonic() - began < 1
+        await server.stop()
+        await server.stop()
+    await another("127.0.0.1:0").stop()
+    await another("127.0.0.1:0").drain(1)
+
+
+async def test_bidirectional_messages_are_calls_of_their_own() -> None:
+    """Each message is answered before the next is taken, and a status ends the stream."""
+    frontend = Answers(echo)
+    async with serving(frontend) as server, aio.insecure_channel(server.address) as channel:
+
+        async def messages() -> AsyncIterator[bytes]:
+            for number in range(3):
+                yield b"%d" % number
+
+        call = channel.stream_stream(BIDI)(messages())
+        answers = [answer async for answer in call]
+    assert [b"0", b"1", b"2"] == answers
+    assert [b"0", b"1", b"2"] == [asked.view.tobytes() for asked in frontend.asked]
+
+
+async def test_leaving_a_bidirectional_stream_cancels_its_call() -> None:
+    """The frontend is cancelled when the client resets the stream."""
+    frontend = Slow()
+    async with serving(frontend) as server, aio.insecure_channel(server.address) as channel:
+        call = channel.stream_stream(BIDI)()
+        await call.write(b"x")
+        await frontend.started.wait()
+        call.cancel()
+        async with asyncio.timeout(0.1):
+            await frontend.cancelled.wait()
+
+
+async def test_old_connections_are_replaced_without_loss() -> None:
+    """Calls go on while the client renews its connection after every few of them."""
+    frontend = Answers(echo)
+    async with (
+        serving(frontend) as server,
+        calling(server, ClientLimits(connection_age_s=0.02)) as client,
+    ):
+        for number in range(100):
+            message = b"%d" % number
+            assert message == (await client.send(ask(message), deadline=None)).view.tobytes()
+    peers = {dict(asked.metadata).get("user-agent") for asked in frontend.asked}
+    assert 1 == len(peers)
+
+
+async def test_renewed_connection_lets_a_stream_finish() -> None:
+    """A stream that began on an old connection is not cut off by the renewal."""
+    frontend = Slow()
+    async with (
+        serving(frontend) as server,
+        calling(server, ClientLimits(connection_age_s=0.0)) as client,
+    ):
+        answers = client.stream(ask(b"last", STREAM), deadline=None)
+        assert b"first" == (await anext(answers)).view.tobytes()
+        frontend.go.set()
+        for _ in range(3):
+            await client.send(ask(), deadline=None)
+        assert [b"last"] == [answer.view.tobytes() async for answer in answers]

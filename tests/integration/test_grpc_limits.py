@@ -1,0 +1,186 @@
+"""Limits of the reference gRPC server and client, each at its boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterator
+
+import grpc
+import pytest
+from grpc import aio
+
+from gateway.ir.errors import Overloaded, TooLarge
+from gateway.transports.base import Budget, ClientLimits, ServerLimits
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from tests.integration.grpc_echo import (
+    STREAM,
+    UNARY,
+    Answers,
+    Slow,
+    ask,
+    calling,
+    echo,
+    only_quiet,
+    serving,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    yield
+    only_quiet(capfd, caplog)
+
+
+LIMIT = 100_000
+
+
+@pytest.mark.parametrize(
+    ("size", "status"), [(LIMIT, GrpcStatus.OK), (LIMIT + 1, GrpcStatus.RESOURCE_EXHAUSTED)]
+)
+async def test_request_size(size: int, status: GrpcStatus) -> None:
+    """A request of the limit passes; one byte more is refused and never reaches the frontend."""
+    frontend = Answers(echo)
+    async with (
+        serving(frontend, ServerLimits(message_bytes=LIMIT)) as server,
+        calling(server) as client,
+    ):
+        answer = await client.send(ask(bytes(size)), deadline=None)
+    assert status is answer.status
+    assert (status is GrpcStatus.OK) == bool(frontend.asked)
+
+
+@pytest.mark.parametrize("method", [UNARY, STREAM])
+async def test_answer_over_the_client_limit_is_too_large(method: str) -> None:
+    """An upstream's answer of one byte too many raises TooLarge; one of the limit passes."""
+    async with (
+        serving(Answers(echo)) as server,
+        calling(server, ClientLimits(message_bytes=LIMIT)) as client,
+    ):
+        answers = client.stream(ask(bytes(LIMIT), method), deadline=None)
+        assert LIMIT == len((await anext(answers)).view)
+        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+        with pytest.raises(TooLarge, match=r"100001 vs\. 100000"):
+            await anext(client.stream(ask(bytes(LIMIT + 1), method), deadline=None))
+
+
+async def test_answer_over_the_server_limit_is_refused_in_the_protocols_words() -> None:
+    """What the frontend answers is held to the message limit too."""
+
+    def double(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        return echo(GrpcRequest(wire.method, (*wire.message, *wire.message)))
+
+    limits = ServerLimits(message_bytes=LIMIT)
+    async with serving(Answers(double), limits) as server, calling(server) as client:
+        good = await client.send(ask(bytes(LIMIT // 2)), deadline=None)
+        bad = await client.send(ask(bytes(LIMIT // 2 + 1)), deadline=None)
+    assert LIMIT == len(good.view)
+    assert (
+        GrpcStatus.RESOURCE_EXHAUSTED,
+        "the answer has 100002 bytes, at most 100000 are allowed",
+    ) == (
+        bad.status,
+        bad.details,
+    )
+
+
+async def test_compressed_messages_are_bounded_as_inflated() -> None:
+    """Gzip and deflate are understood; a bomb is refused by its inflated size."""
+    async with (
+        serving(Answers(echo), ServerLimits(message_bytes=LIMIT)) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.unary_unary(UNARY)
+        for coding in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+            assert bytes(LIMIT) == await call(bytes(LIMIT), compression=coding)
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call(bytes(LIMIT + 1), compression=coding)
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED is caught.value.code()
+
+
+async def test_metadata_size() -> None:
+    """Metadata below the limit passes every time, metadata over it is refused every time."""
+    frontend = Answers(echo)
+    async with serving(frontend) as server, calling(server) as client:
+        for size, status in ((15_000, GrpcStatus.OK), (16_385, GrpcStatus.RESOURCE_EXHAUSTED)):
+            request = GrpcRequest(UNARY, (b"x",), (("x-large", "v" * size),))
+            for _ in range(5):
+                assert status is (await client.send(request, deadline=None)).status
+    assert 5 == len(frontend.asked)
+
+
+async def test_calls_in_flight_are_bounded() -> None:
+    """Of 300 calls at once as many as may run do, as many as may wait do, the rest is refused."""
+    frontend = Slow()
+    limits = ServerLimits(requests_in_flight=4, requests_queued=8, queue_wait_s=5, h2_streams=400)
+    async with (
+        serving(frontend, limits) as server,
+        calling(server, ClientLimits(in_flight=300)) as client,
+    ):
+        calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(300)]
+        for done in itertools.islice(asyncio.as_completed(calls), 288):
+            assert GrpcStatus.RESOURCE_EXHAUSTED is (await done).status
+        frontend.go.set()
+        answers = await asyncio.gather(*calls)
+    assert 12 == sum(answer.status is GrpcStatus.OK for answer in answers)
+    assert 4 == frontend.most
+
+
+async def test_wait_for_a_place_is_short() -> None:
+    """A call that gets no place in time is refused with the limit's value."""
+    frontend = Slow()
+    limits = ServerLimits(requests_in_flight=1, queue_wait_s=0.02)
+    async with serving(frontend, limits) as server, calling(server) as client:
+        first = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        second = await client.send(ask(), deadline=None)
+        frontend.go.set()
+        await first
+    assert GrpcStatus.RESOURCE_EXHAUSTED is second.status
+    assert "at most 1 are allowed" in second.details
+
+
+async def test_bytes_in_flight_are_bounded_and_given_back() -> None:
+    """A message the budget has no room for is refused; after the others end all of it is free."""
+    frontend = Slow()
+    budget = Budget(LIMIT)
+    limits = ServerLimits(queue_wait_s=0.02)
+    async with serving(frontend, limits, budget=budget) as server, calling(server) as client:
+        first = asyncio.create_task(client.send(ask(bytes(LIMIT)), deadline=None))
+        await frontend.started.wait()
+        second = await client.send(ask(b"x"), deadline=None)
+        frontend.go.set()
+        await first
+    assert GrpcStatus.RESOURCE_EXHAUSTED is second.status
+    assert f"at most {LIMIT} are allowed" in second.details
+    assert 0 == budget.used_bytes
+
+
+async def test_client_bounds_its_own_calls() -> None:
+    """One call may run, one may wait for it, the third is Overloaded at once."""
+    frontend = Slow()
+    async with (
+        serving(frontend) as server,
+        calling(server, ClientLimits(in_flight=1, pending=1)) as client,
+    ):
+        calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(2)]
+        await frontend.started.wait()
+        with pytest.raises(Overloaded, match="1 requests are in flight") as caught:
+            await client.send(ask(), deadline=None)
+        frontend.go.set()
+        answers = await asyncio.gather(*calls)
+    assert "in_flight" == caught.value.limit
+    assert [GrpcStatus.OK] * 2 == [answer.status for answer in answers]
+    assert 1 == frontend.most
+
+
+async def test_more_calls_than_streams_of_a_connection() -> None:
+    """Two hundred calls run at once though a server allows a hundred on one connection."""
+    frontend = Slow()
+    async with serving(frontend) as server, calling(server) as client:
+        calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(200)]
+        await frontend.reached(200)
+        frontend.go.set()
+        answers = await asyncio.gather(*calls)
+    assert {GrpcStatus.OK} == {answer.status for answer in answers}

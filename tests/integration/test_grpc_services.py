@@ -1,0 +1,253 @@
+"""Health and reflection beside the mounts, asked by the clients that others wrote."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from gateway.transports.base import ServerLimits
+from gateway.transports.reference.grpc_health import Health
+from gateway.transports.reference.grpc_reflection import Reflection
+from gateway.wire.protobuf import WireError
+from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_quiet, serving
+
+Serving = health_pb2.HealthCheckResponse
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every ending tested here is a normal one: none may write to stderr or log a warning."""
+    yield
+    only_quiet(capfd, caplog)
+
+
+class Switch:
+    """A health status that the test sets."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, bool] = {"": True, "test.Echo": False}
+
+    async def __call__(self, service: str) -> bool | None:
+        return self.known.get(service)
+
+
+async def test_health_check() -> None:
+    """Ready, not ready and unknown are told apart, and bytes that are no request refused."""
+    health = Health(Switch())
+    async with (
+        serving(Answers(echo), extras=health.methods) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert Serving.SERVING == (await stub.Check(health_pb2.HealthCheckRequest())).status
+        request = health_pb2.HealthCheckRequest(service="test.Echo")
+        assert Serving.NOT_SERVING == (await stub.Check(request)).status
+        with pytest.raises(aio.AioRpcError) as unknown:
+            await stub.Check(health_pb2.HealthCheckRequest(service="no.Such"))
+        with pytest.raises(aio.AioRpcError) as broken:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\x0a\xff")
+    assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
+    assert grpc.StatusCode.INVALID_ARGUMENT is broken.value.code()
+
+
+async def test_health_watch_tells_of_changes_only() -> None:
+    """A watch gives the status now and then each change, for unknown services too."""
+    switch = Switch()
+    health = Health(switch, interval_s=0.01)
+    async with (
+        serving(Answers(echo), extras=health.methods) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        call = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="later")
+        )
+        seen = [(await call.read()).status]
+        for status in (False, True):
+            switch.known["later"] = status
+            seen.append((await call.read()).status)
+        call.cancel()
+    assert [Serving.SERVICE_UNKNOWN, Serving.NOT_SERVING, Serving.SERVING] == seen
+
+
+async def test_health_watches_are_bounded_and_given_back() -> None:
+    """The thirty-third watch is refused; after one is cancelled there is room again."""
+    health = Health(Switch(), interval_s=0.01)
+    async with (
+        serving(Answers(echo), extras=health.methods) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(32)]
+        for call in calls:
+            await call.read()
+        with pytest.raises(aio.AioRpcError, match="at most 32"):
+            await stub.Watch(health_pb2.HealthCheckRequest()).read()
+        calls[0].cancel()
+        async with asyncio.timeout(2):
+            while True:
+                try:
+                    await stub.Watch(health_pb2.HealthCheckRequest()).read()
+                    break
+                except aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+
+
+async def test_health_is_answered_when_all_places_are_taken() -> None:
+    """Health takes no place of a call; an open watch does not hold a drain up."""
+    frontend = Slow()
+    health = Health(Switch())
+    limits = ServerLimits(requests_in_flight=1, requests_queued=0)
+    async with (
+        serving(frontend, limits, extras=health.methods) as server,
+        calling(server) as client,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        call = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        assert Serving.SERVING == (await stub.Check(health_pb2.HealthCheckRequest())).status
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        frontend.go.set()
+        await call
+        async with asyncio.timeout(2):
+            await server.drain(15)
+        with pytest.raises(aio.AioRpcError):
+            await watch.read()
+
+
+def schema(package: str) -> tuple[bytes, bytes]:
+    """Return two files, the second importing the first, of equal names in every package."""
+    common = FileDescriptorProto(name=f"{package}/common.proto", package=package)
+    common.message_type.add(name="Inner").field.add(name="count", number=1, type=5, label=1)
+    kind = common.enum_type.add(name="Kind")
+    kind.value.add(name="KIND_NONE", number=0)
+    main = FileDescriptorProto(name="service.proto", package=package)
+    main.dependency.append(common.name)
+    outer = main.message_type.add(name="Outer")
+    outer.nested_type.add(name="Nested")
+    outer.field.add(name="inner", number=1, type=11, label=1, type_name=f".{package}.Inner")
+    main.service.add(name="Echo").method.add(
+        name="Unary", input_type=f".{package}.Outer", output_type=f".{package}.Inner"
+    )
+    return common.SerializeToString(), main.SerializeToString()
+
+
+REFLECTION = Reflection(["one.Echo", "two.Echo"], [schema("one"), schema("two")])
+
+
+async def test_reflection_gives_a_client_all_it_needs() -> None:
+    """The library's own reflection client lists the services and builds their messages, imports too."""
+    async with serving(Answers(echo), extras=REFLECTION.methods) as server:
+
+        def explore() -> tuple[list[str], bytes, str]:
+            with grpc.insecure_channel(server.address) as channel:
+                database = ProtoReflectionDescriptorDatabase(channel)
+                pool = DescriptorPool(database)
+                method = pool.FindMethodByName("two.Echo.Unary")
+                message: Any = GetMessageClass(method.input_type)()
+                message.inner.count = 7
+                return (
+                    sorted(database.get_services()),
+                    message.SerializeToString(),
+                    pool.FindEnumTypeByName("two.Kind").values[0].name,
+                )
+
+        assert (["one.Echo", "two.Echo"], b"\x0a\x02\x08\x07", "KIND_NONE") == (
+            await asyncio.to_thread(explore)
+        )
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_speaks_both_versions(version: str) -> None:
+    """Several questions on one stream are answered in order, under either name."""
+    request = reflection_pb2.ServerReflectionRequest
+    async with (
+        serving(Answers(echo), extras=REFLECTION.methods) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=request.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )()
+        for question in (request(list_services=""), request(file_by_filename="none.proto")):
+            await call.write(question)
+        services, missing = await call.read(), await call.read()
+        await call.done_writing()
+    assert ["one.Echo", "two.Echo"] == [
+        each.name for each in services.list_services_response.service
+    ]
+    assert request(list_services="") == services.original_request
+    assert grpc.StatusCode.NOT_FOUND.value[0] == missing.error_response.error_code
+
+
+def ask_reflection(**question: object) -> reflection_pb2.ServerReflectionResponse:
+    """Ask the reflection service without a server."""
+    request = reflection_pb2.ServerReflectionRequest(**question)
+    answer = REFLECTION.answer(request.SerializeToString())
+    return reflection_pb2.ServerReflectionResponse.FromString(answer)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "files"),
+    [
+        ("one.Outer", ["service.proto", "one/common.proto"]),
+        ("two.Outer.Nested", ["service.proto", "two/common.proto"]),
+        ("two.Echo", ["service.proto", "two/common.proto"]),
+        ("two.Echo.Unary", ["service.proto", "two/common.proto"]),
+        ("two.Outer.inner", ["service.proto", "two/common.proto"]),
+        ("two.Inner", ["two/common.proto"]),
+        ("two.Kind", ["two/common.proto"]),
+        ("two.KIND_NONE", ["two/common.proto"]),
+    ],
+)
+def test_reflection_finds_symbols(symbol: str, files: list[str]) -> None:
+    """Every kind of name leads to its file and to what that file imports, in its own set."""
+    answer = ask_reflection(file_containing_symbol=symbol)
+    found = answer.file_descriptor_response.file_descriptor_proto
+    assert files == [FileDescriptorProto.FromString(data).name for data in found]
+
+
+def test_reflection_on_extensions() -> None:
+    """A known type has no extensions; an unknown one, and any one extension, is not found."""
+    known = ask_reflection(all_extension_numbers_of_type="one.Outer")
+    assert "one.Outer" == known.all_extension_numbers_response.base_type_name
+    unknown = ask_reflection(all_extension_numbers_of_type="one.None")
+    one = ask_reflection(
+        file_containing_extension=reflection_pb2.ExtensionRequest(
+            containing_type="one.Outer", extension_number=5
+        )
+    )
+    symbol = ask_reflection(file_containing_symbol="one.Outer.")
+    codes = [each.error_response.error_code for each in (unknown, one, symbol)]
+    assert [grpc.StatusCode.NOT_FOUND.value[0]] * 3 == codes
+    nothing = ask_reflection(host="me")
+    assert grpc.StatusCode.INVALID_ARGUMENT.value[0] == nothing.error_response.error_code
+
+
+async def test_reflection_refuses_what_is_no_request() -> None:
+    """Bytes that are no request end the stream with INVALID_ARGUMENT."""
+    with pytest.raises(WireError):
+        REFLECTION.answer(b"\x0a\xff")
+    async with (
+        serving(Answers(echo), extras=REFLECTION.methods) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")()
+        await call.write(b"\x0a\xff")
+        with pytest.raises(aio.AioRpcError, match="not a ServerReflectionRequest"):
+            await call.read()
