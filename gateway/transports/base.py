@@ -8,12 +8,13 @@ it, and does not reuse the connection.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
-from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.transports.admission import Budget as Budget  # noqa: PLC0414  # part of the contract
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
 
 Q_contra = TypeVar("Q_contra", contravariant=True)
@@ -130,31 +131,17 @@ HttpClient = Client[HttpRequest, HttpResponse]
 GrpcClient = Client[GrpcRequest, GrpcResponse]
 
 
-class Budget:
-    """Bytes in flight, counted over every listener of the process.
-
-    Server transports reserve what a body declares, or what has arrived of it, before they hold it.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-
-    def reserve(self, size: int) -> bool:
-        """Take *size* bytes and return True, or take nothing and return False."""
-        if self.used_bytes + size > self.limit_bytes:
-            return False
-        self.used_bytes += size
-        return True
-
-    def release(self, size: int) -> None:
-        """Give *size* bytes back."""
-        self.used_bytes -= size
-
-
 @dataclass(frozen=True, slots=True)
 class HttpMount:
     """A frontend and the path prefixes it claims; "/v2" claims "/v2" and "/v2/..."."""
 
     prefixes: Sequence[str]
     frontend: HttpFrontend
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcMount:
+    """A frontend and the methods it claims, by full path."""
+
+    methods: Mapping[str, MethodKind]
+    frontend: GrpcFrontend
