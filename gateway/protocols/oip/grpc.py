@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin, Parameters
+from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -35,18 +35,18 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
 from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of, metadata_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.messages import SERVICE
 from gateway.protocols.oip.parameters import join_parameters, split_parameters
-from gateway.protocols.oip.proto import read_request, read_response
-from gateway.protocols.oip.write import write_request, write_response
+from gateway.protocols.oip.proto import InferReader
+from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
 
 R = TypeVar("R")
-
-NAME = "oip.grpc"
 
 _INFER = SERVICE + "ModelInfer"
 
@@ -58,10 +58,7 @@ METHODS: Mapping[str, MethodKind] = {
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 }
 
-_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-_REQUEST_ID = "x-request-id"
-_REQUEST_ID_CHARACTERS = 256
-_PASSED_ON = frozenset({"traceparent", "tracestate"})
+_CLASSIFICATION = "classification"
 
 # Meaningful over HTTP only; KServe leaks the first into its gRPC answers.
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
@@ -97,7 +94,7 @@ class GrpcCodec:
     """
 
     name = NAME
-    needs = _NEEDS
+    needs = NEEDS
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         dialect = options.get("dialect", "auto")
@@ -107,6 +104,8 @@ class GrpcCodec:
             raise ValueError(f"dialect is {dialect!r}, needed is one of {', '.join(DIALECTS)}")
         self._limits = limits
         self._dialect = DIALECTS[dialect]
+        self._reader = InferReader(limits)
+        self._writer = InferWriter()
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
         """Read a client's request; tensors are views into its message."""
@@ -115,7 +114,7 @@ class GrpcCodec:
         read = messages.CALL_READERS.get(wire.method)
         if read is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        return read(wire.view, _context(wire), self._limits)
+        return read(wire.view, context_of(wire), self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the answer to *call*; the data of large tensors are not copied."""
@@ -123,7 +122,7 @@ class GrpcCodec:
             # The caller's id comes back, never one that a server made up.
             request_id = call.id if isinstance(call, InferRequest) else reply.id
             return GrpcResponse(
-                write_response(reply.model, request_id, reply.parameters, reply.outputs)
+                self._writer.response(reply.model, request_id, reply.parameters, reply.outputs)
             )
         write = messages.REPLY_WRITERS.get(type(call))
         if write is None:
@@ -160,7 +159,7 @@ class GrpcCodec:
         if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
             raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
         method, write = found
-        return _request(method, (_written(write, call, call),), call.context)
+        return _request(call, method, (_written(write, call, call),))
 
     def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
         """Read an upstream's answer to *call*; tensors are views into its message.
@@ -191,12 +190,12 @@ class GrpcCodec:
         raise _cannot(call)
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
-        message, inputs = read_request(wire.view, self._limits)
+        message, inputs = self._reader.request(wire.view)
         reserved = split_parameters(message.parameters)
         outputs = message.outputs
         return InferRequest(
             model=ModelRef(message.model_name, message.model_version),
-            context=_context(wire),
+            context=context_of(wire),
             inputs=_without_http_only(inputs),
             outputs=tuple([_requested(*output) for output in outputs]) if outputs else (),
             id=message.id,
@@ -213,11 +212,11 @@ class GrpcCodec:
         request_id = call.id
         if not request_id and self._dialect.needs_id:
             request_id = call.context.request_id or "gateway"
-        parts = write_request(model, request_id, parameters, call.inputs, call.outputs)
-        return _request(_INFER, parts, call.context)
+        parts = self._writer.request(model, request_id, parameters, call.inputs, call.outputs)
+        return _request(call, _INFER, parts)
 
     def _decode_infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        message, outputs = read_response(wire.view, self._limits)
+        message, outputs = self._reader.response(wire.view)
         if call.id and message.id and message.id != call.id:
             raise MalformedMessage(f"answer has id {message.id!r}, the request had {call.id!r}")
         if call.outputs:
@@ -245,28 +244,18 @@ class GrpcCodec:
         return tuple([tensor for tensor in outputs if tensor.name in wanted])
 
 
-def _context(wire: GrpcRequest) -> Context:
-    """Return what travels beside a client's message."""
-    metadata = tuple([(key, value) for key, value in wire.metadata if isinstance(value, str)])
-    request_id = next((value for key, value in metadata if key == _REQUEST_ID), "")
-    if len(request_id) > _REQUEST_ID_CHARACTERS or not request_id.isprintable():
-        request_id = ""  # not fit for a log: the gateway makes one
-    return Context(
-        protocol=NAME,
-        metadata=metadata,
-        request_id=request_id,
-        deadline=wire.deadline,
-        needs=_NEEDS,
-        origin=Origin(NAME, wire),
-    )
-
-
 def _requested(name: str, parameters: Parameters) -> RequestedOutput:
-    for key in ("classification", "shared_memory_region"):
-        if key in parameters:
-            raise Unsupported(
-                f"output {name!r} is asked for with {key!r}, which this gateway does not support"
+    if not parameters:
+        return RequestedOutput(name)
+    refuse_shared_memory(f"output {name!r}", parameters)
+    classes = parameters.get(_CLASSIFICATION)
+    if classes is not None:
+        if type(classes) is not int or classes < 1:
+            raise InvalidRequest(
+                f"parameter {_CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), 64)}, "
+                "needed is a number of classes"
             )
+        raise Unsupported(f"output {name!r} asks for classification, which is not supported")
     return RequestedOutput(name, parameters=_custom(parameters))
 
 
@@ -287,13 +276,9 @@ def _custom(parameters: Parameters) -> Parameters:
     return {key: value for key, value in parameters.items() if key not in _HTTP_ONLY}
 
 
-def _request(method: str, message: Sequence[Buffer], context: Context) -> GrpcRequest:
-    metadata: Metadata = ()
-    if context.request_id:
-        metadata = ((_REQUEST_ID, context.request_id),)
-    if context.metadata:
-        metadata += tuple([entry for entry in context.metadata if entry[0] in _PASSED_ON])
-    return GrpcRequest(method, message, metadata, context.deadline)
+def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:
+    context = call.context
+    return GrpcRequest(method, message, metadata_of(context), context.deadline)
 
 
 def _raise_status(call: Call[Any], wire: GrpcResponse) -> NoReturn:

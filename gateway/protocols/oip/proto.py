@@ -13,7 +13,6 @@ Source: Open Inference Protocol, gRPC API; dossier, section 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -21,41 +20,130 @@ from google.protobuf.message import DecodeError, Message
 
 from gateway.ir.data import RawData, TensorData, split_items
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, raw_tensor
 from gateway.protocols.oip.contents import typed_data
-from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, Described, InferMessage, scan
+from gateway.protocols.oip.members import refuse_shared_memory
+from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, Described, InferMessage, Scanner
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from gateway.wire.protobuf import WireError
 
 Read = tuple[InferMessage, tuple[Tensor, ...]]
 M = TypeVar("M", bound=Message)
 
-_SHARED_MEMORY = "shared_memory_region"
 _NOTHING = memoryview(b"")
 
 
-def read_request(view: memoryview, limits: MessageLimits) -> Read:
-    """Read a ModelInferRequest; tensors share *view*'s memory.
+class InferReader:
+    """Reads inference messages.
 
-    Raises:
-        MalformedMessage: The bytes are no such message.
-        InvalidTensor: A tensor's data, datatype and shape do not agree; contents are raw and
-            typed at once, or too few or too many.
-        InvalidRequest: A name or parameter is not allowed.
-        TooLarge: A limit is exceeded.
-        Unsupported: A tensor is in shared memory.
+    Args:
+        limits: What one message may hold.
     """
-    return _read(view, limits, ModelInferRequest, _request)
 
+    def __init__(self, limits: MessageLimits) -> None:
+        self._limits = limits
+        self._scanner = Scanner(limits)
 
-def read_response(view: memoryview, limits: MessageLimits) -> Read:
-    """Read a ModelInferResponse; tensors share *view*'s memory.
+    def request(self, view: memoryview) -> Read:
+        """Read a ModelInferRequest; tensors share *view*'s memory.
 
-    Raises as `read_request`, but raw and typed contents may be mixed: servers do so.
-    """
-    return _read(view, limits, ModelInferResponse, _response)
+        Raises:
+            MalformedMessage: The bytes are no such message.
+            InvalidTensor: A tensor's data, datatype and shape do not agree; contents are raw and
+                typed at once, or too few or too many.
+            InvalidRequest: A name or parameter is not allowed.
+            TooLarge: A limit is exceeded.
+            Unsupported: A tensor is in shared memory.
+        """
+        try:
+            return self._request(view)
+        except WireError:
+            plain = _by_library(view, ModelInferRequest)
+        try:
+            return self._request(plain)
+        except WireError as error:
+            raise MalformedMessage(f"message is not a usable ModelInferRequest: {error}") from error
+
+    def response(self, view: memoryview) -> Read:
+        """Read a ModelInferResponse; tensors share *view*'s memory.
+
+        Raises as `request`, but raw and typed contents may be mixed: servers do so.
+        """
+        try:
+            return self._response(view)
+        except WireError:
+            plain = _by_library(view, ModelInferResponse)
+        try:
+            return self._response(plain)
+        except WireError as error:
+            raise MalformedMessage(
+                f"message is not a usable ModelInferResponse: {error}"
+            ) from error
+
+    def _request(self, view: memoryview) -> Read:
+        message = self._scanner.scan(view, RAW_INPUTS)
+        found, raws = message.tensors, message.raws
+        if not raws:
+            return message, tuple([self._typed_input(one) for one in found])
+        if len(raws) != len(found):
+            # Said of a tensor in shared memory or with contents first: that is the cause.
+            for one in found:
+                self._check_raw_input(one, len(raws))
+            raise _wrong_raw_count(len(raws), len(found), "tensors")
+        tensors = []
+        for one, raw in zip(found, raws, strict=True):
+            if len(raw) == one.size_bytes:
+                data = RawData(raw)
+                tensors.append(Tensor(one.name, one.datatype, one.shape, data, one.parameters))
+            else:
+                self._check_raw_input(one, len(raws))
+                tensors.append(_raw(one, raw, self._limits))
+        return message, tuple(tensors)
+
+    def _typed_input(self, one: Described) -> Tensor:
+        refuse_shared_memory(f"tensor {one.name!r}", one.parameters)
+        data = _data(one, self._limits)
+        if data is not None:
+            return _tensor(one, data)
+        if one.count:
+            raise InvalidTensor(
+                f"tensor {one.name!r} has neither contents nor raw contents, "
+                f"shape {list(one.shape)} needs {one.count} elements"
+            )
+        return _tensor(one, RawData(_NOTHING))
+
+    def _check_raw_input(self, one: Described, raws: int) -> None:
+        refuse_shared_memory(f"tensor {one.name!r}", one.parameters)
+        if len(one.contents) and _data(one, self._limits) is not None:
+            raise InvalidTensor(
+                f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
+                "needed is one of the two"
+            )
+
+    def _response(self, view: memoryview) -> Read:
+        limits = self._limits
+        message = self._scanner.scan(view, RAW_OUTPUTS)
+        # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
+        # contents beside raw ones), in order; those without an element may have been left out.
+        found = [
+            (one, _data(one, limits) if len(one.contents) else None) for one in message.tensors
+        ]
+        bare = [one for one, data in found if data is None]
+        if len(message.raws) != len(bare):
+            bare = [one for one in bare if one.count]
+            if len(message.raws) != len(bare):
+                raise _wrong_raw_count(len(message.raws), len(bare), "outputs without contents")
+        raws = dict(zip([one.name for one in bare], message.raws, strict=True))
+        return message, tuple(
+            [
+                _raw(one, raws.get(one.name, _NOTHING), limits)
+                if data is None
+                else _tensor(one, data)
+                for one, data in found
+            ]
+        )
 
 
 def parse(view: memoryview, kind: type[M]) -> M:
@@ -74,77 +162,15 @@ def parse(view: memoryview, kind: type[M]) -> M:
     return message
 
 
-def _read(
-    view: memoryview,
-    limits: MessageLimits,
-    kind: type[Message],
-    read: Callable[[memoryview, MessageLimits], Read],
-) -> Read:
-    try:
-        return read(view, limits)
-    except WireError:
-        message = parse(view, kind)
+def _by_library(view: memoryview, kind: type[Message]) -> memoryview:
+    """Give the same message with nothing repeated that is single, and nothing unknown; copies."""
+    message = parse(view, kind)
     message.DiscardUnknownFields()
-    try:
-        return read(memoryview(message.SerializeToString()), limits)
-    except WireError as error:
-        raise MalformedMessage(f"message of type {kind.DESCRIPTOR.full_name}: {error}") from error
+    return memoryview(message.SerializeToString())
 
 
-def _request(view: memoryview, limits: MessageLimits) -> Read:
-    message = scan(view, RAW_INPUTS, limits)
-    found, raws = message.tensors, message.raws
-    for described in found:
-        if described.parameters and _SHARED_MEMORY in described.parameters:
-            raise Unsupported(
-                f"tensor {described.name!r} is in shared memory, which the gateway does not read"
-            )
-        if raws and len(described.contents) and _data(described, limits) is not None:
-            raise InvalidTensor(
-                f"tensor {described.name!r} has contents and the message has {len(raws)} raw "
-                "contents: needed is one of the two"
-            )
-    if not raws:
-        return message, tuple([_typed(described, limits) for described in found])
-    _check_raw_count(len(raws), len(found), "tensors")
-    return message, tuple([_raw(one, raw, limits) for one, raw in zip(found, raws, strict=True)])
-
-
-def _response(view: memoryview, limits: MessageLimits) -> Read:
-    message = scan(view, RAW_OUTPUTS, limits)
-    # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
-    # contents beside raw ones), in order; those without an element may have been left out.
-    found = [(one, _data(one, limits) if len(one.contents) else None) for one in message.tensors]
-    bare = [one for one, data in found if data is None]
-    if len(message.raws) != len(bare):
-        bare = [one for one in bare if one.count]
-        _check_raw_count(len(message.raws), len(bare), "outputs that have no typed contents")
-    data_of = dict(zip([one.name for one in bare], message.raws, strict=True))
-    return message, tuple(
-        [
-            _raw(one, data_of.get(one.name, _NOTHING), limits)
-            if data is None
-            else _tensor(one, data)
-            for one, data in found
-        ]
-    )
-
-
-def _check_raw_count(found: int, needed: int, what: str) -> None:
-    if found != needed:
-        raise InvalidTensor(f"message has {found} raw contents for {needed} {what}")
-
-
-def _typed(described: Described, limits: MessageLimits) -> Tensor:
-    data = _data(described, limits)
-    if data is not None:
-        return _tensor(described, data)
-    if described.count:
-        raise InvalidTensor(
-            f"tensor {described.name!r} has neither contents nor raw contents, "
-            f"shape {list(described.shape)} needs {described.count} elements"
-        )
-    return _tensor(described, RawData(_NOTHING))
+def _wrong_raw_count(found: int, needed: int, what: str) -> InvalidTensor:
+    return InvalidTensor(f"message has {found} raw contents for {needed} {what}")
 
 
 def _data(described: Described, limits: MessageLimits) -> TensorData | None:
@@ -158,6 +184,8 @@ def _tensor(described: Described, data: TensorData) -> Tensor:
 
 
 def _raw(described: Described, raw: memoryview, limits: MessageLimits) -> Tensor:
+    if len(raw) == described.size_bytes:
+        return _tensor(described, RawData(raw))
     datatype = described.datatype
     tensor = raw_tensor(described.name, datatype, described.shape, raw, described.parameters)
     if datatype is Datatype.BYTES and len(raw) > limits.bytes_element_size:

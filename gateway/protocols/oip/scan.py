@@ -12,7 +12,8 @@ Source: Open Inference Protocol, gRPC API; dossier, sections 3 and 8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from gateway.ir.context import NO_PARAMETERS, Parameter, Parameters
 from gateway.ir.datatypes import Datatype
@@ -48,6 +49,11 @@ _BOOL, _INT64, _STRING = tag(1, VARINT), tag(2, VARINT), tag(3, LEN)
 _DOUBLE, _UINT64 = tag(4, I64), tag(5, VARINT)
 
 _VARINT_BYTES = 10
+# Enough for the inputs of some hundred models; longer descriptions are rare.
+_REMEMBERED = 512
+_REMEMBERED_BYTES = 256
+# Raw contents whose bytes are checked too, not only their number.
+_LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
 _NOTHING = memoryview(b"")
 
 
@@ -57,6 +63,7 @@ class Described:
 
     Attributes:
         count: Number of elements the shape needs.
+        size_bytes: Of its raw contents, where nothing else about them is to be checked; else -1.
         contents: Its InferTensorContents; empty when there is none.
     """
 
@@ -64,6 +71,7 @@ class Described:
     datatype: Datatype
     shape: Shape
     count: int
+    size_bytes: int
     parameters: Parameters
     contents: memoryview
 
@@ -77,63 +85,97 @@ class InferMessage:
         raws: Raw contents, in order.
     """
 
-    model_name: str = ""
-    model_version: str = ""
-    id: str = ""
-    parameters: Parameters = field(default_factory=dict)
-    tensors: list[Described] = field(default_factory=list)
-    outputs: list[tuple[str, Parameters]] = field(default_factory=list)
-    raws: list[memoryview] = field(default_factory=list)
+    model_name: str
+    model_version: str
+    id: str
+    parameters: Parameters
+    tensors: list[Described]
+    outputs: list[tuple[str, Parameters]]
+    raws: list[memoryview]
 
 
-def scan(view: memoryview, raw_tag: int, limits: MessageLimits) -> InferMessage:
-    """Find and describe what a message holds; all data stay views of *view*.
+class Scanner:
+    """Finds and describes what inference messages hold; all data stay views of the message.
+
+    Descriptions of tensors repeat from message to message: the last few hundred are remembered.
 
     Args:
-        view: One message.
-        raw_tag: `RAW_INPUTS` for a request, `RAW_OUTPUTS` for a response.
         limits: Of names and counts.
-
-    Raises:
-        WireError: The scan does not follow.
-        InvalidRequest: A name, datatype, shape or parameter is not allowed, or a name is there
-            twice.
-        TooLarge: A limit is exceeded.
     """
-    message = InferMessage()
-    raws, tensors = message.raws, []
-    entries: list[memoryview] = []
-    outputs: list[memoryview] = []
-    for key, value in fields(view):
-        if key == raw_tag:
-            raws.append(value)
-        elif key == _TENSORS:
-            tensors.append(value)
-        elif key == _MODEL_NAME:
-            message.model_name = text(value, "model_name")
-        elif key == _OUTPUTS:
-            outputs.append(value)
-        elif key == _PARAMETERS:
-            entries.append(value)
-        elif key == _ID:
-            message.id = text(value, "id")
-        elif key == _MODEL_VERSION:
-            message.model_version = text(value, "model_version")
-    _check_names(message, limits)
-    check_count("tensors", len(tensors), limits.tensors, "tensors")
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._limits = limits
+        self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
+
+    def scan(self, view: memoryview, raw_tag: int) -> InferMessage:
+        """Scan one message.
+
+        Args:
+            view: The message.
+            raw_tag: `RAW_INPUTS` for a request, `RAW_OUTPUTS` for a response.
+
+        Raises:
+            WireError: The scan does not follow.
+            InvalidRequest: A name, datatype, shape or parameter is not allowed, or a name is
+                there twice.
+            TooLarge: A limit is exceeded.
+        """
+        name = version = request_id = ""
+        raws: list[memoryview] = []
+        tensors: list[memoryview] = []
+        entries: list[memoryview] = []
+        outputs: list[memoryview] = []
+        for key, value in fields(view):
+            if key == raw_tag:
+                raws.append(value)
+            elif key == _TENSORS:
+                tensors.append(value)
+            elif key == _MODEL_NAME:
+                name = text(value, "model_name")
+            elif key == _OUTPUTS:
+                outputs.append(value)
+            elif key == _PARAMETERS:
+                entries.append(value)
+            elif key == _ID:
+                request_id = text(value, "id")
+            elif key == _MODEL_VERSION:
+                version = text(value, "model_version")
+        limits = self._limits
+        check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+        check_name("model version", version, limits.name_bytes, "name_bytes")
+        check_name("id", request_id, limits.name_bytes, "name_bytes")
+        return InferMessage(
+            name,
+            version,
+            request_id,
+            _parameters(entries, limits),
+            self._described(tensors),
+            _requested(outputs, limits),
+            raws,
+        )
+
+    def _described(self, tensors: list[memoryview]) -> list[Described]:
+        check_count("tensors", len(tensors), self._limits.tensors, "tensors")
+        found = []
+        for view in tensors:
+            known = self._remembered(bytes(view)) if len(view) <= _REMEMBERED_BYTES else None
+            found.append(_describe(view, self._limits) if known is None else known)
+        _check_unique("tensor", [described.name for described in found])
+        return found
+
+    def _without_contents(self, data: bytes) -> Described | None:
+        """Describe a tensor that has no contents; one that has is to be read where it lies."""
+        described = _describe(memoryview(data), self._limits)
+        return None if len(described.contents) else described
+
+
+def _requested(outputs: list[memoryview], limits: MessageLimits) -> list[tuple[str, Parameters]]:
+    if not outputs:
+        return []
     check_count("requested outputs", len(outputs), limits.outputs, "outputs")
-    message.tensors = [_describe(tensor, limits) for tensor in tensors]
-    _check_unique("tensor", [described.name for described in message.tensors])
-    message.outputs = [_output(output, limits) for output in outputs]
-    _check_unique("requested output", [name for name, _ in message.outputs])
-    message.parameters = _parameters(entries, limits)
-    return message
-
-
-def _check_names(message: InferMessage, limits: MessageLimits) -> None:
-    check_name("model name", message.model_name, limits.model_name_bytes, "model_name_bytes")
-    check_name("model version", message.model_version, limits.name_bytes, "name_bytes")
-    check_name("id", message.id, limits.name_bytes, "name_bytes")
+    found = [_output(output, limits) for output in outputs]
+    _check_unique("requested output", [name for name, _ in found])
+    return found
 
 
 def _check_unique(kind: str, names: list[str]) -> None:
@@ -167,8 +209,15 @@ def _describe(view: memoryview, limits: MessageLimits) -> Described:
     shape = tuple(dims)
     count = check_shape(name, datatype, shape, limits)
     parameters = _parameters(entries, limits)
+    plain = not parameters and contents is None and datatype not in _LOOKED_INTO
     return Described(
-        name, datatype, shape, count, parameters, _NOTHING if contents is None else contents
+        name,
+        datatype,
+        shape,
+        count,
+        count * datatype.size_bytes if plain else -1,
+        parameters,
+        _NOTHING if contents is None else contents,
     )
 
 

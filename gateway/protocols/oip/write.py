@@ -10,11 +10,13 @@ Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6 and 8.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from gateway.ir.context import ModelRef, Parameter, Parameters
 from gateway.ir.data import as_raw
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor
 from gateway.protocols.oip.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
 from gateway.wire.protobuf import (
     I64,
@@ -32,6 +34,8 @@ from gateway.wire.protobuf import (
     varint,
 )
 
+_REMEMBERED = 512
+
 
 def _key(number: int, kind: int = LEN) -> bytes:
     return varint(tag(number, kind))
@@ -47,69 +51,94 @@ _BOOL, _INT64, _STRING = _key(1, VARINT), _key(2, VARINT), _key(3)
 _DOUBLE, _UINT64 = _key(4, I64), _key(5, VARINT)
 
 
-def write_request(
-    model: ModelRef,
-    request_id: str,
-    parameters: Parameters,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[RequestedOutput],
-) -> Parts:
-    """Write a ModelInferRequest.
+class InferWriter:
+    """Writes inference messages, tensors in order.
 
-    Raises:
-        Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+    Descriptions of tensors repeat from message to message: the last few hundred are remembered.
     """
-    try:
-        head = _head(model, request_id, parameters, inputs)
-        for output in outputs:
-            inner = bytearray()
-            put_text(inner, _NAME, output.name)
-            _put_parameters(inner, _OUTPUT_PARAMETERS, output.parameters)
-            put_bytes(head, _OUTPUTS, inner)
-    except WireError as error:
-        raise Unsupported(f"request cannot be written: {error}", model=model) from error
-    return _with_data(head, _RAW_INPUTS, inputs)
+
+    def __init__(self) -> None:
+        self._description = lru_cache(_REMEMBERED)(_description)
+
+    def request(
+        self,
+        model: ModelRef,
+        request_id: str,
+        parameters: Parameters,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[RequestedOutput],
+    ) -> Parts:
+        """Write a ModelInferRequest.
+
+        Raises:
+            Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+        """
+        try:
+            head = self._head(model, request_id, parameters, inputs)
+            for output in outputs:
+                inner = bytearray()
+                put_text(inner, _NAME, output.name)
+                _put_parameters(inner, _OUTPUT_PARAMETERS, output.parameters)
+                put_bytes(head, _OUTPUTS, inner)
+        except WireError as error:
+            raise Unsupported(f"request cannot be written: {error}", model=model) from error
+        return _with_data(head, _RAW_INPUTS, inputs)
+
+    def response(
+        self,
+        model: ModelRef,
+        request_id: str,
+        parameters: Parameters,
+        outputs: Sequence[Tensor],
+    ) -> Parts:
+        """Write a ModelInferResponse.
+
+        Raises:
+            Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+        """
+        try:
+            head = self._head(model, request_id, parameters, outputs)
+        except WireError as error:
+            raise Unsupported(f"answer cannot be written: {error}", model=model) from error
+        return _with_data(head, _RAW_OUTPUTS, outputs)
+
+    def _head(
+        self, model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
+    ) -> bytearray:
+        """Write the four fields and the descriptions that both messages begin with."""
+        head = bytearray()
+        if model.name:
+            put_text(head, _MODEL_NAME, model.name)
+        if model.version:
+            put_text(head, _MODEL_VERSION, model.version)
+        if request_id:
+            put_text(head, _ID, request_id)
+        if parameters:
+            _put_parameters(head, _PARAMETERS, parameters)
+        for tensor in tensors:
+            datatype, shape = tensor.datatype, tensor.shape
+            if datatype is None or shape is None:
+                missing = "datatype" if datatype is None else "shape"
+                raise Unsupported(
+                    f"tensor {tensor.name!r} has no {missing}, Open Inference needs one"
+                )
+            description = self._description(tensor.name, datatype, shape)
+            if tensor.parameters:
+                inner = bytearray(description)
+                _put_parameters(inner, _TENSOR_PARAMETERS, tensor.parameters)
+                put_bytes(head, _TENSORS, inner)
+            else:
+                put_bytes(head, _TENSORS, description)
+        return head
 
 
-def write_response(
-    model: ModelRef, request_id: str, parameters: Parameters, outputs: Sequence[Tensor]
-) -> Parts:
-    """Write a ModelInferResponse.
-
-    Raises:
-        Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
-    """
-    try:
-        head = _head(model, request_id, parameters, outputs)
-    except WireError as error:
-        raise Unsupported(f"answer cannot be written: {error}", model=model) from error
-    return _with_data(head, _RAW_OUTPUTS, outputs)
-
-
-def _head(
-    model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
-) -> bytearray:
-    """Write the four fields and the descriptions that both messages begin with."""
-    head = bytearray()
-    if model.name:
-        put_text(head, _MODEL_NAME, model.name)
-    if model.version:
-        put_text(head, _MODEL_VERSION, model.version)
-    if request_id:
-        put_text(head, _ID, request_id)
-    _put_parameters(head, _PARAMETERS, parameters)
-    for tensor in tensors:
-        if tensor.datatype is None or tensor.shape is None:
-            missing = "datatype" if tensor.datatype is None else "shape"
-            raise Unsupported(f"tensor {tensor.name!r} has no {missing}, Open Inference needs one")
-        inner = bytearray()
-        put_text(inner, _NAME, tensor.name)
-        put_text(inner, _DATATYPE, tensor.datatype.name)
-        if tensor.shape:
-            put_int64s(inner, _SHAPE, tensor.shape)
-        _put_parameters(inner, _TENSOR_PARAMETERS, tensor.parameters)
-        put_bytes(head, _TENSORS, inner)
-    return head
+def _description(name: str, datatype: Datatype, shape: Shape) -> bytes:
+    inner = bytearray()
+    put_text(inner, _NAME, name)
+    put_text(inner, _DATATYPE, datatype.name)
+    if shape:
+        put_int64s(inner, _SHAPE, shape)
+    return bytes(inner)
 
 
 def _with_data(head: bytearray, key: bytes, tensors: Iterable[Tensor]) -> Parts:
