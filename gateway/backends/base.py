@@ -1,0 +1,371 @@
+"""Backend: a model in the gateway's own process, and the pool of threads it runs on.
+
+Here: places and queue, cancellation, checks against metadata, one way for errors. In `versions`:
+several versions of one model. What the model is, each backend's own file knows.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import numpy.typing as npt
+import structlog
+
+from gateway.backends.checks import Arrays, Signature
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Parameter, Parameters, Sequence
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    ErrorCode,
+    GatewayError,
+    NotReady,
+    Overloaded,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.metadata import ModelMetadata
+from gateway.ir.streams import Watched, close_stream
+from gateway.service import Dispatch
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+_TEXT_LIMIT = 500
+
+
+class LoadError(GatewayError):
+    """A model cannot be loaded; the text names it and its file, in one line."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.NOT_READY
+
+
+@dataclass(slots=True)
+class Job:
+    """What a model may know of the request beside its inputs.
+
+    Attributes:
+        model: Name and version that answer.
+        id: The caller's; "" for none.
+        parameters: The caller's own.
+        sequence: None outside a sequence.
+        outputs: Names of the outputs that are wanted.
+        deadline: On the clock of `time.monotonic`; None for none.
+        cancelled: Set when nobody waits for the answer any more; long work should look at it.
+        reply_parameters: The model may put parameters for its answer here.
+    """
+
+    model: ModelRef
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    sequence: Sequence | None = None
+    outputs: tuple[str, ...] = ()
+    deadline: float | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    reply_parameters: dict[str, Parameter] = field(default_factory=dict)
+    thread: asyncio.Future[Any] | None = field(default=None, repr=False)  # the backend's own
+
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+
+
+class Backend(abc.ABC):
+    """One version of one model; a Service.
+
+    Subclasses say how to load, describe and run it. `infer` and `load` block and run on the
+    backend's own threads; a subclass whose model is asynchronous overrides `run` or `answers`.
+
+    Args:
+        name: Of the model.
+        version: Of the model; a number.
+        instances: Inferences at a time, and threads.
+        queue: Inferences that may wait for one; more are refused.
+        clock: Monotonic seconds, that of deadlines.
+    """
+
+    decoupled = False
+    """True when one request may have any number of answers."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str = "1",
+        *,
+        instances: int = 1,
+        queue: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if instances < 1:
+            raise ValueError(f"model {name!r}: instances is {instances}, at least 1 is needed")
+        self.model = ModelRef(name, version)
+        self._instances = instances
+        self._queue = queue
+        self._clock = clock
+        self._waiting = 0
+        self._places = asyncio.Semaphore(instances)
+        self._threads: ThreadPoolExecutor | None = None
+        self._signature: Signature | None = None
+        self._reported: set[type[BaseException]] = set()
+        self._dispatch = Dispatch(
+            f"model {name!r}",
+            {
+                ModelReadyRequest: self._ready,
+                ModelMetadataRequest: self._metadata,
+                InferRequest: self._infer,
+                StreamInferRequest: self._stream,
+            },
+        )
+
+    @property
+    @abc.abstractmethod
+    def metadata(self) -> ModelMetadata:
+        """The model's signature; asked once it is loaded."""
+
+    @abc.abstractmethod
+    def load(self) -> None:
+        """Make the model ready to run; may block. Raises LoadError."""
+
+    @abc.abstractmethod
+    def unload(self) -> None:
+        """Give back what `load` took; may block; harmless when nothing is loaded."""
+
+    @abc.abstractmethod
+    def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
+        """Return the model's outputs for checked *inputs*; may block."""
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            InvalidRequest: The request does not fit the model's metadata.
+            Overloaded: The queue is full.
+            NotReady: The model is not loaded.
+            UpstreamError: The model itself failed; the text is its own.
+            Unsupported: The model cannot be asked this.
+        """
+        return await self._dispatch(call)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model can take inferences."""
+        return self._signature is not None
+
+    async def start(self) -> None:
+        """Load the model on a thread of its own.
+
+        Raises:
+            LoadError: It cannot be loaded.
+        """
+        if self.loaded:
+            return
+        name = f"model-{self.model.name}-{self.model.version}"
+        self._threads = ThreadPoolExecutor(self._instances, thread_name_prefix=name)
+        try:
+            await self.on_thread(self.load)
+            self._signature = Signature(self.metadata, self.model.version)
+        except BaseException:
+            self._close_threads()
+            raise
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Take no more inferences, let the running ones end, and unload; harmless twice.
+
+        A model that is still running after *timeout_s* is left as it is, with a warning.
+        """
+        if self._signature is None:
+            return
+        self._signature = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                for _ in range(self._instances):
+                    await self._places.acquire()
+        except TimeoutError:
+            log.warning("model still runs", model=str(self.model), seconds=timeout_s)
+        else:
+            await self.on_thread(self.unload)
+            self._places = asyncio.Semaphore(self._instances)
+        self._close_threads()
+
+    async def run(self, inputs: Inputs, job: Job, /) -> Arrays:
+        """Return the model's outputs: `infer`, on a thread."""
+        return await self.on_thread(lambda: self.infer(inputs, job), job)
+
+    def answers(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
+        """Iterate over the model's answers; one, unless a subclass knows better."""
+        return self._one_answer(inputs, job)
+
+    async def on_thread(self, function: Callable[[], T], job: Job | None = None) -> T:
+        """Run *function*, a piece of the model, on one of the backend's threads.
+
+        When the caller leaves, `job.cancelled` is set and the thread goes on to its end; the job's
+        place stays taken until then.
+        """
+        if self._threads is None:
+            raise self._not_ready()
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._threads, self._guard, function)
+        if job is None:
+            return await future
+        job.thread = future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            job.cancelled.set()
+            raise
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Turn what a model raises into UpstreamError; the errors of `gateway.ir` pass."""
+        try:
+            yield
+        except GatewayError:
+            raise
+        except (Exception, SystemExit) as error:
+            if type(error) not in self._reported:  # once each: a failing model must not flood
+                self._reported.add(type(error))
+                log.warning("model failed", model=str(self.model), exc_info=error)
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UpstreamError(
+                f"model {str(self.model)!r} failed: {text[:_TEXT_LIMIT]}", model=self.model
+            ) from error
+
+    def _guard(self, function: Callable[[], T]) -> T:
+        with self.faults():
+            return function()
+
+    async def _ready(self, _call: ModelReadyRequest) -> bool:
+        return self.loaded
+
+    async def _metadata(self, _call: ModelMetadataRequest) -> ModelMetadata:
+        if self._signature is None:
+            raise self._not_ready()
+        return self.metadata
+
+    async def _infer(self, call: InferRequest) -> InferResponse:
+        inputs, job, signature = self._checked(call)
+        await self._enter(job)
+        try:
+            run = self._only_answer if self.decoupled else self.run
+            with self.faults():
+                arrays = await run(inputs, job)
+            return self._response(call, job, signature, arrays)
+        finally:
+            self._leave(job)
+
+    async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        inputs, job, signature = self._checked(call.request)
+        await self._enter(job)
+        items = self._responses(call.request, inputs, job, signature)
+        return Watched(items, lambda _error: self._leave(job))
+
+    def _checked(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
+        signature = self._signature
+        if signature is None:
+            raise self._not_ready()
+        wanted = signature.wanted(call)
+        job = Job(
+            self.model, call.id, call.parameters, call.sequence, wanted, call.context.deadline
+        )
+        return signature.inputs(call), job, signature
+
+    async def _enter(self, job: Job) -> None:
+        """Take a place, waiting for one while the queue allows."""
+        if self._places.locked() and self._waiting >= self._queue:
+            raise Overloaded(
+                f"model {str(self.model)!r} runs {self._instances} inferences and "
+                f"{self._waiting} wait, which is all it may have",
+                model=self.model,
+                limit="queue",
+            )
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        if job.deadline is not None and self._clock() >= job.deadline:
+            self._places.release()
+            raise DeadlineExceeded(
+                f"the deadline passed while the request waited for model {str(self.model)!r}",
+                model=self.model,
+            )
+
+    def _leave(self, job: Job) -> None:
+        """Give the place back: at once, or when the thread that nobody waits for has ended."""
+        job.cancelled.set()
+        places = self._places
+        if job.thread is None or job.thread.done():
+            places.release()
+        else:
+            job.thread.add_done_callback(lambda _future: places.release())
+
+    async def _one_answer(self, inputs: Inputs, job: Job) -> AsyncIterator[Arrays]:
+        yield await self.run(inputs, job)
+
+    async def _only_answer(self, inputs: Inputs, job: Job) -> Arrays:
+        answers = self.answers(inputs, job)
+        try:
+            found = [arrays async for arrays in _first_two(answers)]
+        finally:
+            await close_stream(answers)
+        if len(found) != 1:
+            count = "no answer" if not found else "more than one answer"
+            raise Unsupported(
+                f"model {str(self.model)!r} is decoupled and gave {count}: ask it with a stream",
+                model=self.model,
+            )
+        return found[0]
+
+    async def _responses(
+        self, call: InferRequest, inputs: Inputs, job: Job, signature: Signature
+    ) -> AsyncIterator[InferResponse]:
+        answers = self.answers(inputs, job)
+        try:
+            with self.faults():
+                async for arrays in answers:
+                    yield self._response(call, job, signature, arrays)
+        finally:
+            await close_stream(answers)
+
+    def _response(
+        self, call: InferRequest, job: Job, signature: Signature, arrays: Arrays
+    ) -> InferResponse:
+        return InferResponse(
+            model=self.model,
+            id=call.id,
+            outputs=signature.outputs(arrays, job.outputs),
+            parameters=dict(job.reply_parameters),
+            final=not self.decoupled,
+        )
+
+    def _close_threads(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
+
+
+async def _first_two(answers: AsyncIterator[Arrays]) -> AsyncIterator[Arrays]:
+    count = 0
+    async for arrays in answers:
+        yield arrays
+        count += 1
+        if count == 2:  # noqa: PLR2004  # one more than the one there may be
+            return

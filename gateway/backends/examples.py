@@ -1,0 +1,129 @@
+"""Example Python models, which `config/testing.yaml` serves: what tests and first steps need.
+
+Each declares its tensors with `declares` and is used by its dotted name, such as
+"gateway.backends.examples:simple". They mirror models that model servers' own tests use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.backends.base import Job
+from gateway.backends.python import declares
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.metadata import TensorMetadata as Tensor
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_PAIR = (-1, 16)
+
+
+def _pair(prefix: str, datatype: Datatype) -> tuple[Tensor, Tensor]:
+    return Tensor(f"{prefix}0", datatype, _PAIR), Tensor(f"{prefix}1", datatype, _PAIR)
+
+
+@declares(inputs=_pair("INPUT", Datatype.INT32), outputs=_pair("OUTPUT", Datatype.INT32))
+def simple(inputs: Arrays) -> Arrays:
+    """Give the sum and the difference of two INT32 tensors."""
+    first, second = inputs["INPUT0"], inputs["INPUT1"]
+    return {"OUTPUT0": first + second, "OUTPUT1": first - second}
+
+
+@declares(inputs=_pair("INPUT", Datatype.BYTES), outputs=_pair("OUTPUT", Datatype.BYTES))
+def simple_string(inputs: Arrays) -> Arrays:
+    """Give the sum and the difference of numbers written in decimal."""
+    first, second = _numbers("INPUT0", inputs), _numbers("INPUT1", inputs)
+    return {"OUTPUT0": _texts(first + second), "OUTPUT1": _texts(first - second)}
+
+
+def _numbers(name: str, inputs: Arrays) -> npt.NDArray[Any]:
+    found = np.empty(inputs[name].shape, dtype=object)  # Python integers: they never wrap
+    for index, text in np.ndenumerate(inputs[name]):
+        try:
+            found[index] = int(text)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"input {name!r} has the element {text[:32]!r} at {list(index)}, "
+                "needed is a decimal number"
+            ) from error
+    return found
+
+
+def _texts(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    found = np.empty(numbers.shape, dtype=object)
+    for index, number in np.ndenumerate(numbers):
+        found[index] = str(number).encode()
+    return found
+
+
+def _identity(datatype: Datatype) -> Any:
+    @declares(
+        inputs=(Tensor("INPUT0", datatype, None),), outputs=(Tensor("OUTPUT0", datatype, None),)
+    )
+    def identity(inputs: Arrays) -> Arrays:
+        return {"OUTPUT0": inputs["INPUT0"]}
+
+    return identity
+
+
+# Any shape: scalars, empty tensors and high ranks come back as they went in.
+identity_bool = _identity(Datatype.BOOL)
+identity_uint8 = _identity(Datatype.UINT8)
+identity_uint16 = _identity(Datatype.UINT16)
+identity_uint32 = _identity(Datatype.UINT32)
+identity_uint64 = _identity(Datatype.UINT64)
+identity_int8 = _identity(Datatype.INT8)
+identity_int16 = _identity(Datatype.INT16)
+identity_int32 = _identity(Datatype.INT32)
+identity_int64 = _identity(Datatype.INT64)
+identity_fp16 = _identity(Datatype.FP16)
+identity_fp32 = _identity(Datatype.FP32)
+identity_fp64 = _identity(Datatype.FP64)
+identity_bf16 = _identity(Datatype.BF16)
+identity_bytes = _identity(Datatype.BYTES)
+
+
+@declares(
+    inputs=(Tensor("INPUT0", Datatype.INT32, (1,)),),
+    outputs=(Tensor("OUTPUT0", Datatype.INT32, (1,)),),
+)
+def slow(inputs: Arrays, job: Job) -> Arrays:
+    """Wait for so many milliseconds, or until nobody waits for the answer; give the number back."""
+    job.cancelled.wait(max(0, int(inputs["INPUT0"][0])) / 1000)
+    return {"OUTPUT0": inputs["INPUT0"]}
+
+
+@declares(
+    inputs=(Tensor("INPUT0", Datatype.INT32, None),),
+    outputs=(Tensor("OUTPUT0", Datatype.INT32, None),),
+)
+def fail(_inputs: Arrays) -> Arrays:
+    """Fail, whatever comes."""
+    raise ValueError("this model fails on purpose")
+
+
+@declares(
+    inputs=(Tensor("IN", Datatype.INT32, (-1,)),),
+    outputs=(Tensor("OUT", Datatype.INT32, (1,)), Tensor("IDX", Datatype.UINT32, (1,))),
+)
+def repeat_stream(inputs: Arrays) -> Iterator[Arrays]:
+    """Answer once for each element of IN: the element and its index."""
+    for index, value in enumerate(inputs["IN"]):
+        yield {"OUT": np.array([value], np.int32), "IDX": np.array([index], np.uint32)}
+
+
+@declares(
+    inputs=(Tensor("INPUT0", Datatype.INT32, (-1,)),),
+    outputs=(Tensor("PARAMS", Datatype.BYTES, (1,)),),
+)
+def params_echo(_inputs: Arrays, job: Job) -> Arrays:
+    """Give the request's parameters as sorted JSON, and as parameters of the answer."""
+    text = json.dumps(dict(job.parameters), sort_keys=True)
+    job.reply_parameters.update({f"echo_{key}": value for key, value in job.parameters.items()})
+    return {"PARAMS": np.array([text.encode()], dtype=object)}

@@ -1,0 +1,83 @@
+"""Model repositories: which versions of a model lie in a folder.
+
+The layout is `<model>/<version>/model.onnx`, as model servers have it; a single file is version 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from gateway.backends.base import LoadError
+from gateway.backends.onnx import OnnxBackend, OnnxOptions
+from gateway.backends.versions import Versions
+from gateway.ir.context import ModelRef
+
+FILE_NAME = "model.onnx"
+
+
+def onnx_model(
+    name: str,
+    path: Path,
+    options: OnnxOptions | None = None,
+    *,
+    versions: Collection[str] = (),
+    **settings: Any,
+) -> Versions:
+    """Return the model at *path*, not loaded yet.
+
+    Args:
+        name: Of the model.
+        path: A file, or a folder whose folders are named by version numbers.
+        options: For every version; None for the defaults.
+        versions: Those to serve; empty for all that are there.
+        settings: `instances` and `queue` of `Backend`.
+
+    Raises:
+        LoadError: There is nothing at *path*, or a version is not there.
+    """
+    files = find_versions(name, path)
+    missing = [version for version in versions if version not in files]
+    if missing:
+        raise LoadError(
+            f"model {name!r}: {path} has no version {missing[0]!r}; it has {', '.join(files)}",
+            model=ModelRef(name),
+        )
+    how = OnnxOptions() if options is None else options
+    return Versions(
+        name,
+        [
+            OnnxBackend(name, file, version, how, **settings)
+            for version, file in files.items()
+            if not versions or version in versions
+        ],
+    )
+
+
+def find_versions(name: str, path: Path) -> dict[str, Path]:
+    """Return the model file of each version at *path*, lowest version first.
+
+    Folders whose names are no numbers are passed over, as model servers do.
+
+    Raises:
+        LoadError: There is nothing there, or no version.
+    """
+    if path.is_file():
+        return {"1": path}
+    if not path.is_dir():
+        raise LoadError(
+            f"model {name!r}: {path} cannot be loaded: there is no such file or folder",
+            model=ModelRef(name),
+        )
+    numbers = sorted(
+        (entry.name for entry in path.iterdir() if entry.name.isascii() and entry.name.isdecimal()),
+        key=int,
+    )
+    files = {number: path / number / FILE_NAME for number in numbers}
+    if not files:
+        raise LoadError(
+            f"model {name!r}: {path} has no versions; needed is {path}/<number>/{FILE_NAME}",
+            model=ModelRef(name),
+        )
+    return files

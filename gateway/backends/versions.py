@@ -1,0 +1,107 @@
+"""Versions: several versions of one in-process model behind one name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from gateway.backends.base import Backend
+from gateway.ir.calls import Call, ModelMetadataRequest, RepositoryIndexRequest
+from gateway.ir.errors import ModelNotFound
+from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
+
+R = TypeVar("R")
+
+
+class Versions:
+    """A Service that gives each call to the version it asks for, or to the newest.
+
+    Args:
+        name: Of the model.
+        backends: At least one; their versions are numbers and differ.
+
+    Raises:
+        ValueError: There is none, or a version is not a number or there twice.
+    """
+
+    def __init__(self, name: str, backends: Sequence[Backend]) -> None:
+        if not backends:
+            raise ValueError(f"model {name!r} has no versions")
+        for backend in backends:
+            version = backend.model.version
+            if not (version.isascii() and version.isdecimal()):
+                raise ValueError(f"model {name!r}: version {version!r} is not a number")
+        ordered = sorted(backends, key=lambda backend: int(backend.model.version))
+        self.name = name
+        self._backends = {backend.model.version: backend for backend in ordered}
+        if len(self._backends) < len(backends):
+            raise ValueError(f"model {name!r} has a version twice")
+        self._newest = ordered[-1]
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            ModelNotFound: There is no such version.
+        """
+        if isinstance(call, RepositoryIndexRequest):
+            # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
+            return cast("R", self.entries())
+        reply = await self._choose(call)(call)
+        if isinstance(reply, ModelMetadata) and isinstance(call, ModelMetadataRequest):
+            return cast("R", self._all_versions(reply))
+        return reply
+
+    def ready(self) -> bool:
+        """Return whether the newest version can take inferences."""
+        return self._newest.loaded
+
+    def entries(self) -> tuple[RepositoryEntry, ...]:
+        """Return the versions as lines of a repository index, oldest first."""
+        states = {True: ModelState.READY, False: ModelState.UNAVAILABLE}
+        return tuple(
+            RepositoryEntry(self.name, version, states[backend.loaded])
+            for version, backend in self._backends.items()
+        )
+
+    async def start(self) -> None:
+        """Load every version, oldest first; when one cannot be loaded, unload the others.
+
+        Raises:
+            LoadError: One cannot be loaded.
+        """
+        try:
+            for backend in self._backends.values():
+                await backend.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Unload every version; harmless the second time."""
+        await asyncio.gather(*(backend.stop(timeout_s) for backend in self._backends.values()))
+
+    def _choose(self, call: Call[Any]) -> Backend:
+        version = "" if call.model is None else call.model.version
+        if not version:
+            return self._newest
+        backend = self._backends.get(version)
+        if backend is None:
+            raise ModelNotFound(
+                f"model {self.name!r} has no version {version!r}; "
+                f"it has {', '.join(self._backends)}",
+                model=call.model,
+            )
+        return backend
+
+    def _all_versions(self, found: ModelMetadata) -> ModelMetadata:
+        return ModelMetadata(
+            name=self.name,
+            versions=tuple(self._backends),
+            platform=found.platform,
+            inputs=found.inputs,
+            outputs=found.outputs,
+            max_batch_size=found.max_batch_size,
+            labels=found.labels,
+        )

@@ -1,0 +1,109 @@
+"""Complete: fills in what one protocol leaves out and the next one needs.
+
+Names, datatypes and shapes come from the model's metadata, asked through the same service, only
+when something is missing, and remembered. Codecs stay pure because this layer exists.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Need
+from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamProtocolError
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.streams import Mapped
+from gateway.policies.filling import Filling, is_bare, lacks
+from gateway.policies.metadata_cache import MetadataCache
+from gateway.service import Service
+
+R = TypeVar("R")
+
+
+class Complete:
+    """Gives the next codec, and the caller's codec, tensors they can write.
+
+    Requests get what *needs* names; answers get what the caller's context needs. A request that is
+    nothing but bytes (Open Inference's raw binary request) is always made whole.
+
+    Args:
+        inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
+        needs: What the next codec cannot write without.
+    """
+
+    def __init__(self, inner: Service, needs: frozenset[Need]) -> None:
+        self._inner = inner
+        self._needs = needs
+        self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            InvalidRequest: What is missing cannot be found, or the data does not fit it.
+            UpstreamProtocolError: The answer does not fit the model's own metadata.
+            GatewayError: Metadata is needed and cannot be had; the text says so.
+        """
+        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        if isinstance(call, InferRequest):
+            request = await self._request(call)
+            reply = await self._inner(request)
+            if call.context.needs:
+                reply = await self._response(request, reply)
+            return cast("R", reply)
+        if isinstance(call, StreamInferRequest):
+            request = await self._request(call.request)
+            needs = call.context.needs
+            whole = call if request is call.request else call.changed(request=request)
+            items = await self._inner(whole)
+            if needs:
+                asked = request.within(needs=needs)
+                items = Mapped(items, lambda item: self._response(asked, item))
+            return cast("R", items)
+        return await self._inner(call)
+
+    async def _request(self, call: InferRequest) -> InferRequest:
+        if not lacks(call.inputs, self._needs) and not is_bare(call.inputs):
+            return call
+        model = call.model or ModelRef("")
+        metadata = await self._ask(model, "the request leaves out")
+        filling = Filling(
+            "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
+        )
+        return call.changed(inputs=filling.fill(call.inputs, self._needs))
+
+    async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+        needs = call.context.needs
+        if not lacks(reply.outputs, needs):
+            return reply
+        model = call.model or ModelRef("")
+        metadata = await self._ask(model, "the answer leaves out")
+        declared = _in_order_asked(call, metadata)
+        filling = Filling("output", model, declared, False, UpstreamProtocolError)
+        return reply.changed(outputs=filling.fill(reply.outputs, needs))
+
+    async def _ask(self, model: ModelRef, why: str) -> ModelMetadata:
+        try:
+            return await self._metadata(ModelMetadataRequest(model=model))
+        except GatewayError as error:
+            raise type(error)(
+                f"{why} names, datatypes or shapes, and the metadata of model {str(model)!r} "
+                f"that would tell them cannot be had: {error.message}",
+                model=model,
+            ) from error
+
+
+def _in_order_asked(call: InferRequest, metadata: ModelMetadata) -> tuple[TensorMetadata, ...]:
+    """Return the outputs in the order an answer without names has them: as asked for."""
+    if not call.outputs:
+        return metadata.outputs
+    known = {output.name: output for output in metadata.outputs}
+    return tuple(
+        known.get(output.name, TensorMetadata(output.name, None, None)) for output in call.outputs
+    )

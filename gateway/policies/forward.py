@@ -1,0 +1,71 @@
+"""Forward: decides which of the caller's headers cross to a target, and which are added.
+
+Nothing crosses by itself: credentials end here, tracing goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from gateway.ir.calls import Call
+from gateway.service import Service
+
+R = TypeVar("R")
+
+_ALWAYS = ("traceparent", "tracestate")
+
+# Framing and identity of one connection: these never cross, whatever a configuration says.
+_NEVER = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "inference-header-content-length",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+        "x-request-id",
+    }
+)
+
+
+class Forward:
+    """Gives the target the metadata it is meant to see, and nothing else.
+
+    Args:
+        inner: Answers the call.
+        allowed: Names, in any case, of callers' headers that cross; "x-*" allows a prefix.
+        added: Headers sent with every call; they win over a caller's.
+    """
+
+    def __init__(self, inner: Service, allowed: Iterable[str], added: Mapping[str, str]) -> None:
+        self._inner = inner
+        names = [name.lower() for name in allowed]
+        self._exact = frozenset([*_ALWAYS, *(name for name in names if not name.endswith("*"))])
+        self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
+        self._added = tuple((name.lower(), value) for name, value in added.items())
+        self._own = frozenset(name for name, _ in self._added) | _NEVER
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Pass the call on with the metadata of the target."""
+        context = call.context
+        metadata = [
+            (name, value)
+            for name, value in context.metadata
+            if name not in self._own
+            and (name in self._exact or (self._prefixes and name.startswith(self._prefixes)))
+        ]
+        if context.request_id:
+            metadata.append(("x-request-id", context.request_id))
+        metadata.extend(self._added)
+        return await self._inner(call.within(metadata=tuple(metadata)))

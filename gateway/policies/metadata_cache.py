@@ -1,0 +1,87 @@
+"""MetadataCache: remembers what models look like, and asks once however many want to know."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from gateway.ir.calls import Call, ModelMetadataRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import DeadlineExceeded
+from gateway.ir.metadata import ModelMetadata
+from gateway.service import Service
+
+R = TypeVar("R")
+
+_REMEMBERED = 1024
+
+
+class MetadataCache:
+    """Answers a ModelMetadataRequest from memory while the memory is fresh; passes the rest.
+
+    Failures are not remembered. The question is the gateway's own: it carries no caller's headers
+    and has a deadline of its own, and it goes on when the caller that caused it leaves.
+
+    Args:
+        inner: Answers.
+        ttl_s: How long an answer holds.
+        timeout_s: How long the question may take.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        *,
+        ttl_s: float = 30.0,
+        timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._ttl_s = ttl_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._known: dict[ModelRef, tuple[float, ModelMetadata]] = {}
+        self._asking: dict[ModelRef, asyncio.Task[ModelMetadata]] = {}
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            DeadlineExceeded: The service did not answer in time.
+        """
+        if type(call) is not ModelMetadataRequest or call.model is None:
+            return await self._inner(call)
+        # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
+        return cast("R", await self._metadata(call.model))
+
+    async def _metadata(self, model: ModelRef) -> ModelMetadata:
+        known = self._known.get(model)
+        if known is not None and self._clock() < known[0]:
+            return known[1]
+        task = self._asking.get(model)
+        if task is None:
+            task = asyncio.create_task(self._ask(model), name=f"metadata of {model}")
+            self._asking[model] = task
+            task.add_done_callback(lambda _task: self._asking.pop(model))
+        return await asyncio.shield(task)
+
+    async def _ask(self, model: ModelRef) -> ModelMetadata:
+        context = Context(deadline=self._clock() + self._timeout_s)
+        scope = asyncio.timeout(self._timeout_s)
+        try:
+            async with scope:
+                found = await self._inner(ModelMetadataRequest(model=model, context=context))
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise DeadlineExceeded(
+                f"no metadata of model {str(model)!r} within {self._timeout_s} s", model=model
+            ) from None
+        self._known.pop(model, None)
+        if len(self._known) >= _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[model] = (self._clock() + self._ttl_s, found)
+        return found

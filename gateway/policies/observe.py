@@ -1,0 +1,153 @@
+"""Observe: what became of each call: one line in the log, one report to whoever counts.
+
+No payload and no header values, ever. Metric names are `telemetry`'s business.
+"""
+
+from __future__ import annotations
+
+import time
+from asyncio import CancelledError
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+
+from gateway.ir.calls import Call, ModelReadyRequest, ServerLiveRequest, ServerReadyRequest
+from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.streams import watch
+from gateway.service import Service
+from gateway.telemetry.log import WarningBudget
+from gateway.telemetry.taken import TAKEN, Taken
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+OK = "ok"
+
+# Probes come every few seconds and say the same: only their failures are worth a line.
+_QUIET = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
+
+
+class Observation(NamedTuple):
+    """What became of a call.
+
+    Attributes:
+        kind: Type of the call: "InferRequest".
+        model: As the caller named it; "" for the server.
+        version: As the caller asked for it; "" for none.
+        protocol: The caller's codec.
+        route: Name of the route that took it; "" when none did.
+        target: Name of the target that answered; "" when none was asked.
+        code: "ok", or the value of the error's code.
+        limit: Name of the limit that was exceeded; None for none.
+        seconds: From the call read to the answer complete, a stream's last item included.
+        request_id: The caller's or the gateway's.
+    """
+
+    kind: str
+    model: str
+    version: str
+    protocol: str
+    route: str
+    target: str
+    code: str
+    limit: str | None
+    seconds: float
+    request_id: str
+
+
+Recorder = Callable[[Observation], None]
+
+
+class Observe:
+    """Reports every call once it is complete.
+
+    Args:
+        inner: Answers; notes route and target in `telemetry.taken`.
+        record: Told of each call.
+        lines_per_s: Most log lines a second; the next line after a gap says how many are missing.
+            0 writes none.
+        clock: Seconds, fine-grained.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        record: Recorder,
+        *,
+        lines_per_s: int = 100,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._inner = inner
+        self._record = record
+        self._budget = WarningBudget(lines_per_s) if lines_per_s > 0 else None
+        self._clock = clock
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*, unchanged."""
+        taken = Taken()
+        token = TAKEN.set(taken)
+        begun = self._clock()
+        try:
+            reply = await self._inner(call)
+        except BaseException as error:
+            self._ended(call, taken, begun, error)
+            raise
+        finally:
+            TAKEN.reset(token)
+        return watch(call, reply, partial(self._ended, call, taken, begun))
+
+    def _ended(
+        self, call: Call[Any], taken: Taken, begun: float, error: BaseException | None
+    ) -> None:
+        seconds = self._clock() - begun
+        model = call.model
+        seen = Observation(
+            type(call).__name__,
+            "" if model is None else model.name,
+            "" if model is None else model.version,
+            call.context.protocol,
+            taken.route,
+            taken.target,
+            code_of(error),
+            error.limit if isinstance(error, GatewayError) else None,
+            seconds,
+            call.context.request_id,
+        )
+        self._record(seen)
+        if self._budget is not None and (error is not None or type(call) not in _QUIET):
+            skipped = self._budget.take()
+            if skipped is not None:
+                _write(seen, error, skipped)
+
+
+def code_of(error: BaseException | None) -> str:
+    """Return "ok" or the value of the code that *error* is answered with."""
+    if error is None:
+        return OK
+    if isinstance(error, GatewayError):
+        code = error.code
+    else:
+        code = ErrorCode.CANCELLED if isinstance(error, CancelledError) else ErrorCode.INTERNAL
+    return str(code.value)
+
+
+def _write(seen: Observation, error: BaseException | None, skipped: int) -> None:
+    keys: dict[str, Any] = {
+        "kind": seen.kind,
+        "model": seen.model,
+        "version": seen.version,
+        "protocol": seen.protocol,
+        "route": seen.route,
+        "target": seen.target,
+        "code": seen.code,
+        "us": round(seen.seconds * 1e6),
+        "request_id": seen.request_id,
+    }
+    if isinstance(error, GatewayError):
+        keys["error"] = error.message
+    if skipped:
+        keys["skipped"] = skipped
+    log.info("call", **keys)

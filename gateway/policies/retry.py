@@ -1,0 +1,137 @@
+"""Retry: once more for a call that the upstream cannot have seen.
+
+Nothing else is safe to repeat without the caller's word: an inference that may have begun may have
+had effects. Source: RELIABILITY, B3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.errors import NotSent
+from gateway.ir.streams import close_stream, map_stream, watch
+from gateway.service import Service
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+_SHORTEST_S, _LONGEST_S = 0.025, 0.25
+
+
+class Retry:
+    """Ask a second time when the first attempt was never sent.
+
+    Not inside a sequence, not after the first answer of a stream, not past the deadline, and not
+    when so many retries are under way that they would feed an outage.
+
+    Args:
+        inner: Answers; may choose another endpoint for the second attempt.
+        ratio: Most retries at a time, as a share of the calls in flight.
+        least: So many are allowed however few calls are in flight.
+        draw: Random numbers from 0 up to 1, for the pause.
+        sleep: Waits.
+        clock: Monotonic seconds, that of deadlines.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        *,
+        ratio: float = 0.2,
+        least: int = 3,
+        draw: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._ratio = ratio
+        self._least = least
+        self._draw = draw
+        self._sleep = sleep
+        self._clock = clock
+        self._active = 0
+        self._retrying = 0
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer, at the second attempt if need be."""
+        self._active += 1
+        try:
+            try:
+                reply = await self._inner(call)
+            except NotSent as error:
+                reply = await self._again(call, error)
+            else:
+                # A stream may be opened without having been sent: its first answer tells.
+                again = partial(self._again, call)
+                reply = map_stream(call, reply, lambda items: _Fresh(items, again))
+        except BaseException:
+            self._active -= 1
+            raise
+        return watch(call, reply, self._ended)
+
+    async def _again(self, call: Call[R], error: NotSent) -> R:
+        """Ask a second time after a pause, or raise *error*."""
+        pause_s = self._pause(call, error)
+        if pause_s is None:
+            raise error
+        self._retrying += 1
+        try:
+            await self._sleep(pause_s)
+            return await self._inner(call)
+        finally:
+            self._retrying -= 1
+
+    def _pause(self, call: Call[Any], error: NotSent) -> float | None:
+        """Return how long to wait before a second attempt, None for no second attempt."""
+        request = call.request if isinstance(call, StreamInferRequest) else call
+        if isinstance(request, InferRequest) and request.sequence is not None:
+            return None
+        if self._retrying >= max(self._least, int(self._ratio * self._active)):
+            return None
+        pause_s = _SHORTEST_S + (_LONGEST_S - _SHORTEST_S) * self._draw()
+        deadline = call.context.deadline
+        if deadline is not None and self._clock() + pause_s >= deadline:
+            return None
+        log.debug("retry", model=str(call.model), pause_s=pause_s, error=error.message)
+        return pause_s
+
+    def _ended(self, _error: BaseException | None) -> None:
+        self._active -= 1
+
+
+class _Fresh:
+    """A stream that is opened again, once, when it fails unsent before its first answer."""
+
+    def __init__(
+        self,
+        items: AsyncIterator[InferResponse],
+        again: Callable[[NotSent], Awaitable[Any]],  # Any: R, which here is a stream
+    ) -> None:
+        self._items = items
+        self._again = again
+        self._fresh = True
+
+    def __aiter__(self) -> AsyncIterator[InferResponse]:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        fresh, self._fresh = self._fresh, False
+        try:
+            return await anext(self._items)
+        except NotSent as error:
+            if not fresh:
+                raise
+            self._items = await self._again(error)
+        return await anext(self._items)
+
+    async def aclose(self) -> None:
+        await close_stream(self._items)

@@ -1,0 +1,177 @@
+"""The endpoints of one upstream: which of them can be had, and which takes a call.
+
+Two sources of health meet here: readiness as a prober last saw it (`probe`), and what calls
+themselves meet ("passive" ejection). Where no endpoint looks healthy all are tried: a wrong guess
+about health must not make a total outage.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from gateway.ir.calls import Call
+from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.streams import watch
+from gateway.routing.affinity import Affinity, sequence_of
+from gateway.service import Service
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+# They say nothing about the endpoint: the caller left, its time was over, or our own limits spoke.
+_NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.OVERLOADED})
+
+
+class Picker(enum.Enum):
+    """How an endpoint is chosen among the available ones."""
+
+    LEAST_PENDING = "least_pending"
+    ROUND_ROBIN = "round_robin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ejection:
+    """When an endpoint is left alone for a while; times in seconds.
+
+    Attributes:
+        errors: So many UNAVAILABLE answers in a row eject; 0 never ejects.
+        base_s: Time out the first time; it grows by as much with each ejection that follows.
+        longest_s: It grows no further than this.
+    """
+
+    errors: int = 5
+    base_s: float = 30.0
+    longest_s: float = 300.0
+
+
+class Endpoint:
+    """One address of an upstream.
+
+    Attributes:
+        name: Its address, for logs, metrics and errors.
+        service: Asks it.
+        ready: What its prober last saw; True while nobody probes.
+        pending: Calls in flight.
+    """
+
+    def __init__(self, name: str, service: Service) -> None:
+        self.name = name
+        self.service = service
+        self.ready = True
+        self.pending = 0
+        self.streak = 0
+        self.ejections = 0
+        self.ejected_until = 0.0
+
+    def available(self, now: float) -> bool:
+        """Return whether it is ready and not ejected."""
+        return self.ready and now >= self.ejected_until
+
+
+class Endpoints:
+    """A Service that gives each call to one of its endpoints.
+
+    Args:
+        name: Of the upstream.
+        endpoints: At least one.
+        picker: How one is chosen.
+        ejection: When one is left alone.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoints: Sequence[Endpoint],
+        *,
+        picker: Picker = Picker.LEAST_PENDING,
+        ejection: Ejection = Ejection(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not endpoints:
+            raise ValueError(f"upstream {name!r} has no endpoints")
+        self.name = name
+        self.endpoints = tuple(endpoints)
+        self._picker = picker
+        self._ejection = ejection
+        self._clock = clock
+        self._affinity = Affinity("endpoint")
+        self._turn = 0
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Ask one endpoint."""
+        endpoint = self._choose(call)
+        endpoint.pending += 1
+        try:
+            reply = await endpoint.service(call)
+        except BaseException as error:
+            self._ended(endpoint, error)
+            raise
+        return watch(call, reply, partial(self._ended, endpoint))
+
+    def ready(self) -> bool:
+        """Return whether some endpoint is available."""
+        now = self._clock()
+        return any(endpoint.available(now) for endpoint in self.endpoints)
+
+    def _choose(self, call: Call[Any]) -> Endpoint:
+        if len(self.endpoints) == 1:
+            return self.endpoints[0]
+        now = self._clock()
+        found = [endpoint for endpoint in self.endpoints if endpoint.available(now)]
+        candidates = found or list(self.endpoints)
+        sequence = sequence_of(call)
+        if sequence is not None:
+            by_name = {endpoint.name: endpoint for endpoint in candidates}
+            return by_name[self._affinity.choose(call.model, sequence, dict.fromkeys(by_name, 1.0))]
+        self._turn += 1
+        turn = self._turn % len(candidates)
+        if self._picker is Picker.ROUND_ROBIN:
+            return candidates[turn]
+        # The turn breaks ties, so that idle endpoints share the calls.
+        return min(candidates[turn:] + candidates[:turn], key=lambda endpoint: endpoint.pending)
+
+    def _ended(self, endpoint: Endpoint, error: BaseException | None) -> None:
+        endpoint.pending -= 1
+        if isinstance(error, GatewayError):
+            if error.code is ErrorCode.UNAVAILABLE:
+                self._failed(endpoint, error)
+                return
+            if error.code in _NEUTRAL:
+                return
+        elif error is not None:
+            return
+        endpoint.streak = 0
+        if endpoint.ejections and self._clock() >= endpoint.ejected_until + self._ejection.base_s:
+            endpoint.ejections = 0
+
+    def _failed(self, endpoint: Endpoint, error: GatewayError) -> None:
+        endpoint.streak += 1
+        rules = self._ejection
+        if not rules.errors or endpoint.streak < rules.errors:
+            return
+        now = self._clock()
+        out = sum(other.ejected_until > now for other in self.endpoints)
+        others = any(other.available(now) for other in self.endpoints if other is not endpoint)
+        # Half of the endpoints at most, and never the last one that can be had.
+        if out + 1 > len(self.endpoints) // 2 or not others or endpoint.ejected_until > now:
+            return
+        endpoint.ejections += 1
+        endpoint.streak = 0
+        out_s = min(rules.base_s * endpoint.ejections, rules.longest_s)
+        endpoint.ejected_until = now + out_s
+        log.warning(
+            "endpoint ejected",
+            upstream=self.name,
+            endpoint=endpoint.name,
+            seconds=out_s,
+            error=error.message,
+        )

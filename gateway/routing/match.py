@@ -1,0 +1,169 @@
+"""Which rule takes a call: pure, compiled when the rules are read, first match wins.
+
+Not here: what a route does with the call (`router`). Names come from clients, so what is
+remembered about them is bounded.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.ir.calls import Call
+from gateway.ir.context import ModelRef
+
+_REMEMBERED = 4096
+
+_NO_MODEL = ModelRef("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Conditions on a call, all of which must hold; globs know `*`, `?` and `[...]`.
+
+    Attributes:
+        model: Glob on the model's name.
+        versions: Versions asked for, exactly; "" is "none asked for"; empty takes any.
+        protocols: Globs on the caller's codec ("oip.*"); empty takes any.
+        headers: Glob on the value for each header or gRPC metadata name; one of several values of
+            a name is enough.
+    """
+
+    model: str = "*"
+    versions: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one rule judges a call.
+
+    Attributes:
+        index: Position of the rule.
+        matched: Every condition holds.
+        reasons: Each condition that does not hold, or what makes the rule match.
+    """
+
+    index: int
+    matched: bool
+    reasons: tuple[str, ...]
+
+
+class Matcher:
+    """Finds the first of *rules* that takes a call."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = [_Compiled(rule) for rule in rules]
+        self._candidates: dict[tuple[str, str, str], tuple[int, ...]] = {}
+
+    def find(self, call: Call[Any], /) -> int | None:
+        """Return the position of the first rule that matches, None when none does."""
+        model = call.model or _NO_MODEL
+        key = (model.name, model.version, call.context.protocol)
+        candidates = self._candidates.get(key)
+        if candidates is None:
+            candidates = self._remember(key)
+        for index in candidates:
+            if self._rules[index].has_headers(call.context.metadata):
+                return index
+        return None
+
+    def takes_model(self, name: str, /) -> bool:
+        """Return whether some rule's model glob matches *name*, whatever else it asks."""
+        return any(rule.model(name) is not None for rule in self._rules)
+
+    def explain(self, call: Call[Any], /) -> list[Verdict]:
+        """Return how each rule judges *call*, in order; the first match is the one taken."""
+        return [rule.judge(index, call) for index, rule in enumerate(self._rules)]
+
+    def _remember(self, key: tuple[str, str, str]) -> tuple[int, ...]:
+        """Find the rules that only headers can still exclude, up to the first without headers."""
+        found: list[int] = []
+        for index, rule in enumerate(self._rules):
+            if rule.takes(*key):
+                found.append(index)
+                if not rule.headers:
+                    break
+        if len(self._candidates) >= _REMEMBERED:
+            self._candidates.clear()
+        candidates = self._candidates[key] = tuple(found)
+        return candidates
+
+
+class _Compiled:
+    """A rule with its globs compiled."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self.model = _glob(rule.model)
+        self._protocols = [_glob(pattern) for pattern in rule.protocols]
+        self.headers = {name.lower(): _glob(value) for name, value in rule.headers.items()}
+
+    def takes(self, model: str, version: str, protocol: str) -> bool:
+        return (
+            self.model(model) is not None
+            and (not self._rule.versions or version in self._rule.versions)
+            and (not self._protocols or any(match(protocol) for match in self._protocols))
+        )
+
+    def has_headers(self, metadata: Sequence[tuple[str, str]]) -> bool:
+        return not self.headers or all(
+            any(name == found and match(value) is not None for found, value in metadata)
+            for name, match in self.headers.items()
+        )
+
+    def judge(self, index: int, call: Call[Any]) -> Verdict:
+        model = call.model or _NO_MODEL
+        failed = [
+            *self._model_reasons(model),
+            *self._protocol_reasons(call.context.protocol),
+            *self._header_reasons(call.context.metadata),
+        ]
+        if failed:
+            return Verdict(index, False, tuple(failed))
+        return Verdict(index, True, (self._holds(),))
+
+    def _model_reasons(self, model: ModelRef) -> list[str]:
+        reasons = []
+        if self.model(model.name) is None:
+            reasons.append(f"model {model.name!r} does not match {self._rule.model!r}")
+        if self._rule.versions and model.version not in self._rule.versions:
+            asked = f"version {model.version!r}" if model.version else "no version asked for"
+            reasons.append(f"{asked}, the rule takes {', '.join(map(repr, self._rule.versions))}")
+        return reasons
+
+    def _protocol_reasons(self, protocol: str) -> list[str]:
+        if not self._protocols or any(match(protocol) for match in self._protocols):
+            return []
+        wanted = ", ".join(map(repr, self._rule.protocols))
+        return [f"protocol {protocol!r} does not match {wanted}"]
+
+    def _header_reasons(self, metadata: Sequence[tuple[str, str]]) -> list[str]:
+        reasons = []
+        for name, pattern in self._rule.headers.items():
+            values = [value for found, value in metadata if found == name.lower()]
+            if not values:
+                reasons.append(f"header {name!r} is absent, needed is {pattern!r}")
+            elif not any(self.headers[name.lower()](value) for value in values):
+                found = ", ".join(map(repr, values))
+                reasons.append(f"header {name!r} is {found}, needed is {pattern!r}")
+        return reasons
+
+    def _holds(self) -> str:
+        rule = self._rule
+        parts = [f"model {rule.model!r}"]
+        if rule.versions:
+            parts.append(f"version {' or '.join(map(repr, rule.versions))}")
+        if rule.protocols:
+            parts.append(f"protocol {' or '.join(map(repr, rule.protocols))}")
+        parts.extend(f"header {name!r} {pattern!r}" for name, pattern in rule.headers.items())
+        return f"matches {', '.join(parts)}"
+
+
+def _glob(pattern: str) -> Any:
+    # `translate` writes globs so that no input makes them backtrack without end.
+    return re.compile(fnmatch.translate(pattern)).match

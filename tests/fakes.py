@@ -1,0 +1,97 @@
+"""Doubles for tests: a service answered by a script or by hand, a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar, cast
+
+from gateway.ir.calls import Call, InferResponse
+
+R = TypeVar("R")
+
+
+class ScriptedService:
+    """Answers calls in the order of a script, and waits for the test when the script is over.
+
+    An entry is an answer; an exception, which is raised; or a function (async or not), which is
+    given the call. `always` answers every call the same way. Calls beyond the script wait in
+    `waiting`: give each future a result or an exception.
+    """
+
+    def __init__(self, *script: Any, always: Any = None) -> None:
+        self._script = deque(script)
+        self._always = always
+        self.calls: list[Call[Any]] = []
+        self.waiting: list[asyncio.Future[Any]] = []
+        self.cancelled = 0
+
+    async def __call__(self, call: Call[R], /) -> R:
+        self.calls.append(call)
+        if self._script:
+            return cast("R", await self._play(self._script.popleft(), call))
+        if self._always is not None:
+            return cast("R", await self._play(self._always, call))
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def _play(self, entry: Any, call: Call[Any]) -> Any:
+        if isinstance(entry, BaseException):
+            raise entry
+        if inspect.isfunction(entry) or inspect.ismethod(entry):
+            answer = entry(call)
+            return await answer if inspect.isawaitable(answer) else answer
+        return entry
+
+
+class FakeClock:
+    """A clock that stands still until the test moves it; its `sleep` moves it at once."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+        self.sleeps: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+class FakeStream:
+    """A stream of answers and, where it holds an exception, a failure; remembers its closing."""
+
+    def __init__(self, items: Iterable[InferResponse | BaseException]) -> None:
+        self._items = iter(list(items))
+        self.closed = 0
+
+    def __aiter__(self) -> AsyncIterator[InferResponse]:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        for item in self._items:
+            if isinstance(item, BaseException):
+                raise item
+            return item
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def settle() -> None:
+    """Let every task run as far as it can without the passing of time."""
+    for _ in range(10):
+        await asyncio.sleep(0)
