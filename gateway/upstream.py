@@ -6,16 +6,26 @@ here, because a codec cannot know which side it stands on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.calls import (
+    Call,
+    InferResponse,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
 from gateway.ir.errors import (
+    GatewayError,
     InvalidTensor,
     MalformedMessage,
     TooLarge,
     UpstreamProtocolError,
 )
+from gateway.service import Service
 from gateway.wire.codec import Codec
 
 R = TypeVar("R")
@@ -101,3 +111,45 @@ class Upstream(Generic[Q, A]):
             f"upstream {self._name!r} sent an answer that cannot be used: {error.message}",
             model=call.model,
         )
+
+
+# The same in every dialect, and asked before the dialect is known.
+_PLAIN = (ServerLiveRequest, ServerReadyRequest, ServerMetadataRequest)
+
+
+class SettlingUpstream:
+    """An upstream whose codec depends on what its server says it is.
+
+    The server is asked once, at the first call that needs to know; until it has answered, such
+    calls fail as the question did.
+
+    Args:
+        plain: Asks what is the same in every dialect.
+        make: Makes the upstream for a server of this name; "" when it has none.
+    """
+
+    def __init__(self, plain: Service, make: Callable[[str], Service]) -> None:
+        self._plain = plain
+        self._make = make
+        self._settled: Service | None = None
+        self._asking = asyncio.Lock()
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Ask the upstream in its own dialect."""
+        if self._settled is not None:
+            return await self._settled(call)
+        if type(call) in _PLAIN:
+            return await self._plain(call)
+        async with self._asking:
+            if self._settled is None:
+                self._settled = self._make(await self._server_name(call))
+        return await self._settled(call)
+
+    async def _server_name(self, call: Call[Any]) -> str:
+        question = ServerMetadataRequest(context=call.context)
+        try:
+            return (await self._plain(question)).name
+        except GatewayError as error:
+            if error.retryable or error.origin is None:
+                raise
+            return ""  # it answered, and will not say who it is

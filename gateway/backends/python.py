@@ -17,6 +17,7 @@ from typing import Any
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.checks import Arrays
+from gateway.backends.plan import Plan
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 
@@ -218,3 +219,35 @@ def _positional(model: Callable[..., Any]) -> int:
 
 def _said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def backends(plan: Plan) -> list[Backend]:
+    """Return the model of *plan*; its options say which callable, and how it is run.
+
+    Options: `callable` ("package.module:attribute", required), `version`, `instances`, `queue`,
+    `max_batch_size`, and `arguments`, a mapping for a class.
+
+    Raises:
+        ValueError: An option is wrong or missing.
+    """
+    plan.only("callable", "version", "instances", "queue", "max_batch_size", "arguments")
+    source = plan.options.get("callable")
+    if not isinstance(source, str) or ":" not in source:
+        raise ValueError(
+            f"model {plan.name!r}: option 'callable' is {source!r}, needed is package.module:name"
+        )
+    batch = plan.integer("max_batch_size", 0, least=0)
+    signature = plan.signature
+    return [
+        PythonBackend(
+            plan.name,
+            source,
+            str(plan.options.get("version", "1")),
+            inputs=None if signature is None else signature.inputs,
+            outputs=None if signature is None else signature.outputs,
+            options=plan.options.get("arguments"),
+            max_batch_size=batch if "max_batch_size" in plan.options else None,
+            instances=plan.integer("instances", 1),
+            queue=plan.integer("queue", 256, least=0),
+        )
+    ]

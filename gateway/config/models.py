@@ -97,10 +97,6 @@ class TlsConfig(Model):
     """Private key, a PEM file."""
     ca: Text | None = None
     """Who is trusted, a PEM file: a listener's clients (mutual TLS), or an upstream's server."""
-    server_name: Text | None = None
-    """Name expected in an upstream's certificate, where it is not its host."""
-    insecure_skip_verify: bool = False
-    """Accept any certificate of an upstream; logged as a warning at each start."""
 
 
 class ServerLimitsConfig(Model):
@@ -359,8 +355,8 @@ class LogConfig(Model):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
     """auto: console on a terminal, JSON otherwise."""
-    calls: float = Field(1.0, ge=0, le=1)
-    """Share of calls that get a line; errors always do."""
+    calls_per_second: int = Field(100, ge=0)
+    """Most calls that get a line each second; a line after a gap says how many are missing."""
 
 
 class MetricsConfig(Model):

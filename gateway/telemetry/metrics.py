@@ -19,6 +19,8 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from gateway.ir.errors import GatewayError
+
 UNKNOWN = "_unknown"
 
 _BUCKETS = (
@@ -53,7 +55,8 @@ class Metrics:
     """
 
     def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
-        disable_created_metrics()  # a second series for each counter, which nobody reads
+        # Otherwise each counter has a second series, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
         self.registry = CollectorRegistry()
         self._series = series
         self._calls: dict[tuple[str, ...], tuple[Counter, Histogram]] = {}
@@ -128,6 +131,10 @@ class Metrics:
         self._refused.labels(protocol, code).inc()
         self.limit_exceeded(protocol, limit)
 
+    def refused_by(self, protocol: str, error: GatewayError) -> None:
+        """Count a request that a frontend refused before any route saw it."""
+        self.refused(protocol, error.code.value, error.limit)
+
     def limit_exceeded(self, protocol: str, limit: str | None) -> None:
         """Count an exceeded limit; None counts nothing."""
         if limit is not None:
@@ -178,7 +185,8 @@ class _TritonNames(Collector):
             ("nv_inference_request_failure", "Failed inference requests.", self._failure),
             ("nv_inference_request_duration_us", "Cumulative duration.", self._duration_us),
         ):
-            metric = Metric(name, text, "counter")
+            # As a counter the client library would write another name in the help lines.
+            metric = Metric(name, text, "gauge")
             for (model, version), value in values.copy().items():
                 metric.add_sample(name, {"model": model, "version": version}, value)
             yield metric

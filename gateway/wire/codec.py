@@ -102,6 +102,9 @@ class ProtocolSpec:
 
     Attributes:
         options: Checks a mapping of options and returns it; raises ValueError naming the key.
+        settle: Completes an upstream's options by the name that its server gives itself ("" when
+            it gives none); None where every server of the protocol is alike. Options it does not
+            change need no server to be asked.
     """
 
     name: str
@@ -109,3 +112,4 @@ class ProtocolSpec:
     grpc: GrpcBinding | None = None
     stream: StreamBinding | None = None
     options: Callable[[Options], Options] = field(default=dict)
+    settle: Callable[[Options, str], Options] | None = None

@@ -1,0 +1,21 @@
+"""Composition root: Config -> listeners, routes, upstreams; start, drain, stop.
+
+The only place that knows everything. Objects are built here once, from a configuration that is not
+read again.
+"""
+
+from gateway.app.check import check
+from gateway.app.gateway import Gateway, StartError, run
+from gateway.app.rules import Explanation, explain_call
+from gateway.app.upstreams import Connected, connect
+
+__all__ = [
+    "Connected",
+    "Explanation",
+    "Gateway",
+    "StartError",
+    "check",
+    "connect",
+    "explain_call",
+    "run",
+]

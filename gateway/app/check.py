@@ -1,0 +1,72 @@
+"""What the schema cannot know: names of protocols and backends, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gateway.app.signatures import metadata_of
+from gateway.config.load import Loaded
+from gateway.config.models import Config, ListenerConfig
+from gateway.config.tree import KeyPath, Problem
+from gateway.registry import PROTOCOLS, backend, protocol
+
+
+def check(loaded: Loaded) -> list[Problem]:
+    """Return everything wrong with a configuration whose form is right; empty when nothing is."""
+    return [loaded.problem(path, message) for path, message in _found(loaded)]
+
+
+Found = tuple[KeyPath, str]
+
+
+def _found(loaded: Loaded) -> Iterator[Found]:
+    config = loaded.config
+    for index, listener in enumerate(config.listeners):
+        yield from _in_listener(("listeners", index), listener, config)
+    for name, upstream in config.upstreams.items():
+        at: KeyPath = ("upstreams", name)
+        url = upstream.all_urls[0]
+        yield from _raised((*at, "url"), _carried, url.protocol, url.carrier)
+        if url.protocol in PROTOCOLS:
+            yield from _options((*at, "options"), url.protocol, upstream.options)
+    for name, model in config.models.items():
+        at = ("models", name)
+        if model.backend is not None:
+            yield from _raised((*at, "backend"), backend, model.backend)
+        if model.signature is not None:
+            yield from _raised((*at, "signature"), metadata_of, name, model.signature)
+
+
+def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:
+    for number, name in enumerate(listener.protocols or ()):
+        yield from _raised((*at, "protocols", number), protocol, name)
+    for name, options in listener.options.items():
+        yield from _options((*at, "options", name), name, options)
+    if listener.passthrough is not None:
+        upstream = config.upstreams[listener.passthrough]
+        if upstream.all_urls[0].carrier != "http":
+            message = f"upstream {listener.passthrough!r} does not speak HTTP: nothing can pass"
+            yield (*at, "passthrough"), message
+
+
+def _options(path: KeyPath, name: str, options: Any) -> Iterator[Found]:
+    def ask() -> None:
+        protocol(name).options(options)
+
+    yield from _raised(path, ask)
+
+
+def _carried(name: str, carrier: str) -> None:
+    spec = protocol(name)
+    carriers = {"http": spec.http, "grpc": spec.grpc}
+    if carriers.get(carrier) is None:
+        known = ", ".join(key for key, binding in carriers.items() if binding is not None)
+        raise LookupError(f"protocol {name!r} is not carried by {carrier!r}, only by {known}")
+
+
+def _raised(path: KeyPath, ask: Callable[..., Any], *arguments: Any) -> Iterator[Found]:
+    try:
+        ask(*arguments)
+    except (LookupError, ValueError) as error:
+        yield path, str(error.args[0])

@@ -1,0 +1,323 @@
+"""The gateway as a whole: built from a configuration, started, drained, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from gateway import __version__
+from gateway.app.admin import AdminFrontend
+from gateway.app.check import check
+from gateway.app.listeners import Shared, build_listener
+from gateway.app.models import BuiltModels, build_models
+from gateway.app.routes import BuiltRoute, Place, build_route
+from gateway.app.rules import named_models, ruled_routes
+from gateway.app.upstreams import BuiltUpstream, build_upstream
+from gateway.config.load import ConfigError, Loaded
+from gateway.config.models import AdminConfig, Config, ListenerConfig
+from gateway.config.units import Address
+from gateway.ir.metadata import ServerMetadata
+from gateway.policies.observe import Observation, Observe
+from gateway.routing.router import Router
+from gateway.routing.server import Index, ServerAnswers, ServerOptions
+from gateway.schema.pool import require_fast_runtime
+from gateway.service import Service
+from gateway.telemetry import log as logs
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.admission import Budget
+from gateway.transports.base import HttpMount, Server, ServerLimits
+from gateway.transports.passthrough import Passthrough
+from gateway.transports.reference.http_server import HttpServer
+
+log = structlog.get_logger(__name__)
+
+_MIB = 1 << 20
+_BUDGET_BYTES = 512 * _MIB
+_CGROUP_SHARE = 0.4
+_CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
+
+
+class StartError(Exception):
+    """The gateway cannot start; the text is one line that says why."""
+
+
+class Gateway:
+    """Everything one process runs.
+
+    Args:
+        loaded: A configuration whose form is right.
+
+    Raises:
+        ConfigError: What the schema could not see is wrong.
+        StartError: A file cannot be used.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        problems = check(loaded)
+        if problems:
+            raise ConfigError(loaded.source, problems)
+        config = loaded.config
+        self._config = config
+        self.metrics = Metrics(
+            __version__,
+            series=config.telemetry.metrics.series,
+            triton="triton" in config.telemetry.metrics.compat,
+        )
+        self.metrics.know({*config.models, *named_models(config)})
+        self._stopping = False
+        try:
+            self._build(loaded)
+        except (LookupError, ValueError, OSError) as error:
+            raise StartError(_reason(error)) from error
+
+    def _build(self, loaded: Loaded) -> None:
+        config = self._config
+        self._models: BuiltModels = build_models(config, loaded.directory)
+        signatures = {
+            name: model.signature
+            for name, model in config.models.items()
+            if model.backend is None and model.signature is not None
+        }
+        self._upstreams: dict[str, BuiltUpstream] = {
+            name: build_upstream(name, upstream, signatures, self.metrics, loaded.directory)
+            for name, upstream in config.upstreams.items()
+        }
+        places = {
+            name: Place(built.service, built.ready) for name, built in self._upstreams.items()
+        }
+        routes = [
+            build_route(ruled, config, places, self._models.places)
+            for ruled in ruled_routes(config)
+        ]
+        self._server = self._server_answers(routes)
+        self._routes = [route for built in routes for route in built.routes()]
+        self.service: Service = self._observed("")
+        self._budget = Budget(config.in_flight_bytes or default_budget())
+        self.metrics.watch(
+            "gateway_in_flight_bytes",
+            "Bytes of requests held now.",
+            lambda: self._budget.used_bytes,
+        )
+        shared = Shared(
+            metrics=self.metrics,
+            budget=self._budget,
+            directory=loaded.directory,
+            strict=config.security.strict,
+            fallbacks={
+                name: Passthrough(built.http)
+                for name, built in self._upstreams.items()
+                if built.http is not None
+            },
+        )
+        self._data: dict[str, Server] = {}
+        for listener in config.listeners:
+            self._data |= self._listener(listener, shared)
+        self._admin: dict[str, Server] = {}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where it listens, by name: "main.http", "main.grpc", "admin", "metrics"."""
+        return {name: server.address for name, server in (self._data | self._admin).items()}
+
+    async def ready(self) -> bool:
+        """Return whether the gateway takes inference requests."""
+        return self._server.ready()
+
+    async def start(self) -> None:
+        """Load models, begin to probe upstreams, and listen.
+
+        Raises:
+            StartError: A model cannot be loaded or an address cannot be had.
+        """
+        try:
+            await self._models.load()
+            await self._first_probes()
+            for server in self._data.values():
+                await server.start()
+            await self._start_admin()
+        except (LookupError, ValueError, OSError) as error:
+            await self._close()
+            raise StartError(_reason(error)) from error
+        log.info("started", version=__version__, **self.addresses)
+
+    async def stop(self, pre_stop_s: float | None = None, drain_s: float | None = None) -> None:
+        """Be not ready, wait, finish what is in flight, and close; harmless the second time."""
+        if self._stopping:
+            return
+        self._stopping = True
+        lifecycle = self._config.lifecycle
+        self._server.drain()
+        log.info("not ready", reason="stopping")
+        await asyncio.sleep(lifecycle.pre_stop if pre_stop_s is None else pre_stop_s)
+        drain = lifecycle.drain if drain_s is None else drain_s
+        await asyncio.gather(*(server.drain(drain) for server in self._data.values()))
+        await self._close()
+        log.info("stopped")
+
+    async def _first_probes(self) -> None:
+        """Ask each upstream once, so that readiness is true from the first request on."""
+        probers = [prober for built in self._upstreams.values() for prober in built.probers]
+        await asyncio.gather(*(prober.probe() for prober in probers))
+        for prober in probers:
+            prober.start()
+
+    async def _start_admin(self) -> None:
+        admin = self._config.admin
+        wanted = AdminConfig() if admin is None else admin
+        pages = {
+            "admin": (wanted.address, AdminFrontend(self.metrics, self.ready)),
+            "metrics": (wanted.metrics, AdminFrontend(self.metrics, self.ready, probes=False)),
+        }
+        asked = set() if admin is None else admin.model_fields_set
+        for name, (address, frontend) in pages.items():
+            if address is None:
+                continue
+            server = self._admin_server(address, frontend)
+            try:
+                await server.start()
+            except OSError as error:
+                key = "address" if name == "admin" else name
+                if key in asked:
+                    raise OSError(f"{name}: {_reason(error)}") from error
+                # Nobody asked for this address: the data listeners matter more.
+                log.warning("page left out", page=name, address=str(address), reason=str(error))
+                continue
+            self._admin[name] = server
+
+    def _admin_server(self, address: Address, frontend: AdminFrontend) -> Server:
+        return HttpServer(
+            address.host,
+            address.port,
+            mounts=[HttpMount(("",), frontend)],
+            limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
+            budget=Budget(8 * _MIB),
+        )
+
+    def _listener(self, listener: ListenerConfig, shared: Shared) -> dict[str, Server]:
+        service = self._observed(listener.default_model or "")
+        return build_listener(listener, service, self.ready, shared)
+
+    def _observed(self, default_model: str) -> Service:
+        router = Router(self._routes, self._server, default_model=default_model)
+        return Observe(
+            router, self._record, lines_per_s=self._config.telemetry.log.calls_per_second
+        )
+
+    def _record(self, seen: Observation) -> None:
+        self.metrics.call(
+            route=seen.route,
+            model=seen.model,
+            version=seen.version,
+            protocol=seen.protocol,
+            kind=seen.kind,
+            code=seen.code,
+            seconds=seen.seconds,
+        )
+        self.metrics.limit_exceeded(seen.protocol, seen.limit)
+
+    def _server_answers(self, routes: list[BuiltRoute]) -> ServerAnswers:
+        matcher = Router(
+            [route for built in routes for route in built.routes()], self._models.index
+        )
+        by_name = {built.ruled.name: built for built in routes}
+        named = {name: by_name[route].ready for route, name in _named(self._config, routes)}
+        indexes = [Index("local", self._models.index, ttl_s=0)]
+        indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
+        return ServerAnswers(
+            ServerOptions(
+                metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
+                routes=[built.ready for built in routes],
+                named=named,
+                served=matcher.takes_model,
+            ),
+            indexes,
+        )
+
+    async def _close(self) -> None:
+        for server in (self._data | self._admin).values():
+            await server.stop()
+        for built in self._upstreams.values():
+            await built.close()
+        await self._models.close()
+
+
+# Only what every path through the gateway carries.
+EXTENSIONS = ("binary_tensor_data", "parameters")
+
+
+def _named(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
+    names = set(named_models(config))
+    return [
+        (built.ruled.name, name)
+        for built in reversed(routes)
+        for name in names
+        if any(rule.model == name for rule in built.ruled.rules) or built.ruled.model == name
+    ]
+
+
+def default_budget() -> int:
+    """Return how many bytes may be in flight: 512 MiB, or 40% of the cgroup if that is less."""
+    with contextlib.suppress(OSError, ValueError):
+        return min(_BUDGET_BYTES, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
+    return _BUDGET_BYTES
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return str(error.args[0]) if error.args else type(error).__name__
+
+
+def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None = None) -> int:
+    """Run a gateway until SIGTERM or SIGINT; return the exit status.
+
+    The second signal ends the process at once.
+
+    Args:
+        loaded: Its configuration.
+        started: Called once it listens.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        StartError: It cannot start.
+    """
+    require_fast_runtime()
+    settings = loaded.config.telemetry.log
+    logs.configure(settings.level, settings.format)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(loaded, started))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  # not everywhere
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _run(loaded: Loaded, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stopped() -> None:
+        if stop.is_set():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped)
+    gateway = Gateway(loaded)
+    await gateway.start()
+    if started is not None:
+        await started(gateway)
+    await stop.wait()
+    await gateway.stop()
+    return 0

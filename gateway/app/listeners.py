@@ -1,0 +1,153 @@
+"""Listeners of the configuration -> servers: which protocols are spoken where."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from gateway.app.upstreams import message_limits, overridden
+from gateway.config.models import ListenerConfig, TlsConfig
+from gateway.config.units import Address
+from gateway.frontend import Frontend
+from gateway.ir.errors import GatewayError
+from gateway.registry import PROTOCOLS, protocol
+from gateway.service import Service
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.admission import Budget
+from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
+from gateway.transports.reference.grpc_health import Health
+from gateway.transports.reference.grpc_reflection import Reflection
+from gateway.transports.reference.grpc_server import GrpcServer
+from gateway.transports.reference.http_server import HttpServer
+from gateway.transports.tls import ServerTls, grpc_server_credentials, server_context
+
+log = structlog.get_logger(__name__)
+
+Ready = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What every listener of the process shares."""
+
+    metrics: Metrics
+    budget: Budget
+    directory: Path
+    strict: bool
+    fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
+
+
+def build_listener(
+    config: ListenerConfig, service: Service, ready: Ready, shared: Shared
+) -> dict[str, Server]:
+    """Build the servers of one listener, by name ("main.http").
+
+    Args:
+        config: The listener.
+        service: Answers its calls.
+        ready: Async function that tells whether the server is ready, for grpc.health.v1.
+        shared: Of the process.
+
+    Raises:
+        LookupError: No such protocol.
+        ValueError: An option or TLS file is wrong, or strict security forbids the address.
+    """
+    limits: ServerLimits = overridden(ServerLimits(), config.limits)
+    http: list[HttpMount] = []
+    grpc: list[GrpcMount] = []
+    descriptors: list[tuple[bytes, ...]] = []
+    messages = message_limits(config.messages, limits.message_bytes)
+    for name in config.protocols or PROTOCOLS:
+        spec = protocol(name)
+        options = spec.options(config.options.get(name, {}))
+        refused = shared.metrics.refused_by
+        if spec.http is not None and config.http is not None:
+            codec: Any = spec.http.codec(messages, options)
+            frontend: Any = Frontend(codec, service, refused=refused)
+            http.append(HttpMount(spec.http.prefixes, frontend))
+        if spec.grpc is not None and config.grpc is not None:
+            codec = spec.grpc.codec(messages, options)
+            frontend = Frontend(codec, service, refused=refused)
+            grpc.append(GrpcMount(spec.grpc.methods, frontend))
+            descriptors.append(spec.grpc.file_descriptors())
+    servers: dict[str, Server] = {}
+    if config.http is not None:
+        _check_exposure(config, config.http, shared.strict)
+        servers[f"{config.name}.http"] = HttpServer(
+            config.http.host,
+            config.http.port,
+            mounts=http,
+            limits=limits,
+            budget=shared.budget,
+            fallback=shared.fallbacks.get(config.passthrough or ""),
+            ssl_context=_http_tls(config.tls, shared.directory),
+            refused=partial(_refused, shared.metrics, "http"),
+        )
+    if config.grpc is not None:
+        _check_exposure(config, config.grpc, shared.strict)
+        servers[f"{config.name}.grpc"] = GrpcServer(
+            _grpc_address(config.grpc),
+            grpc,
+            limits,
+            shared.budget,
+            credentials=_grpc_tls(config.tls, shared.directory),
+            extras=_extras(_services(grpc), descriptors, ready),
+        )
+    return servers
+
+
+def _services(mounts: Sequence[GrpcMount]) -> list[str]:
+    paths = [path for mount in mounts for path in mount.methods]
+    return list(dict.fromkeys(path.split("/")[1] for path in paths))
+
+
+def _extras(services: list[str], descriptors: list[tuple[bytes, ...]], ready: Ready) -> Any:
+    async def status(service: str) -> bool | None:
+        return await ready() if service in known else None
+
+    known = frozenset(["", *services])
+    health, reflection = Health(status), Reflection(services, descriptors)
+    return {**health.methods, **reflection.methods}
+
+
+def _grpc_address(address: Address) -> str:
+    return str(address) if address.host else f"[::]:{address.port}"
+
+
+def _refused(metrics: Metrics, carrier: str, error: GatewayError) -> None:
+    metrics.refused(carrier, error.code.value, error.limit)
+
+
+def _check_exposure(config: ListenerConfig, address: Address, strict: bool) -> None:
+    if address.is_loopback or config.tls is not None:
+        return
+    if strict:
+        raise ValueError(
+            f"listener {config.name!r} on {address} can be reached from other machines without "
+            "TLS, which security.strict forbids: add 'tls', or listen on 127.0.0.1"
+        )
+    log.warning(
+        "listener can be reached from other machines without TLS",
+        listener=config.name,
+        address=str(address),
+    )
+
+
+def _files(tls: TlsConfig, directory: Path) -> ServerTls:
+    if tls.cert is None or tls.key is None:
+        raise ValueError("tls of a listener needs 'cert' and 'key'")
+    ca = None if tls.ca is None else str(directory / tls.ca)
+    return ServerTls(cert=str(directory / tls.cert), key=str(directory / tls.key), client_ca=ca)
+
+
+def _http_tls(tls: TlsConfig | None, directory: Path) -> Any:
+    return None if tls is None else server_context(_files(tls, directory))
+
+
+def _grpc_tls(tls: TlsConfig | None, directory: Path) -> Any:
+    return None if tls is None else grpc_server_credentials(_files(tls, directory))

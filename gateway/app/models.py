@@ -1,0 +1,88 @@
+"""Models of the configuration that run in the gateway's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from gateway.app.routes import Place
+from gateway.app.signatures import metadata_of
+from gateway.backends.plan import Plan
+from gateway.backends.versions import Versions
+from gateway.config.models import Config, ModelConfig
+from gateway.ir.calls import Call, RepositoryIndexRequest
+from gateway.ir.context import Need
+from gateway.ir.errors import Unsupported
+from gateway.ir.metadata import RepositoryEntry
+from gateway.policies.complete import Complete
+from gateway.registry import backend
+
+R = TypeVar("R")
+
+# A backend checks what it is given against its signature, so it needs all of it.
+_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModels:
+    """Every in-process model, by its name."""
+
+    versions: Mapping[str, Versions]
+    places: Mapping[str, Place]
+
+    async def load(self) -> None:
+        """Load all of them, side by side.
+
+        Raises:
+            LoadError: One cannot be loaded; the others are unloaded.
+        """
+        starting = [asyncio.ensure_future(model.start()) for model in self.versions.values()]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Unload all of them; harmless the second time."""
+        await asyncio.gather(*(model.stop() for model in self.versions.values()))
+
+    async def index(self, call: Call[R], /) -> R:
+        """List the models with their versions; a Service for the index alone."""
+        if not isinstance(call, RepositoryIndexRequest):
+            raise Unsupported(f"the index of models does not support {type(call).__name__}")
+        entries: list[RepositoryEntry] = []
+        for model in self.versions.values():
+            entries.extend(model.entries())
+        # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
+        return cast("R", tuple(entries))
+
+
+def build_models(config: Config, directory: Path) -> BuiltModels:
+    """Describe every model that has a backend; nothing is loaded yet.
+
+    Raises:
+        LookupError: No such backend.
+        ValueError: An option is wrong, or the model has no version.
+        OSError: A file is missing.
+    """
+    versions = {
+        name: Versions(name, backend(model.backend)(_plan(name, model, directory)))
+        for name, model in config.models.items()
+        if model.backend is not None
+    }
+    places = {name: Place(Complete(model, _NEEDS), model.ready) for name, model in versions.items()}
+    return BuiltModels(versions, places)
+
+
+def _plan(name: str, model: ModelConfig, directory: Path) -> Plan:
+    return Plan(
+        name=name,
+        path=None if model.path is None else directory / model.path,
+        options=model.options,
+        signature=None if model.signature is None else metadata_of(name, model.signature),
+    )

@@ -1,0 +1,120 @@
+"""Routes of the configuration -> services, in the fixed order of layers.
+
+From the outside in: observe and router (`listeners`), limit, timeout, retry, balance, and for each
+target rename and the upstream or model, which has its own forward and complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.app.rules import RuledRoute, target_name
+from gateway.config.models import Config, PoliciesConfig, RouteConfig, TargetConfig
+from gateway.policies.limit import Limit
+from gateway.policies.rename import Rename
+from gateway.policies.retry import Retry
+from gateway.policies.timeout import Timeout
+from gateway.routing.balance import Balance, Readiness, Target
+from gateway.routing.discover import Discover
+from gateway.routing.router import Route
+from gateway.service import Layer, Service, stack
+
+Ready = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something a route can send calls to: an upstream, or a model of the gateway's own."""
+
+    service: Service
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRoute:
+    """A route with its service, and its readiness by its own rule."""
+
+    ruled: RuledRoute
+    service: Service
+    ready: Ready
+
+    def routes(self) -> Iterator[Route]:
+        """Yield one route for the router for each rule."""
+        for rule in self.ruled.rules:
+            yield Route(self.ruled.name, rule, self.service)
+
+
+def build_route(
+    ruled: RuledRoute, config: Config, upstreams: Mapping[str, Place], models: Mapping[str, Place]
+) -> BuiltRoute:
+    """Build one route over what has been built already."""
+    if ruled.config is not None:
+        targets = [
+            Target(
+                target_name(target),
+                _target_service(target, upstreams, models),
+                target.weight,
+                _place(target, upstreams, models).ready,
+            )
+            for target in ruled.config.targets
+        ]
+        readiness = Readiness(ruled.config.readiness)
+        balance = Balance(ruled.name, targets, readiness=readiness)
+        inner: Service = balance
+        ready: Ready = balance.ready
+    elif ruled.model:
+        place = models[ruled.model]
+        balance = Balance(ruled.name, [Target(f"local/{ruled.model}", place.service)])
+        inner, ready = balance, place.ready
+    else:
+        inner = Discover({name: place.service for name, place in upstreams.items()})
+        ready = partial(_any_ready, tuple(upstreams.values()))
+    layers = _layers(ruled.name, ruled.config, config.policies)
+    return BuiltRoute(ruled, stack(layers, inner), ready)
+
+
+def _any_ready(places: tuple[Place, ...]) -> bool:
+    return any(place.ready() for place in places)
+
+
+def _layers(name: str, route: RouteConfig | None, policies: PoliciesConfig) -> list[Layer]:
+    in_flight, timeout, retry = policies.in_flight, policies.timeout, policies.retry
+    if route is not None:
+        in_flight = route.in_flight or in_flight
+        timeout = timeout if route.timeout is None else route.timeout
+        retry = route.retry or retry
+    layers: list[Layer] = [
+        lambda inner: Limit(
+            inner, name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait
+        ),
+        lambda inner: Timeout(inner, timeout),
+    ]
+    if retry is not None and retry.budget > 0:
+        layers.append(lambda inner: Retry(inner, ratio=retry.budget, least=retry.min_retries))
+    return layers
+
+
+def _place(
+    target: TargetConfig, upstreams: Mapping[str, Place], models: Mapping[str, Place]
+) -> Place:
+    if target.upstream is not None:
+        return upstreams[target.upstream]
+    return models[target.model or ""]
+
+
+def _target_service(
+    target: TargetConfig, upstreams: Mapping[str, Place], models: Mapping[str, Place]
+) -> Service:
+    service = _place(target, upstreams, models).service
+    tensors = target.tensors
+    if target.model is None and target.version is None and not (tensors.inputs or tensors.outputs):
+        return service
+    return Rename(
+        service,
+        model=target.model,
+        version=target.version,
+        inputs=tensors.inputs,
+        outputs=tensors.outputs,
+    )

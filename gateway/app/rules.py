@@ -1,0 +1,146 @@
+"""Which rules a configuration makes, in order: shared by the gateway itself and by `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.config.models import Config, MatchConfig, RouteConfig, TargetConfig
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.routing.match import Matcher, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRoute:
+    """A route of the configuration, or one made for a configuration that has none.
+
+    Attributes:
+        rules: Any of them takes a call.
+        config: None for a made route.
+        model: The gateway's own model that a made route serves; "" where it discovers.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    config: RouteConfig | None = None
+    model: str = ""
+
+
+def ruled_routes(config: Config) -> list[RuledRoute]:
+    """Return the routes of *config* in order of precedence.
+
+    A configuration without routes serves each of its own models, and every upstream's models,
+    under their own names.
+    """
+    if config.routes:
+        return [
+            RuledRoute(route.name or f"route-{number}", _rules(route.match), route)
+            for number, route in enumerate(config.routes, start=1)
+        ]
+    made = [
+        RuledRoute(name, (Rule(model=_literal(name)),), model=name)
+        for name, model in config.models.items()
+        if model.backend is not None
+    ]
+    if config.upstreams:
+        made.append(RuledRoute("upstreams", (Rule(),)))
+    return made
+
+
+def named_models(config: Config) -> Iterator[str]:
+    """Yield the models that the configuration names exactly."""
+    for route in ruled_routes(config):
+        if route.model:
+            yield route.model
+        elif route.config is not None and route.config.match is not None:
+            for pattern in route.config.match.model or ():
+                if not any(mark in pattern for mark in "*?["):
+                    yield pattern
+
+
+def _rules(match: MatchConfig | None) -> tuple[Rule, ...]:
+    if match is None:
+        return (Rule(),)
+    return tuple(
+        Rule(
+            model=pattern,
+            versions=match.version or (),
+            protocols=match.protocol or (),
+            headers=match.headers,
+        )
+        for pattern in match.model or ("*",)
+    )
+
+
+def _literal(name: str) -> str:
+    """Return a glob that matches *name* alone."""
+    return "".join(f"[{mark}]" if mark in "*?[" else mark for mark in name)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which route a call would take, and why.
+
+    Attributes:
+        route: None when no route takes the call.
+        verdicts: Route, whether it matches, and why, for each rule up to the one that is taken.
+        targets: What the route does with the call, a line for each target.
+    """
+
+    route: str | None
+    verdicts: tuple[tuple[str, bool, str], ...]
+    targets: tuple[str, ...]
+
+
+def explain_call(
+    config: Config, *, model: str, version: str, protocol: str, headers: dict[str, str]
+) -> Explanation:
+    """Judge a call by the rules of *config*; nothing is connected to."""
+    routes = ruled_routes(config)
+    owners = [(route, rule) for route in routes for rule in route.rules]
+    metadata = tuple((name.lower(), value) for name, value in headers.items())
+    call = InferRequest(
+        model=ModelRef(model, version), context=Context(protocol=protocol, metadata=metadata)
+    )
+    verdicts: list[tuple[str, bool, str]] = []
+    matcher = Matcher([rule for _, rule in owners])
+    for (route, _), verdict in zip(owners, matcher.explain(call), strict=True):
+        verdicts.append((route.name, verdict.matched, "; ".join(verdict.reasons)))
+        if verdict.matched:
+            return Explanation(route.name, tuple(verdicts), tuple(_targets(config, route)))
+    return Explanation(None, tuple(verdicts), ())
+
+
+def _targets(config: Config, route: RuledRoute) -> Iterator[str]:
+    if route.config is None:
+        if route.model:
+            yield f"model {route.model!r} of this gateway"
+        else:
+            yield f"the first of {', '.join(config.upstreams)} that serves the model"
+        return
+    total = sum(target.weight for target in route.config.targets)
+    for target in route.config.targets:
+        share = f"{100 * target.weight / total:.4g}%"
+        yield f"{share} to {_target_text(config, target)}"
+
+
+def _target_text(config: Config, target: TargetConfig) -> str:
+    if target.upstream is None:
+        text = f"model {target.model!r} of this gateway"
+    else:
+        urls = ", ".join(str(url) for url in config.upstreams[target.upstream].all_urls)
+        text = f"upstream {target.upstream!r} ({urls})"
+        if target.model:
+            text += f" as model {target.model!r}"
+    if target.version:
+        text += f" version {target.version!r}"
+    return text
+
+
+def target_name(target: TargetConfig) -> str:
+    """Return how logs and metrics call a target."""
+    name = target.upstream or "local"
+    if target.model:
+        name += f"/{target.model}"
+    return f"{name}:{target.version}" if target.version else name

@@ -1,0 +1,102 @@
+"""The sidecar without a file: flags of `gateway serve --upstream` as the YAML they stand for.
+
+The result goes through the same loader as a file, so flags can do nothing that YAML cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from gateway.config.load import Loaded, load_text
+from gateway.config.units import Url, parse_url
+
+OFF = "off"
+"""What an address flag says instead of an address, to listen there not at all."""
+
+DEFAULT_HTTP = "127.0.0.1:8000"
+DEFAULT_GRPC = "127.0.0.1:8001"
+SHIFTED_HTTP = "127.0.0.1:18000"
+SHIFTED_GRPC = "127.0.0.1:18001"
+
+_OUR_PORTS = frozenset({8000, 8001, 8002})
+
+
+def sidecar_config(
+    upstreams: Sequence[str],
+    *,
+    http: str | None = None,
+    grpc: str | None = None,
+    admin: str | None = None,
+    default_model: str | None = None,
+    passthrough: bool = True,
+) -> dict[str, Any]:
+    """Return the configuration of a sidecar in front of *upstreams*, as its YAML would stand.
+
+    There are no routes: each upstream's models are served under their own names.
+
+    Args:
+        upstreams: URLs, at least one.
+        http: HOST:PORT, "off", or None for the default: 127.0.0.1:8000, or :18000 where an
+            upstream on this machine has one of the ports 8000 to 8002.
+        grpc: The same for gRPC, with 8001 and 18001.
+        admin: HOST:PORT or "off"; None leaves the key out.
+        default_model: Model of requests whose protocol names none.
+        passthrough: Send paths that no protocol claims to the first upstream that speaks HTTP.
+
+    Raises:
+        ValueError: A URL cannot be read, or both listeners are off.
+    """
+    urls = [parse_url(text) for text in upstreams]
+    names = ["upstream"] if len(urls) == 1 else [f"upstream-{n + 1}" for n in range(len(urls))]
+    shifted = any(url.is_loopback and url.port in _OUR_PORTS for url in urls)
+    listener = listener_config(
+        http=http or (SHIFTED_HTTP if shifted else DEFAULT_HTTP),
+        grpc=grpc or (SHIFTED_GRPC if shifted else DEFAULT_GRPC),
+    )
+    if default_model is not None:
+        listener["default_model"] = default_model
+    beyond = _first_http(names, urls)
+    if passthrough and beyond is not None and "http" in listener:
+        listener["passthrough"] = beyond
+    return {
+        "version": "1",
+        "listeners": [listener],
+        **admin_config(admin),
+        "upstreams": {name: {"url": str(url)} for name, url in zip(names, urls, strict=True)},
+    }
+
+
+def listener_config(*, http: str, grpc: str) -> dict[str, Any]:
+    """Return the one listener of a command line; "off" leaves its key out.
+
+    Raises:
+        ValueError: Both are off.
+    """
+    listener = {key: text for key, text in (("http", http), ("grpc", grpc)) if text != OFF}
+    if not listener:
+        raise ValueError("--http off and --grpc off leave nothing to listen on")
+    return dict(listener)
+
+
+def admin_config(admin: str | None) -> dict[str, Any]:
+    """Return the key `admin` for the flag of that name; nothing when it was not given."""
+    if admin is None:
+        return {}
+    return {"admin": {"address": None if admin == OFF else admin}}
+
+
+def load_mapping(config: Mapping[str, Any], source: str) -> Loaded:
+    """Check a configuration given as plain values, by way of its YAML.
+
+    Raises:
+        ConfigError: Anything is wrong with it.
+    """
+    return load_text(yaml.safe_dump(dict(config), sort_keys=False), source=source)
+
+
+def _first_http(names: Sequence[str], urls: Sequence[Url]) -> str | None:
+    http = (name for name, url in zip(names, urls, strict=True) if url.carrier == "http")
+    return next(http, None)
