@@ -1,0 +1,91 @@
+# Needs Python 3.11 or later and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+TESTS ?= tests
+# As many workers as this machine has cores: WORKERS=8 make test
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Say what there is to make.
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "%-10s %s\n", $$1, $$2}'
+
+# --- environments: a stamp is as new as the last install, so a second run installs nothing ---
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-run: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[onnx]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,onnx]'
+	@touch $@ $(VENV)/.installed-run
+
+.PHONY: run
+run: $(VENV)/.installed-run ## Show a digit recognised in every protocol, then serve (ARGS=--once: then stop).
+	@$(BIN)/gateway demo $(ARGS)
+
+.PHONY: test
+test: lint types contracts generated unit ## All checks and tests, but for the slow suites below.
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Style: ruff, and its formatter.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(VENV)/.installed-dev ## Types: mypy, strict, of the gateway and of the tests.
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+
+.PHONY: contracts
+contracts: $(VENV)/.installed-dev ## Which module may import which.
+	$(BIN)/lint-imports
+
+.PHONY: generated
+generated: $(VENV)/.installed-dev ## Generated files are those of their sources (make regenerate writes them).
+	$(BIN)/python schemas/generate.py --check
+	@$(BIN)/gateway schema | diff - gateway/config/schema.json \
+		|| { echo "gateway/config/schema.json is not current: make regenerate" >&2; exit 1; }
+
+.PHONY: regenerate
+regenerate: $(VENV)/.installed-dev
+	$(BIN)/python schemas/generate.py
+	$(BIN)/gateway schema > gateway/config/schema.json.new
+	mv gateway/config/schema.json.new gateway/config/schema.json
+
+.PHONY: unit
+unit: $(VENV)/.installed-dev
+	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --hypothesis-profile=ci -m "not interop and not hostile and not slow and not gpu"
+
+.PHONY: interop
+interop: $(VENV)/.installed-dev ## Real clients and real servers, each in an environment of its own.
+	$(BIN)/pytest tests/interop -q -m interop --hypothesis-profile=ci --timeout=600
+
+.PHONY: hostile
+hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway.
+	$(BIN)/pytest tests/hostile -q -m hostile --timeout=300
+
+.PHONY: slow
+slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.
+	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
+
+.PHONY: bench
+bench: $(VENV)/.installed-dev ## Speed, beside direct calls and real peers.
+	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: image
+image: ## The container image tensor-gateway:dev.
+	docker build --tag tensor-gateway:dev .
+
+.PHONY: clean
+clean: ## Remove what was built, .venv included.
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

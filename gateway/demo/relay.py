@@ -1,0 +1,81 @@
+"""A relay on the loopback that counts: how many bytes a call really costs, headers included.
+
+It stands between a client and a server and forwards bytes unread, so it measures any protocol over
+TCP, present or future, in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+_CHUNK_BYTES = 64 * 1024
+
+
+class Relay:
+    """Forwards connections to *host*:*port* and counts the bytes each way; a context manager.
+
+    Attributes:
+        sent: Bytes that clients sent so far.
+        received: Bytes that the server sent so far.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.sent = 0
+        self.received = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def port(self) -> int:
+        """Where clients connect, on 127.0.0.1."""
+        if self._server is None:
+            raise RuntimeError("the relay is not open")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._forward(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A connection that breaks ends both ways; what was counted stays counted.
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            with contextlib.closing(far_writer):
+                await asyncio.gather(
+                    self._copy(reader, far_writer, outward=True),
+                    self._copy(far_reader, writer, outward=False),
+                )
+
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, outward: bool
+    ) -> None:
+        while data := await reader.read(_CHUNK_BYTES):
+            if outward:
+                self.sent += len(data)
+            else:
+                self.received += len(data)
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()

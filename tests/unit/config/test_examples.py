@@ -1,0 +1,55 @@
+"""The example files in config/: each is loaded, and checked as `gateway validate` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.app import check, explain_call
+from gateway.config.load import load_file
+
+FOLDER = Path(__file__).parents[3] / "config"
+EXAMPLES = sorted(FOLDER.glob("*.yaml"))
+
+
+def test_the_examples_are_there() -> None:
+    """Each form of use has its example."""
+    names = {path.stem for path in EXAMPLES}
+    assert {"demo", "routing", "sidecar", "testing"} <= names
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_right(path: Path) -> None:
+    """An example is loaded and checked without a problem, in an empty environment."""
+    assert [] == check(load_file(path, environment={}))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_names_its_schema(path: Path) -> None:
+    """The first line leads editors to the schema beside the code."""
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    prefix = "# yaml-language-server: $schema="
+    assert first.startswith(prefix)
+    assert (FOLDER / first.removeprefix(prefix)).resolve().name == "schema.json"
+    assert (FOLDER / first.removeprefix(prefix)).is_file()
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "protocol", "headers", "route"),
+    [
+        ("fraud", "", "oip.http", {}, "fraud"),
+        ("fraud", "", "oip.http", {"X-Tenant": "acme"}, "fraud-acme"),
+        ("resnet50", "2", "oip.grpc", {}, "images"),
+        ("resnet50", "3", "oip.grpc", {}, "rest"),
+        ("resnet50", "2", "oip.http", {}, "rest"),
+        ("anything", "", "oip.http", {}, "rest"),
+    ],
+)
+def test_routing_example_does_what_its_remarks_say(
+    model: str, version: str, protocol: str, headers: dict[str, str], route: str
+) -> None:
+    """Calls take the routes that the example describes."""
+    config = load_file(FOLDER / "routing.yaml", environment={}).config
+    found = explain_call(config, model=model, version=version, protocol=protocol, headers=headers)
+    assert route == found.route

@@ -1,0 +1,116 @@
+"""Flags of the sidecar as the YAML they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.config.load import ConfigError
+from gateway.config.sidecar import load_mapping, sidecar_config
+from gateway.config.units import Address, Url
+
+
+def test_one_flag_is_a_whole_configuration() -> None:
+    """An upstream alone is served on Triton's ports, under its models' own names."""
+    expected = {
+        "version": "1",
+        "listeners": [{"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}],
+        "upstreams": {"upstream": {"url": "oip+grpc://model-server:8001"}},
+    }
+    assert expected == sidecar_config(["grpc://model-server:8001"])
+
+
+@pytest.mark.parametrize(
+    ("url", "http", "grpc"),
+    [
+        ("grpc://127.0.0.1:8001", "127.0.0.1:18000", "127.0.0.1:18001"),
+        ("http://localhost", "127.0.0.1:18000", "127.0.0.1:18001"),
+        ("http://[::1]:8002", "127.0.0.1:18000", "127.0.0.1:18001"),
+        ("http://127.0.0.1:9000", "127.0.0.1:8000", "127.0.0.1:8001"),
+        ("http://10.0.0.1:8000", "127.0.0.1:8000", "127.0.0.1:8001"),
+    ],
+)
+def test_makes_way_for_an_upstream_on_the_same_ports(url: str, http: str, grpc: str) -> None:
+    """Where the upstream is on this machine and has our default ports, we take others."""
+    (listener,) = sidecar_config([url])["listeners"]
+    assert (http, grpc) == (listener["http"], listener["grpc"])
+
+
+def test_an_address_that_is_given_is_taken() -> None:
+    """Flags win over what is worked out, each for itself."""
+    (listener,) = sidecar_config(["grpc://127.0.0.1:8001"], http="0.0.0.0:80")["listeners"]
+    assert {"http": "0.0.0.0:80", "grpc": "127.0.0.1:18001"} == listener
+
+
+def test_a_listener_can_be_off() -> None:
+    """`off` leaves a listener out, and what needs it."""
+    (listener,) = sidecar_config(["http://h"], http="off")["listeners"]
+    assert {"grpc": "127.0.0.1:8001"} == listener
+
+
+def test_not_both_listeners_can_be_off() -> None:
+    """A gateway that listens nowhere is refused in terms of the flags."""
+    with pytest.raises(ValueError, match="--http off and --grpc off leave nothing to listen on"):
+        sidecar_config(["http://h"], http="off", grpc="off")
+
+
+@pytest.mark.parametrize(
+    ("urls", "passthrough", "expected"),
+    [
+        (["http://h"], True, "upstream"),
+        (["http://h"], False, None),
+        (["grpc://h"], True, None),
+        (["grpc://h", "http://h"], True, "upstream-2"),
+    ],
+)
+def test_passes_other_paths_to_the_first_http_upstream(
+    urls: list[str], passthrough: bool, expected: str | None
+) -> None:
+    """Paths that no protocol claims go to the first upstream that can take them."""
+    (listener,) = sidecar_config(urls, passthrough=passthrough)["listeners"]
+    assert expected == listener.get("passthrough")
+
+
+@pytest.mark.parametrize(
+    ("admin", "expected"),
+    [
+        (None, {}),
+        ("0.0.0.0:9901", {"admin": {"address": "0.0.0.0:9901"}}),
+        ("off", {"admin": {"address": None}}),
+    ],
+)
+def test_admin_stands_only_where_it_was_asked_for(
+    admin: str | None, expected: dict[str, Any]
+) -> None:
+    """Without its flag the key is absent, so that a taken port is no reason not to start."""
+    config = sidecar_config(["http://h"], admin=admin)
+    assert expected == {key: value for key, value in config.items() if key == "admin"}
+
+
+def test_goes_through_the_same_loader_as_a_file() -> None:
+    """Every flag arrives in the typed configuration."""
+    config = load_mapping(
+        sidecar_config(["grpc://a:1", "http://b:2"], grpc="9", admin="off", default_model="null"),
+        "flags",
+    ).config
+    (listener,) = config.listeners
+    assert listener.default_model == "null"
+    assert listener.grpc == Address("127.0.0.1", 9)
+    assert listener.passthrough == "upstream-2"
+    assert config.admin is not None
+    assert config.admin.address is None
+    urls = [upstream.url for upstream in config.upstreams.values()]
+    assert urls == [Url("oip", "grpc", "a", 1), Url("oip", "http", "b", 2)]
+
+
+def test_a_wrong_address_is_said_as_in_a_file() -> None:
+    """The loader's problems name the flags as their source."""
+    with pytest.raises(ConfigError, match=r"flags:\d+:\d+: listeners\[0\].http: 'nowhere' is not"):
+        load_mapping(sidecar_config(["http://h"], http="nowhere"), "flags")
+
+
+def test_a_wrong_url_is_refused() -> None:
+    """A URL that cannot be read is refused before anything is made of it."""
+    with pytest.raises(ValueError, match=r"'127\.0\.0\.1:8001' is not an upstream URL"):
+        sidecar_config(["127.0.0.1:8001"])
