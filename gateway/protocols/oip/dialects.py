@@ -19,6 +19,7 @@ class Dialect:
         half_in_json: It takes FP16 as JSON numbers.
         text_only: Its BYTES are text, in the binary form too.
         versions: A version may stand in the path.
+        needs_id: It fails on requests without an id.
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
     """
@@ -28,6 +29,7 @@ class Dialect:
     half_in_json: bool = False
     text_only: bool = False
     versions: bool = True
+    needs_id: bool = False
     index: bool = False
     signed_parameters: bool = False
 
@@ -46,7 +48,7 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
             text_only=True,
             index=True,
         ),
-        Dialect(name="kserve", binary=True, text_only=True, versions=False),
+        Dialect(name="kserve", binary=True, text_only=True, versions=False, needs_id=True),
         Dialect(name="ovms", binary=True),
     )
 }

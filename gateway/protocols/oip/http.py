@@ -7,7 +7,7 @@ replies.py, answers.py. Streams and Triton's extensions are not here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import (
     Call,
@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin
+from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -43,6 +43,7 @@ from gateway.protocols.oip.errors import (
     http_status_of,
     is_error_status,
 )
+from gateway.protocols.oip.headers import NAME, NEEDS, context_of, headers_of
 from gateway.protocols.oip.json import dump
 from gateway.protocols.oip.paths import find_route, model_path, server_path
 from gateway.protocols.oip.replies import decode_response, encode_response, error_text
@@ -56,11 +57,6 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 R = TypeVar("R")
 
-NAME: Final = "oip.http"
-_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-_REQUEST_ID = "x-request-id"
-_REQUEST_ID_BYTES = 128
-_PASSED_ON = ("traceparent", "tracestate")
 _LIVE, _READY = "live", "ready"
 _HEALTH: Mapping[type[Call[Any]], str] = {
     ServerLiveRequest: _LIVE,
@@ -83,8 +79,8 @@ class HttpCodec:
 
     Args:
         limits: What a message may hold.
-        options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms); `auto`, until
-            the server was asked who it is, means triton;
+        options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms);
+            `auto`, until the server was asked who it is, means triton;
             `not_ready_status`: what clients get for "not ready" (503, 409).
 
     Raises:
@@ -109,7 +105,7 @@ class HttpCodec:
     @property
     def needs(self) -> frozenset[Need]:
         """Open Inference names and types every tensor."""
-        return _NEEDS
+        return NEEDS
 
     def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
         """Read a client's request; binary inputs are views of its body.
@@ -121,11 +117,11 @@ class HttpCodec:
             Unsupported: It asks for an extension that is not served.
         """
         route = find_route(wire.method, wire.path, self._limits)
-        context = self._context(wire)
         if route.call is InferRequest and route.model is not None:
-            request, form = decode_request(route.model, wire, context, self._limits)
-            return request.within(origin=Origin(NAME, wire, form))
-        return route.call(model=route.model, context=context).within(origin=Origin(NAME, wire))
+            return decode_request(
+                route.model, wire, self._limits, lambda form: context_of(wire, form)
+            )
+        return route.call(model=route.model, context=context_of(wire, None))
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the answer to *call*; binary outputs are not copied.
@@ -183,10 +179,10 @@ class HttpCodec:
         Raises:
             Unsupported: The dialect cannot carry it, or has no such question.
         """
-        passed = _passed_on(call.context)
+        passed = headers_of(call.context)
         deadline = call.context.deadline
         if isinstance(call, InferRequest):
-            headers, body = encode_request(call, _sent_id(call), self._dialect)
+            headers, body = encode_request(call, self._sent_id(call), self._dialect)
             pairs = Headers((*headers.pairs, *passed))
             return HttpRequest("POST", self._model_path(call), "", pairs, body, deadline)
         if isinstance(call, RepositoryIndexRequest) and self._dialect.index:
@@ -224,21 +220,9 @@ class HttpCodec:
         """
         raise self._unknown(call)
 
-    def _context(self, wire: HttpRequest) -> Context:
-        request_id = wire.headers.get(_REQUEST_ID) or ""
-        if request_id and not _is_sane(request_id):
-            request_id = ""
-        return Context(
-            protocol=NAME,
-            metadata=tuple([(name.lower(), value) for name, value in wire.headers.pairs]),
-            request_id=request_id,
-            deadline=wire.deadline,
-            needs=_NEEDS,
-        )
-
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, InferRequest):
-            return decode_response(call, _sent_id(call), wire, self._limits)
+            return decode_response(call, self._sent_id(call), wire, self._limits)
         if isinstance(call, ServerMetadataRequest):
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
@@ -261,6 +245,11 @@ class HttpCodec:
         if kind is NotFound and call.model is not None:
             kind = ModelNotFound
         return kind(text, model=call.model, origin=origin)
+
+    def _sent_id(self, call: InferRequest) -> str:
+        """Return the id a request is sent with; KServe fails without one."""
+        found = call.id or call.context.request_id
+        return found or ("gateway" if self._dialect.needs_id else "")
 
     def _model_path(self, call: Call[Any]) -> str:
         model = call.model
@@ -291,20 +280,3 @@ def _form_of(call: Call[Any]) -> ReplyForm:
     if origin is not None and origin.codec == NAME and isinstance(origin.form, ReplyForm):
         return origin.form
     return ALL_BINARY
-
-
-def _sent_id(call: InferRequest) -> str:
-    """Return the id a request is sent with: KServe needs one, so there is one if possible."""
-    return call.id or call.context.request_id
-
-
-def _passed_on(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the headers that go with every request: its id, and the trace it belongs to."""
-    passed = [(name, value) for name, value in context.metadata if name in _PASSED_ON]
-    if context.request_id:
-        passed.append((_REQUEST_ID, context.request_id))
-    return tuple(passed)
-
-
-def _is_sane(text: str) -> bool:
-    return len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()

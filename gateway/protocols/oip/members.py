@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.ir.context import Parameter
+from gateway.ir.context import NO_PARAMETERS, Parameter
 from gateway.ir.data import RawData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
@@ -22,6 +22,7 @@ from gateway.protocols.oip.json import Document, dump
 from gateway.protocols.oip.parameters import check_integer
 
 _SHARED_MEMORY = "shared_memory_"
+_INT = {int}
 _SHOWN = 40
 
 
@@ -57,7 +58,8 @@ class TensorReader:
         members = list_member(document.members, f"{kind}s", required=True)
         check_count(f"{kind}s", len(members), limits.tensors, "tensors")
         tensors = tuple([self._tensor(index, member) for index, member in enumerate(members)])
-        refuse_twice(kind, [tensor.name for tensor in tensors])
+        if len(tensors) > 1:
+            refuse_twice(kind, [tensor.name for tensor in tensors])
         self._binary.finish()
         if document.arrays_left is not None:
             outside = 1 + len(tensors) + (type(document.members.get("outputs")) is list)
@@ -75,10 +77,12 @@ class TensorReader:
         datatype = parse_datatype(name, text)
         shape = self._shape(name, member.get("shape"))
         count = check_shape(name, datatype, shape, self._limits)
-        parameters = read_parameters(
-            member, f"{kind} {name!r}", self._limits, lenient=self._lenient
-        )
         data = member.get("data")
+        found = member.get("parameters")
+        if found is None and type(data) is list:  # the usual case, told first
+            data = self._elements.read(name, datatype, shape, data)
+            return Tensor(name, datatype, shape, data, NO_PARAMETERS)
+        parameters = read_parameters(found, f"{kind} {name!r}", self._limits, lenient=self._lenient)
         if BINARY_SIZE in parameters:
             if data is not None:
                 raise InvalidTensor(
@@ -122,7 +126,7 @@ class TensorReader:
         )
 
     def _shape(self, name: str, value: Any) -> Shape:
-        if type(value) is not list or not all(type(dim) is int for dim in value):
+        if type(value) is not list or (value and set(map(type, value)) != _INT):
             raise MalformedMessage(
                 _wrong(f"{self._kind} {name!r}", "shape", value, "a list of integers")
             )
@@ -156,8 +160,14 @@ def text_member(members: Mapping[str, Any], key: str, limits: MessageLimits) -> 
         return ""
     if type(value) is not str:
         raise MalformedMessage(_wrong("the message", key, value, "a string"))
-    check_name(key, value, limits.name_bytes, "name_bytes")
+    if not is_plain(value, limits):
+        check_name(key, value, limits.name_bytes, "name_bytes")
     return value
+
+
+def is_plain(name: str, limits: MessageLimits) -> bool:
+    """Tell whether `check_name` need not look at *name*; saves writing what it is the name of."""
+    return len(name) <= limits.name_bytes and name.isascii() and name.isprintable()
 
 
 def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> str:
@@ -173,7 +183,8 @@ def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> st
     name = member.get("name")
     if type(name) is not str or not name:
         raise MalformedMessage(_wrong(f"{kind} {index}", "name", name, "a string"))
-    check_name(f"name of {kind} {index}", name, limits.name_bytes, "name_bytes")
+    if not is_plain(name, limits):
+        check_name(f"name of {kind} {index}", name, limits.name_bytes, "name_bytes")
     return name
 
 
@@ -199,13 +210,13 @@ def refuse_shared_memory(what: str, parameters: Mapping[str, Parameter]) -> None
 
 
 def read_parameters(
-    members: Mapping[str, Any], what: str, limits: MessageLimits, *, lenient: bool = False
+    found: Any, what: str, limits: MessageLimits, *, lenient: bool = False
 ) -> dict[str, Parameter]:
     """Return the `parameters` of a message or tensor, reserved ones included.
 
     Args:
-        members: The message or tensor.
-        what: Names it in errors.
+        found: The member; None when it is absent or null.
+        what: Names the message or tensor in errors.
         limits: On count and names.
         lenient: Leave null out, and keep lists and objects as their JSON text.
 
@@ -214,7 +225,6 @@ def read_parameters(
         InvalidRequest: A name has control characters, or an integer has more than 64 bits.
         TooLarge: They are too many, or a name is too long.
     """
-    found = members.get("parameters")
     if found is None:
         return {}
     if type(found) is not dict:
@@ -222,7 +232,8 @@ def read_parameters(
     check_count(f"parameters of {what}", len(found), limits.parameters, "parameters")
     parameters: dict[str, Parameter] = {}
     for key, value in found.items():
-        check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
+        if not is_plain(key, limits):
+            check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
         if type(value) is int:
             check_integer(key, value)
         elif type(value) not in (str, float, bool):

@@ -149,7 +149,7 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
     if not name or not known or path.endswith("/"):
         return None
     if action in _MODEL_EXTENSIONS:
-        raise Unsupported(f"{path[:_SHOWN]}: {_MODEL_EXTENSIONS[action]} is not supported")
+        raise Unsupported(f"{path[:_SHOWN]}: no support for {_MODEL_EXTENSIONS[action]}")
     call = _MODEL_CALLS.get(action)
     if call is None:
         return None
@@ -162,7 +162,7 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
 def _refuse(path: str) -> None:
     for pattern, feature in _SERVER_EXTENSIONS:
         if pattern.fullmatch(path):
-            raise Unsupported(f"{path[:_SHOWN]}: {feature} is not supported")
+            raise Unsupported(f"{path[:_SHOWN]}: no support for {feature}")
     raise NotFound(f"there is no path {path[:_SHOWN]!r} in Open Inference")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.data import as_raw
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
@@ -23,6 +23,7 @@ from gateway.protocols.oip.binary import (
 )
 from gateway.protocols.oip.elements import elements_for_json
 from gateway.protocols.oip.errors import HTTP_OK, clip
+from gateway.protocols.oip.headers import NAME
 from gateway.protocols.oip.json import dump, read_leniently
 from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
 from gateway.protocols.oip.requests import ReplyForm
@@ -105,7 +106,8 @@ def decode_response(
         )
     binary = BinaryPart("output", body[end:], has_header=length is not None)
     outputs = TensorReader("output", binary, limits, lenient=True).read(document)
-    _check_outputs(call, outputs)
+    if call.outputs:
+        outputs = _selected(call, outputs)
     asked = call.model or ModelRef("")
     return InferResponse(
         model=ModelRef(
@@ -114,18 +116,21 @@ def decode_response(
         ),
         outputs=outputs,
         id=call.id,
-        parameters=read_parameters(members, _WHAT, limits, lenient=True),
+        parameters=read_parameters(members.get("parameters"), _WHAT, limits, lenient=True),
+        origin=Origin(NAME, wire),
     )
 
 
-def _check_outputs(call: InferRequest, outputs: tuple[Tensor, ...]) -> None:
-    """Refuse an answer that lacks an output; more than were asked for are let through."""
-    names = {tensor.name for tensor in outputs}
-    for output in call.outputs:
-        if output.name not in names:
-            raise MalformedMessage(
-                f"the answer has no output {output.name!r}, it has {sorted(names)[:8]}"
-            )
+def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the outputs that were asked for; servers may send others as well."""
+    wanted = {output.name for output in call.outputs}
+    missing = wanted.difference([tensor.name for tensor in outputs])
+    if missing:
+        raise MalformedMessage(
+            f"the answer has no output {min(missing)!r}, which was asked for; "
+            f"it has {len(outputs)} outputs"
+        )
+    return tuple([tensor for tensor in outputs if tensor.name in wanted])
 
 
 def error_text(wire: HttpResponse, limits: MessageLimits) -> str:

@@ -6,7 +6,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; dossier, secti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,9 +77,12 @@ ALL_BINARY = ReplyForm(default=True)
 
 
 def decode_request(
-    model: ModelRef, wire: HttpRequest, context: Context, limits: MessageLimits
-) -> tuple[InferRequest, ReplyForm]:
-    """Read an inference request and the form its answer shall have.
+    model: ModelRef,
+    wire: HttpRequest,
+    limits: MessageLimits,
+    context: Callable[[ReplyForm], Context],
+) -> InferRequest:
+    """Read an inference request; *context* is given the form its answer shall have.
 
     Binary inputs are views of the body. A raw binary request (length header 0) is one input
     without name, datatype and shape, and all outputs come back as binary.
@@ -93,17 +96,20 @@ def decode_request(
     length = json_length(wire.headers, body.nbytes)
     if length == 0:
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
-        return InferRequest(model=model, context=context, inputs=(whole,)), ALL_BINARY
+        return InferRequest(model=model, context=context(ALL_BINARY), inputs=(whole,))
     end = body.nbytes if length is None else length
     document = _document(body[:end], limits, has_header=length is not None)
     members = document.members
-    parameters = split_parameters(read_parameters(members, _WHAT, limits))
+    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits))
     binary = BinaryPart("input", body[end:], has_header=length is not None)
     inputs = TensorReader("input", binary, limits).read(document)
     outputs, listed = _requested(members, limits)
-    request = InferRequest(
+    form = ALL_JSON
+    if listed or parameters.binary_data_output:
+        form = ReplyForm(parameters.binary_data_output, listed)
+    return InferRequest(
         model=model,
-        context=context,
+        context=context(form),
         inputs=inputs,
         outputs=outputs,
         id=text_member(members, "id", limits),
@@ -112,9 +118,6 @@ def decode_request(
         timeout_us=parameters.timeout_us,
         parameters=parameters.custom,
     )
-    if not listed and not parameters.binary_data_output:
-        return request, ALL_JSON
-    return request, ReplyForm(parameters.binary_data_output, listed)
 
 
 def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> Document:
@@ -144,17 +147,36 @@ def _requested(
     listed: dict[str, bool] = {}
     for index, member in enumerate(found):
         name = tensor_name("output", index, member, limits)
-        parameters = read_parameters(member, f"output {name!r}", limits)
+        value = member.get("parameters")
+        if value is None or _is_json(value):  # the usual ones, told first
+            listed[name] = False
+            outputs.append(RequestedOutput(name, 0, NO_PARAMETERS))
+            continue
+        parameters = read_parameters(value, f"output {name!r}", limits)
         listed[name] = _takes_binary(name, parameters)
         outputs.append(RequestedOutput(name, 0, parameters))
-    refuse_twice("output", [output.name for output in outputs])
+    if len(listed) != len(outputs):
+        refuse_twice("output", [output.name for output in outputs])
     return tuple(outputs), listed
+
+
+def _is_json(parameters: Any) -> bool:
+    """Tell whether `binary_data` is false, and nothing else is said."""
+    return (
+        type(parameters) is dict and len(parameters) == 1 and parameters.get(BINARY_DATA) is False
+    )
 
 
 def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
     """Take the reserved parameters of a requested output out; tell whether it shall be binary."""
+    binary = parameters.pop(BINARY_DATA, False)
+    if type(binary) is not bool:
+        raise InvalidRequest(
+            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}, "
+            "needed is true or false"
+        )
     if not parameters:
-        return False
+        return binary
     refuse_shared_memory(f"output {name!r}", parameters)
     classes = parameters.pop(_CLASSIFICATION, 0)
     if type(classes) is not int or classes < 0:
@@ -164,12 +186,6 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
         )
     if classes:
         raise Unsupported(f"output {name!r} asks for classification, which is not supported")
-    binary = parameters.pop(BINARY_DATA, False)
-    if type(binary) is not bool:
-        raise InvalidRequest(
-            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}, "
-            "needed is true or false"
-        )
     return binary
 
 
