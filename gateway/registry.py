@@ -16,8 +16,8 @@ PROTOCOLS: dict[str, str] = {
 }
 
 BACKENDS: dict[str, str] = {
-    "onnx": "gateway.backends.onnx:backends",
-    "python": "gateway.backends.python:backends",
+    "onnx": "gateway.backends.repository:from_plan",
+    "python": "gateway.backends.python:from_plan",
 }
 
 
@@ -35,7 +35,7 @@ def protocol(name: str, /) -> ProtocolSpec:
 
 
 def backend(name: str, /) -> Any:
-    """Return what makes the backend called *name*; see `gateway.backends.base`.
+    """Return what makes models of the backend called *name*; see `gateway.backends.plan`.
 
     Raises:
         LookupError: There is none, or it cannot be imported; the text says why.

@@ -70,8 +70,8 @@ def build_models(config: Config, directory: Path) -> BuiltModels:
         ValueError: An option is wrong, or the model has no version.
         OSError: A file is missing.
     """
-    versions = {
-        name: Versions(name, backend(model.backend)(_plan(name, model, directory)))
+    versions: dict[str, Versions] = {
+        name: backend(model.backend)(_plan(name, model, directory))
         for name, model in config.models.items()
         if model.backend is not None
     }

@@ -1,7 +1,7 @@
 """Plan: what a configuration says of one in-process model.
 
-A backend's module exposes `backends(plan)`, which returns one `Backend` for each version without
-loading anything; the registry finds it by the backend's name.
+What the registry finds by a backend's name is a function of a Plan that returns the model's
+`Versions` without loading anything.
 """
 
 from __future__ import annotations
@@ -42,6 +42,35 @@ class Plan:
                 f"needed is a whole number of at least {least}"
             )
         return int(text)
+
+    def flag(self, key: str) -> bool:
+        """Return an option that is true or false; false when it is left out.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        text = str(self.options.get(key, "false")).lower()
+        if text not in {"true", "false"}:
+            raise ValueError(
+                f"model {self.name!r}: option {key!r} is {text!r}, needed is true or false"
+            )
+        return text == "true"
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return an option that is one text or a list of them; empty when it is left out."""
+        found = self.options.get(key, ())
+        return (found,) if isinstance(found, str) else tuple(map(str, found))
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return an option that is a mapping; empty when it is left out.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        found = self.options.get(key, {})
+        if not isinstance(found, Mapping):
+            raise ValueError(f"model {self.name!r}: option {key!r} is no mapping")
+        return found
 
     def only(self, *known: str) -> None:
         """Refuse options that are not among *known*.

@@ -18,6 +18,7 @@ from typing import Any
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.checks import Arrays
 from gateway.backends.plan import Plan
+from gateway.backends.versions import Versions
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 
@@ -221,7 +222,7 @@ def _said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def backends(plan: Plan) -> list[Backend]:
+def from_plan(plan: Plan) -> Versions:
     """Return the model of *plan*; its options say which callable, and how it is run.
 
     Options: `callable` ("package.module:attribute", required), `version`, `instances`, `queue`,
@@ -238,16 +239,15 @@ def backends(plan: Plan) -> list[Backend]:
         )
     batch = plan.integer("max_batch_size", 0, least=0)
     signature = plan.signature
-    return [
-        PythonBackend(
-            plan.name,
-            source,
-            str(plan.options.get("version", "1")),
-            inputs=None if signature is None else signature.inputs,
-            outputs=None if signature is None else signature.outputs,
-            options=plan.options.get("arguments"),
-            max_batch_size=batch if "max_batch_size" in plan.options else None,
-            instances=plan.integer("instances", 1),
-            queue=plan.integer("queue", 256, least=0),
-        )
-    ]
+    model = PythonBackend(
+        plan.name,
+        source,
+        str(plan.options.get("version", "1")),
+        inputs=None if signature is None else signature.inputs,
+        outputs=None if signature is None else signature.outputs,
+        options=plan.options.get("arguments"),
+        max_batch_size=batch if "max_batch_size" in plan.options else None,
+        instances=plan.integer("instances", 1),
+        queue=plan.integer("queue", 256, least=0),
+    )
+    return Versions(plan.name, [model])

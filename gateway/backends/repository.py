@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.backends.base import LoadError
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
+from gateway.backends.plan import Plan
 from gateway.backends.versions import Versions
 from gateway.ir.context import ModelRef
 
@@ -81,3 +82,37 @@ def find_versions(name: str, path: Path) -> dict[str, Path]:
             model=ModelRef(name),
         )
     return files
+
+
+def from_plan(plan: Plan) -> Versions:
+    """Return the ONNX model of *plan*.
+
+    Options: `device` (auto, cpu, cuda, tensorrt), `threads`, `warm_up`, `max_batch_size`, `labels`
+    (output name to file, one label a line, beside the model), `versions`, `instances`, `queue`.
+
+    Raises:
+        LoadError: There is nothing at the plan's path, or a version is not there.
+        ValueError: An option is wrong, or there is no path.
+    """
+    plan.only(
+        "device", "threads", "warm_up", "max_batch_size", "labels", "versions", "instances", "queue"
+    )
+    if plan.path is None:
+        raise ValueError(f"model {plan.name!r} needs 'path': a model file, or a folder of versions")
+    given = plan.options
+    folder = plan.path if plan.path.is_dir() else plan.path.parent
+    options = OnnxOptions(
+        device=str(given.get("device", "auto")),
+        threads=plan.integer("threads", 1) if "threads" in given else None,
+        warm_up=plan.flag("warm_up"),
+        max_batch_size=plan.integer("max_batch_size", 0, 0) if "max_batch_size" in given else None,
+        labels={name: folder / str(file) for name, file in plan.mapping("labels").items()},
+    )
+    return onnx_model(
+        plan.name,
+        plan.path,
+        options,
+        versions=plan.texts("versions"),
+        instances=plan.integer("instances", 1),
+        queue=plan.integer("queue", 256, least=0),
+    )
