@@ -32,6 +32,8 @@ _STATUS = {
     ErrorCode.OVERLOADED: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.INTERNAL: GrpcStatus.INTERNAL,
+    ErrorCode.INVALID_ARGUMENT: GrpcStatus.INVALID_ARGUMENT,
+    ErrorCode.DEADLINE_EXCEEDED: GrpcStatus.DEADLINE_EXCEEDED,
 }
 
 

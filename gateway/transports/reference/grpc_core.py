@@ -1,9 +1,15 @@
-"""The library's own log, kept free of what strangers can cause."""
+"""grpc.aio's rough edges, made smooth in one place: its log, and writing to a client that left."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any, TypeAlias
+
+from grpc import aio
+
+Context: TypeAlias = Any
+"""An aio.ServicerContext; grpcio is not typed."""
 
 _LOGGER = "grpc._cython.cygrpc"
 _HARMLESS = (asyncio.CancelledError, UnicodeDecodeError)
@@ -16,6 +22,19 @@ def keep_log_quiet() -> None:
     one that sends metadata outside of ASCII.  Anything else is still logged.
     """
     logging.getLogger(_LOGGER).addFilter(_is_ours)
+
+
+async def write(context: Context, message: bytes) -> None:
+    """Write one message of a stream.
+
+    Raises:
+        CancelledError: The client has left; grpc.aio has an error of its own for that, and logs it
+            with a traceback if it is let through.
+    """
+    try:
+        await context.write(message)
+    except (aio.InternalError, asyncio.InvalidStateError):
+        raise asyncio.CancelledError("the client left") from None
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

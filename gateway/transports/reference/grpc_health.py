@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias
 
 import grpc
 
+from gateway.transports.reference.grpc_core import Context, write
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
 Status = Callable[[str], Awaitable[bool | None]]
 """Whether a service answers; "" asks for the whole server, None means there is no such service."""
-
-Context: TypeAlias = Any
-"""An aio.ServicerContext; grpcio is not typed."""
 
 _SERVING = 1
 _NOT_SERVING = 2
@@ -75,7 +72,7 @@ class Health:
         self._watches += 1
         try:
             async for status in self._changes(service):
-                await context.write(_answer(status))
+                await write(context, _answer(status))
         finally:
             self._watches -= 1
 

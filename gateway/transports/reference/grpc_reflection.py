@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import grpc
 from grpc import aio
 
+from gateway.transports.reference.grpc_core import Context, write
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.protobuf import (
     LEN,
@@ -31,9 +31,6 @@ from gateway.wire.protobuf import (
     text,
     varint,
 )
-
-Context: TypeAlias = Any
-"""An aio.ServicerContext; grpcio is not typed."""
 
 # Of a FileDescriptorProto.
 _NAME = tag(1, LEN)
@@ -159,7 +156,7 @@ class Reflection:
                 context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
                 context.set_details(f"not a ServerReflectionRequest: {error}")
                 return
-            await context.write(answer)
+            await write(context, answer)
 
 
 def _inside(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[str]:

@@ -3,9 +3,9 @@
 Handlers have no deserializer: grpc.aio answers bytes it cannot parse with UNKNOWN and the name of
 a Python class.  What a message means is the frontend's business; what its status is, the codec's.
 
-The C core reads a unary message whole before Python sees the call, so the byte budget counts it
-from then on; until then `h2_streams` and the bound on concurrent calls hold.  The C core gives no
-way to count connections, to time a slow sender or to time a reader that never reads.
+A message is read whole before its size is known, so the byte budget counts it from then on; until
+then `h2_streams`, the bound on concurrent calls and `body_timeout` hold.  The C core gives no way
+to count connections, to ask a slow sender for a rate or to time a reader that never reads.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from grpc import aio
 
-from gateway.ir.errors import GatewayError, InternalError, TooLarge
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    MalformedMessage,
+    TooLarge,
+)
 from gateway.transports.admission import Slots
 from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits
 from gateway.transports.reference.grpc_address import bound_address, require_free
-from gateway.transports.reference.grpc_core import keep_log_quiet
+from gateway.transports.reference.grpc_core import Context, keep_log_quiet, write
 from gateway.transports.reference.grpc_metadata import CODE_OF, sendable
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import size_of
@@ -38,9 +44,6 @@ _MIN_PING_INTERVAL_MS = 10_000
 # After the last call: for its answer to reach the socket and open health watches to be ended.
 _LAST_WORDS_S = 0.5
 _PATH_CHARACTERS = 256
-
-Context: TypeAlias = Any
-"""An aio.ServicerContext; grpcio is not typed."""
 
 
 class GrpcServer:
@@ -181,6 +184,7 @@ class _Admission:
         self._budget = budget
         self._wait_s = limits.queue_wait_s
         self.message_bytes = limits.message_bytes
+        self.message_timeout_s = limits.body_timeout_s
         self._calls = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -214,10 +218,12 @@ def _handlers(mount: GrpcMount, admission: _Admission) -> dict[str, grpc.RpcMeth
 
 
 def _handler(method: _Method, kind: MethodKind) -> grpc.RpcMethodHandler:
+    # As if requests were streams: of a unary request that ends without a message grpc.aio forgets
+    # to tell the handler, and the client waits for an answer for ever.
     if kind is MethodKind.UNARY:
-        return grpc.unary_unary_rpc_method_handler(method.unary)
+        return grpc.stream_unary_rpc_method_handler(method.unary)
     if kind is MethodKind.SERVER_STREAM:
-        return grpc.unary_stream_rpc_method_handler(method.server_stream)
+        return grpc.stream_stream_rpc_method_handler(method.server_stream)
     return grpc.stream_stream_rpc_method_handler(method.bidirectional)
 
 
@@ -229,17 +235,17 @@ class _Method:
         self._frontend = frontend
         self._admission = admission
 
-    async def unary(self, message: bytes, context: Context) -> bytes:
+    async def unary(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
         """Answer one message with one."""
-        async with aclosing(self._answers(message, context)) as answers:
+        async with aclosing(self._first(context)) as answers:
             async for answer in answers:
                 return _finished(answer, context)
         error = InternalError(f"{self._path} was given no answer")
         return _finished(self._frontend.refuse(error), context)
 
-    async def server_stream(self, message: bytes, context: Context) -> None:
+    async def server_stream(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer one message with many."""
-        async with aclosing(self._answers(message, context)) as answers:
+        async with aclosing(self._first(context)) as answers:
             async for answer in answers:
                 if not await _written(answer, context):
                     return
@@ -251,6 +257,25 @@ class _Method:
                 async for answer in answers:
                     if not await _written(answer, context):
                         return
+
+    async def _first(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
+        """Answer the first message, which must come in time."""
+        timeout_s = self._admission.message_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await context.read()
+        except TimeoutError:
+            error = DeadlineExceeded(
+                f"no message came whole within {timeout_s:g} s", limit="body_timeout"
+            )
+            yield self._frontend.refuse(error)
+            return
+        if message is aio.EOF:
+            yield self._frontend.refuse(MalformedMessage("the call ended without a message"))
+            return
+        async with aclosing(self._answers(message, context)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def _answers(
         self, message: bytes, context: Context
@@ -291,7 +316,7 @@ async def _written(answer: GrpcResponse, context: Context) -> bool:
     message = _finished(answer, context)
     if answer.status is not GrpcStatus.OK:
         return False
-    await context.write(message)
+    await write(context, message)
     return True
 
 
