@@ -38,8 +38,8 @@ def peer_refused(sock: Any) -> bool:
         return False
     try:
         info: bytes = sock.getsockopt(socket.IPPROTO_TCP, option, 8)
-    except OSError:
-        return True
+    except OSError:  # already closed on our side: nothing is known of the peer
+        return False
     return info[0] == _STATE_CLOSED
 
 

@@ -9,8 +9,10 @@ import zlib
 
 import pytest
 
+from gateway.transports.base import Budget, ServerLimits
+from gateway.transports.reference.http_server import HttpServer
 from gateway.wire.http import Headers, HttpResponse
-from tests.integration.http_kit import Echo, Parts, Running, Slow, parse, post, serving
+from tests.integration.http_kit import Echo, Parts, Slow, parse, post, serving
 
 CLOSE = "Connection: close"
 
@@ -269,7 +271,7 @@ async def test_drain_finishes_what_is_in_flight() -> None:
         await slow.started.wait()
         drain = asyncio.create_task(running.server.drain(5))
         assert await idle.rest() == b""
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionRefusedError):
             await running.connect()
         slow.go.set()
         answer = await busy.answer()
@@ -310,14 +312,8 @@ async def test_header_values_of_answers_are_escaped() -> None:
 async def test_address_in_use_is_an_os_error() -> None:
     """A taken port fails at start."""
     async with serving(Echo()) as running:
-        other = Running(running.server, running.budget)
-        with pytest.raises(OSError):
-            await _serve_at(other.port)
-
-
-async def _serve_at(port: int) -> None:
-    from gateway.transports.base import Budget, ServerLimits  # noqa: PLC0415
-    from gateway.transports.reference.http_server import HttpServer  # noqa: PLC0415
-
-    server = HttpServer("127.0.0.1", port, mounts=[], limits=ServerLimits(), budget=Budget(1))
-    await server.start()
+        server = HttpServer(
+            "127.0.0.1", running.port, mounts=[], limits=ServerLimits(), budget=Budget(1)
+        )
+        with pytest.raises(OSError, match="in use"):
+            await server.start()

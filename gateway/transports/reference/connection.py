@@ -120,10 +120,9 @@ class Connection(RequestHandler):
         self._count.enter(address)
         tune(sock)
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101
         # Writing pauses until the kernel has all: then an answer's end is known, and so is a
         # reader that does not read.
-        transport.set_write_buffer_limits(high=0)
+        transport.set_write_buffer_limits(high=0)  # type: ignore[attr-defined]  # a stream's
         self._start_head_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -246,17 +245,13 @@ class Connection(RequestHandler):
     def handle_error(
         self,
         request: BaseRequest,  # noqa: ARG002
-        status: int = 500,
+        status: int = 500,  # noqa: ARG002
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002
     ) -> StreamResponse:
         """Answer a request that cannot be parsed, or a bug; the connection closes then."""
         if isinstance(exc, HttpProcessingError):
-            limit = None
-            if isinstance(exc, LineTooLong) or "Too many headers" in exc.message:
-                status, limit = 431, "header_total_bytes"
-            fault = HttpFault(status, f"malformed HTTP request: {_first_line(exc.message)}")
-            fault.limit = limit
+            fault = self._head_fault(exc)
             self._refused(fault.error)
             response = fault.response
         else:
@@ -269,6 +264,21 @@ class Connection(RequestHandler):
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = Sent(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
+
+    def _head_fault(self, error: HttpProcessingError) -> HttpFault:
+        if isinstance(error, LineTooLong):
+            limits = self._limits
+            return HttpFault(
+                431,
+                f"the head is too large: at most {limits.header_line_bytes} bytes in its first "
+                f"line, {limits.header_field_bytes} in a field and {limits.header_total_bytes} in "
+                "all are allowed",
+                limit="header_total_bytes",
+            )
+        if "Too many headers" in error.message:
+            limit = self._limits.header_count
+            return HttpFault(431, f"more than {limit} header fields", limit="header_count")
+        return HttpFault(400, f"malformed HTTP request: {_first_line(error.message)}")
 
     def drain(self) -> None:
         """Close when idle, else after the last answer that is due."""

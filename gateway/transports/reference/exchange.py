@@ -59,7 +59,8 @@ class Exchange:
         self._task = asyncio.current_task()
         self._given_up = False
         self._frontend: HttpFrontend | None = None
-        self._close = not request.keep_alive
+        # An upgrade is declined; what may follow it on the connection is not ours to guess.
+        self._close = not request.keep_alive or "upgrade" in request.headers
 
     async def run(self) -> Sent:
         """Answer the request, whatever it is."""

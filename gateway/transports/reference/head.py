@@ -18,6 +18,7 @@ from gateway.wire.http import Headers
 _TARGET = re.compile(r"[!-~]+", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.\-_~%!$&'()*+,;=:\[\]]*", re.ASCII)
 _LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
+_PATH_START = re.compile(r"[/?]")
 _FIELD_OVERHEAD = 4  # ": " and the line's end
 
 
@@ -75,11 +76,20 @@ def read_head(request: BaseRequest, limits: ServerLimits) -> Head:
 
 
 def _check_size(raw_headers: tuple[tuple[bytes, bytes], ...], limits: ServerLimits) -> None:
-    size = sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in raw_headers)
-    if size > limits.header_total_bytes:
+    sizes = [len(name) + len(value) for name, value in raw_headers]
+    largest = max(sizes, default=0)
+    if largest > limits.header_field_bytes:  # the parser counts values without their names
         raise HttpFault(
             431,
-            f"header fields have {size} bytes, at most {limits.header_total_bytes} are allowed",
+            f"a header field has {largest} bytes, at most {limits.header_field_bytes} are allowed",
+            limit="header_field_bytes",
+            close=True,
+        )
+    total = sum(sizes) + _FIELD_OVERHEAD * len(sizes)
+    if total > limits.header_total_bytes:
+        raise HttpFault(
+            431,
+            f"header fields have {total} bytes, at most {limits.header_total_bytes} are allowed",
             limit="header_total_bytes",
             close=True,
         )
@@ -97,13 +107,13 @@ def _target(request: BaseRequest) -> tuple[str, str]:
         raise HttpFault(405, "CONNECT is not supported", close=True)
     if _TARGET.fullmatch(target) is None or "#" in target:
         raise HttpFault(400, "the request target holds characters it must not", close=True)
-    if not target.startswith("/"):
-        if target != "*":
-            _, _, rest = target.partition("://")
-            slash = re.search(r"[/?]", rest)
-            target = "/" if slash is None else rest[slash.start() :]
-            target = target if target.startswith("/") else f"/{target}"
+    if target == "*":
         return target, ""
+    if not target.startswith("/"):  # the absolute form, as proxies get it
+        rest = target.partition("://")[2]
+        start = _PATH_START.search(rest)
+        target = "/" if start is None else rest[start.start() :]
+        target = target if target.startswith("/") else f"/{target}"
     path, _, query = target.partition("?")
     return path, query
 

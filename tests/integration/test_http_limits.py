@@ -1,0 +1,340 @@
+"""Every limit of the HTTP server, at its boundary, over real sockets with short limits."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from tests.integration.http_kit import (
+    Answer,
+    Echo,
+    Raw,
+    Running,
+    Slow,
+    eventually,
+    parse,
+    post,
+    serving,
+)
+
+CLOSE = "Connection: close"
+
+
+async def answer(running: Running, data: bytes) -> Answer:
+    raw = await running.connect()
+    try:
+        await raw.send(data)
+        return await raw.answer()
+    finally:
+        await raw.close()
+
+
+def chunked(chunks: int, size: int = 1) -> bytes:
+    head = b"POST /v2 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return (
+        head + b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for _ in range(chunks)) + b"0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 413)])
+async def test_body_by_content_length(extra: int, status: int) -> None:
+    """A body of exactly the limit passes; one byte more is too large."""
+    async with serving(Echo(), message_bytes=1000) as running:
+        got = await answer(running, post(b"x" * (1000 + extra)))
+    assert got.status == status
+
+
+async def test_declared_length_is_refused_before_the_body() -> None:
+    """A declared 10 GiB is answered at once, with the connection's end, and no byte is awaited."""
+    async with serving(Echo()) as running:
+        start = time.monotonic()
+        data = await running.ask(post(b"", length=10 << 30))
+    assert [413] == parse(data)
+    assert b'"limit": "message_bytes"' in data
+    assert time.monotonic() - start < 0.5
+
+
+async def test_expected_length_is_refused_without_continue() -> None:
+    """A client that asks first is told 413 and never to continue."""
+    async with serving(Echo()) as running:
+        data = await running.ask(post(b"", "Expect: 100-continue", length=10 << 30))
+    assert [413] == parse(data)
+
+
+@pytest.mark.parametrize(("size", "status"), [(500, 200), (501, 413)])
+async def test_body_in_chunks(size: int, status: int) -> None:
+    """Chunks are counted while they come."""
+    async with serving(Echo(), message_bytes=1000) as running:
+        got = await answer(running, chunked(2, size))
+    assert got.status == status
+
+
+@pytest.mark.parametrize(("count", "status"), [(50, 200), (51, 413)])
+async def test_number_of_chunks(count: int, status: int) -> None:
+    """More chunks than allowed are refused, however small."""
+    async with serving(Echo(), body_chunks=50) as running:
+        got = await answer(running, chunked(count))
+    assert got.status == status
+
+
+@pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+async def test_request_line(extra: int, status: int) -> None:
+    """The request target has its limit."""
+    async with serving(Echo(), header_line_bytes=200) as running:
+        got = await answer(running, post(b"", path="/v2/" + "x" * (196 + extra)))
+    assert got.status == status
+
+
+@pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+async def test_header_field(extra: int, status: int) -> None:
+    """A field, name and value, has its limit, which may exceed the line's."""
+    async with serving(Echo(), header_line_bytes=200, header_field_bytes=500) as running:
+        got = await answer(running, post(b"", "X-Field: " + "x" * (493 + extra)))
+    assert got.status == status
+
+
+@pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+async def test_header_count(extra: int, status: int) -> None:
+    """Fields are counted, Host and Content-Length too."""
+    async with serving(Echo(), header_count=20) as running:
+        got = await answer(running, post(b"", *("X-A: b" for _ in range(18 + extra))))
+        assert running.limits_hit == (["header_count"] if extra else [])
+    assert got.status == status
+
+
+@pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+async def test_header_total(extra: int, status: int) -> None:
+    """All fields together have a limit: here 9 + 21 bytes are Host and Content-Length."""
+    async with serving(Echo(), header_total_bytes=1000) as running:
+        got = await answer(running, post(b"", "X-A: " + "x" * (1000 - 28 - 7 + extra)))
+    assert got.status == status
+
+
+async def test_endless_head_is_cut() -> None:
+    """A head that keeps growing is refused at the total, before it ends."""
+    async with serving(Echo(), header_total_bytes=4000) as running:
+        fields = b"".join(b"X-%d: " % index + b"x" * 90 + b"\r\n" for index in range(60))
+        data = await running.ask(b"GET /v2 HTTP/1.1\r\nHost: h\r\n" + fields)
+    assert [431] == parse(data)
+
+
+async def test_head_that_drips_is_cut() -> None:
+    """A head gets one deadline, however busily it drips."""
+    async with serving(Echo(), header_timeout_s=0.2) as running:
+        raw = await running.connect()
+        start = time.monotonic()
+        drip = asyncio.create_task(_drip(raw, b"GET /v2 HTTP/1.1\r\nX-A: "))
+        assert await raw.rest() == b""
+        took = time.monotonic() - start
+        await _end(drip)
+        await raw.close()
+        assert running.limits_hit == ["header_timeout_s"]
+    assert 0.15 < took < 0.6
+
+
+async def test_second_head_that_drips_is_cut() -> None:
+    """The deadline holds for each request of a connection, and idling between them is free."""
+    async with serving(Echo(), header_timeout_s=0.2) as running:
+        raw = await running.connect()
+        await raw.send(post(b"1"))
+        assert (await raw.answer()).body == b"1"
+        await asyncio.sleep(0.3)
+        await raw.send(post(b"2"))
+        assert (await raw.answer()).body == b"2"
+        drip = asyncio.create_task(_drip(raw, b"GET /v2 HTTP/1.1\r\nX-A: "))
+        assert await raw.rest() == b""
+        await _end(drip)
+        await raw.close()
+
+
+async def _drip(raw: Raw, data: bytes) -> None:
+    await raw.send(data)
+    while True:
+        await asyncio.sleep(0.03)
+        await raw.send(b"x")
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        ({"body_idle_timeout_s": 0.15}, "body_idle_timeout_s"),
+        ({"body_timeout_s": 0.15}, "body_timeout_s"),
+        ({"body_min_rate_grace_s": 0.1, "body_min_rate_bytes_s": 100}, "body_min_rate_bytes_s"),
+    ],
+)
+async def test_slow_body(limits: dict[str, Any], limit: str) -> None:
+    """A body that stops, takes too long or trickles is given up with 408 and the end."""
+    async with serving(Echo(), **limits) as running:
+        data = await running.ask(post(b"x" * 5, length=100))
+        assert [limit] == running.limits_hit
+        assert running.budget.used_bytes == 0
+    assert [408] == parse(data)
+
+
+async def test_trickling_body_is_not_idle_but_too_slow() -> None:
+    """Bytes that keep coming do not save a body below the least rate."""
+    async with serving(Echo(), body_min_rate_grace_s=0.1, body_min_rate_bytes_s=1000) as running:
+        raw = await running.connect()
+        drip = asyncio.create_task(_drip(raw, post(b"", length=1000)))
+        status, _ = await raw.head()
+        await _end(drip)
+        await raw.close()
+    assert status == 408
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status"),
+    [
+        ("br", b"x", 501),
+        ("foo", b"x", 501),
+        ("gzip, gzip", gzip.compress(b"x"), 501),
+        ("gzip", b"garbage", 400),
+        ("gzip", gzip.compress(b"x")[:-4], 400),
+        ("gzip", gzip.compress(b"x") + b"more", 400),
+        ("deflate", zlib.compress(b"x")[:-1], 400),
+        ("gzip", b"", 400),
+        ("identity", b"x", 200),
+        ("gzip", gzip.compress(b"x" * 1000), 200),
+        ("gzip", gzip.compress(b"x" * 1001), 413),
+    ],
+)
+async def test_content_codings(coding: str, body: bytes, status: int) -> None:
+    """Unknown, doubled, broken, cut and overlong codings are refused; good ones pass."""
+    async with serving(Echo(), message_bytes=1000) as running:
+        got = await answer(running, post(body, f"Content-Encoding: {coding}"))
+    assert got.status == status
+    assert got.headers.get("accept-encoding") == ("gzip, deflate" if status == 501 else None)
+
+
+async def test_bomb_is_stopped_by_its_ratio() -> None:
+    """A small body that inflates over 200 times past 1 MiB is refused."""
+    async with serving(Echo()) as running:
+        got = await answer(running, post(gzip.compress(bytes(8 << 20)), "Content-Encoding: gzip"))
+    assert (got.status, got.json["limit"]) == (413, "decompressed_ratio")
+
+
+async def test_bytes_in_flight_are_budgeted() -> None:
+    """A body over what the budget has left waits a moment, then is told to come back."""
+    async with serving(Slow(), budget_bytes=1000, queue_wait_s=0.1) as running:
+        holder = await running.connect()
+        await holder.send(post(b"x" * 10, length=900))
+        await eventually(lambda: running.budget.used_bytes == 900)
+        start = time.monotonic()
+        got = await answer(running, post(b"x" * 200))
+        took = time.monotonic() - start
+        await holder.close()
+    assert (got.status, got.headers.get("retry-after")) == (503, "1")
+    assert got.json["limit"] == "in_flight_bytes"
+    assert 0.05 < took < 0.5
+
+
+async def test_inflated_bytes_are_budgeted() -> None:
+    """What a body inflates to counts, too."""
+    async with serving(Echo(), budget_bytes=1000, queue_wait_s=0.01) as running:
+        got = await answer(running, post(gzip.compress(b"x" * 2000), "Content-Encoding: gzip"))
+    assert (got.status, got.json["limit"]) == (503, "in_flight_bytes")
+
+
+async def test_requests_in_flight_and_queued() -> None:
+    """Over the places a request waits; over the queue, or past the wait, it is refused."""
+    slow = Slow()
+    async with serving(slow, requests_in_flight=1, requests_queued=1, queue_wait_s=0.2) as running:
+        raws = [await running.connect() for _ in range(3)]
+        await raws[0].send(post(b""))
+        await slow.started.wait()
+        await raws[1].send(post(b""))
+        await asyncio.sleep(0.05)
+        start = time.monotonic()
+        await raws[2].send(post(b""))
+        third = await raws[2].answer()
+        at_once = time.monotonic() - start
+        second = await raws[1].answer()
+        slow.go.set()
+        first = await raws[0].answer()
+        for raw in raws:
+            await raw.close()
+    assert [200, 503, 503] == [first.status, second.status, third.status]
+    assert at_once < 0.1
+    assert third.json["limit"] == "requests_in_flight"
+
+
+async def test_queued_request_gets_the_place() -> None:
+    """A request that waits is answered once a place is free."""
+    slow = Slow()
+    async with serving(slow, requests_in_flight=1, queue_wait_s=5) as running:
+        one, two = await running.connect(), await running.connect()
+        await one.send(post(b""))
+        await slow.started.wait()
+        await two.send(post(b""))
+        await asyncio.sleep(0.05)
+        assert slow.running == 1
+        slow.go.set()
+        assert [200, 200] == [(await one.answer()).status, (await two.answer()).status]
+        await one.close()
+        await two.close()
+
+
+@pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
+async def test_connections_are_counted(limit: str) -> None:
+    """One connection more than allowed is closed at once; when one leaves, there is room."""
+    limits: dict[str, Any] = {limit: 2}
+    async with serving(Echo(), **limits) as running:
+        kept = [await running.connect() for _ in range(2)]
+        for raw in kept:
+            await raw.send(post(b"x"))
+            assert (await raw.answer()).status == 200
+        assert await running.ask(b"") == b""
+        assert running.limits_hit == [limit]
+        await kept.pop().close()
+        await asyncio.sleep(0.05)
+        assert (await answer(running, post(b"y"))).status == 200
+        await kept.pop().close()
+
+
+async def test_idle_connection_is_closed() -> None:
+    """A kept connection ends when it idles too long."""
+    async with serving(Echo(), keepalive_s=0.2) as running:
+        raw = await running.connect()
+        await raw.send(post(b"x"))
+        await raw.answer()
+        start = time.monotonic()
+        assert await raw.rest() == b""
+        await raw.close()
+    assert 0.1 < time.monotonic() - start < 1
+
+
+async def test_reader_that_does_not_read_is_cut() -> None:
+    """An answer nobody takes is given up, and what it held is given back."""
+    body = b"x" * (16 << 20)
+    async with serving(Echo(), write_idle_timeout_s=0.3) as running:
+        raw = await running.connect()
+        await raw.send(post(body))
+        await eventually(lambda: running.budget.used_bytes > 0)
+        await eventually(lambda: running.budget.used_bytes == 0)
+        await raw.close()
+
+
+async def test_pipelining_is_bounded() -> None:
+    """Behind a busy request only so many are read ahead."""
+    slow = Slow()
+    async with serving(slow, pipelined_requests=4) as running:
+        raw = await running.connect()
+        await raw.send(post(b"") * 100)
+        await slow.started.wait()
+        await asyncio.sleep(0.05)
+        (connection,) = running.server._manager.open_connections  # type: ignore[union-attr]
+        assert connection.in_flight <= 6
+        slow.go.set()
+        for _ in range(100):
+            assert (await raw.answer()).status == 200
+        await raw.close()

@@ -1,0 +1,26 @@
+"""The HTTP server's tests once more, on uvloop, which is what production runs on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.integration import test_http_client, test_http_limits, test_http_server
+
+Scenario = Callable[[], Coroutine[Any, Any, None]]
+SCENARIOS: list[Scenario] = [
+    function
+    for module in (test_http_server, test_http_limits, test_http_client)
+    for name, function in vars(module).items()
+    if name.startswith("test_") and not inspect.signature(function).parameters
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_on_uvloop(scenario: Scenario) -> None:
+    """What holds on asyncio's loop holds on uvloop."""
+    uvloop.run(scenario())
