@@ -128,10 +128,11 @@ def split_items(name: str, view: memoryview, expected: int | None = None) -> lis
     unpack = _LENGTH.unpack_from
     while position + 4 <= end:
         start = position + 4
-        position = start + unpack(view, position)[0]
-        if position > end or (expected is not None and len(items) >= expected):
+        stop = start + unpack(view, position)[0]
+        if stop > end or len(items) == expected:
             break
-        items.append(view[start:position])
+        items.append(view[start:stop])
+        position = stop
     if position != end or (expected is not None and len(items) != expected):
         raise InvalidTensor(_broken_items(name, view, len(items), expected))
     return items

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.ir.data import ArrayData, ItemsData, RawData, as_items, as_numpy, as_raw, split_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
+
+FIXED = sorted(set(Datatype) - {Datatype.BYTES}, key=lambda datatype: datatype.name)
+WIRE = b"\x01\x00\x00\x00a\x00\x00\x00\x00\x02\x00\x00\x00bc"
+
+
+@pytest.mark.parametrize("datatype", FIXED)
+def test_raw_tensor_shares_its_memory(datatype: Datatype) -> None:
+    """The array of a raw tensor is a view of the buffer."""
+    buffer = bytes(6 * datatype.size_bytes)
+    array = as_numpy(raw_tensor("x", datatype, (2, 3), memoryview(buffer)))
+    assert (2, 3) == array.shape
+    assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
+
+
+def test_raw_tensor_refuses_a_wrong_size() -> None:
+    """The error names the tensor, what was found and what was needed."""
+    with pytest.raises(InvalidTensor) as caught:
+        raw_tensor("x", Datatype.FP32, (1, 4), memoryview(bytes(12)))
+    assert "tensor 'x' has 12 bytes, shape [1, 4] of FP32 needs 16" == caught.value.message
+
+
+def test_sizes_never_wrap() -> None:
+    """A shape whose product is 2**64 does not fit an empty buffer."""
+    with pytest.raises(InvalidTensor, match="needs 73786976294838206464"):
+        raw_tensor("x", Datatype.FP32, (1 << 32, 1 << 32), memoryview(b""))
+
+
+def test_bytes_elements_are_counted() -> None:
+    """A BYTES tensor must hold as many elements as its shape says."""
+    assert (3,) == raw_tensor("s", Datatype.BYTES, (3,), memoryview(WIRE)).shape
+    with pytest.raises(InvalidTensor, match="has bytes after its 2 BYTES elements"):
+        raw_tensor("s", Datatype.BYTES, (2,), memoryview(WIRE))
+    with pytest.raises(InvalidTensor, match="hold only 3 whole BYTES elements"):
+        raw_tensor("s", Datatype.BYTES, (4,), memoryview(WIRE))
+
+
+@pytest.mark.parametrize("cut", range(1, len(WIRE)))
+def test_a_cut_bytes_tensor_is_refused(cut: int) -> None:
+    """No prefix of three elements passes for three elements."""
+    with pytest.raises(InvalidTensor):
+        split_items("s", memoryview(WIRE[:cut]), 3)
+
+
+def test_items_are_views_of_the_buffer() -> None:
+    """Splitting copies no element."""
+    items = as_items(raw_tensor("s", Datatype.BYTES, (3,), memoryview(WIRE)))
+    assert [b"a", b"", b"bc"] == [bytes(item) for item in items]
+    assert all(isinstance(item, memoryview) and item.obj is WIRE for item in items)
+
+
+def test_items_write_the_wire_form() -> None:
+    """A list of elements becomes lengths and bytes, and counts its size without that."""
+    tensor = items_tensor("s", (3,), [b"a", b"", b"bc"])
+    assert WIRE == bytes(as_raw(tensor))
+    assert len(WIRE) == tensor.nbytes
+
+
+def test_items_must_fit_the_shape() -> None:
+    """As many elements as the shape says."""
+    with pytest.raises(InvalidTensor, match=r"has 1 elements, shape \[2\] needs 2"):
+        items_tensor("s", (2,), [b"a"])
+
+
+def test_bytes_as_numpy_are_objects() -> None:
+    """BYTES becomes an object array of bytes, trailing zero bytes kept."""
+    array = as_numpy(items_tensor("s", (1, 2), [b"a\x00", b""]))
+    assert [[b"a\x00", b""]] == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array(["é", b"x"], dtype=object), [b"\xc3\xa9", b"x"]),
+        (np.array([b"ab", b"c"]), [b"ab", b"c"]),
+        (np.array(["ab", "é"]), [b"ab", b"\xc3\xa9"]),
+    ],
+)
+def test_text_arrays_are_bytes_tensors(array: npt.NDArray[Any], expected: list[bytes]) -> None:
+    """Object, byte-string and text arrays all make BYTES."""
+    assert expected == list(as_items(array_tensor("s", array)))
+
+
+def test_an_object_array_holds_text_only() -> None:
+    """Another object in it is refused by its type."""
+    with pytest.raises(InvalidTensor, match="element of type int"):
+        array_tensor("s", np.array([1], dtype=object))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(6, dtype=">i4").reshape(2, 3), np.arange(12, dtype="<i4").reshape(2, 6)[:, ::2]],
+)
+def test_any_layout_is_written_little_endian_and_row_major(array: npt.NDArray[Any]) -> None:
+    """Byte order and strides do not show on the wire."""
+    expected = struct.pack("<6i", *array.reshape(-1).tolist())
+    assert expected == bytes(as_raw(array_tensor("x", array)))
+
+
+def test_a_dtype_must_fit_its_datatype() -> None:
+    """BF16 is uint16 bits and nothing else; a foreign dtype is refused."""
+    assert Datatype.BF16 is array_tensor("x", np.zeros(2, np.uint16), Datatype.BF16).datatype
+    with pytest.raises(InvalidTensor, match="BF16 needs uint16"):
+        array_tensor("x", np.zeros(2, np.float32), Datatype.BF16)
+    with pytest.raises(InvalidTensor, match="which no datatype is"):
+        array_tensor("x", np.zeros(2, np.complex64))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
+def test_scalars_and_empty_tensors_have_a_wire_form(shape: tuple[int, ...]) -> None:
+    """A scalar has one element, an empty tensor no bytes."""
+    tensor = array_tensor("x", np.zeros(shape, np.float32))
+    assert int(np.prod(shape)) * 4 == as_raw(tensor).nbytes == tensor.nbytes
+    assert shape == as_numpy(tensor).shape
+
+
+def test_equality_is_of_content_not_of_form() -> None:
+    """Raw and array forms of the same tensor are equal; another name or value is not."""
+    array = np.arange(4, dtype="<i4")
+    one = array_tensor("x", array)
+    other = raw_tensor("x", Datatype.INT32, (4,), memoryview(array.tobytes()))
+    assert one == other
+    assert one.renamed("y") != other
+    assert array_tensor("x", array + 1) != other
+    assert one != "x"
+
+
+def test_what_is_unknown_cannot_be_read() -> None:
+    """A tensor without datatype or shape has no array and no elements."""
+    bare = Tensor("x", None, None, RawData(memoryview(b"")))
+    with pytest.raises(InvalidTensor, match="no datatype or shape yet"):
+        as_numpy(bare)
+    with pytest.raises(InvalidTensor, match="is unknown, not BYTES"):
+        as_items(bare)
+
+
+def test_data_of_the_wrong_kind_is_refused() -> None:
+    """Elements in a number tensor, and an array in a BYTES tensor, are refused."""
+    with pytest.raises(InvalidTensor, match="is FP32 and has BYTES elements"):
+        as_numpy(Tensor("x", Datatype.FP32, (1,), ItemsData([b"a"])))
+    with pytest.raises(InvalidTensor, match="holds an array where BYTES has elements"):
+        as_items(Tensor("x", Datatype.BYTES, (1,), ArrayData(np.zeros(1))))

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gateway.frontend import Frontend
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ServerLiveRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import GatewayError, MalformedMessage, NotFound
+from tests.fakes import FakeStream, ScriptedService
+
+
+class TextCodec:
+    """Calls are texts: "live", "stream", "known", anything else is malformed."""
+
+    name = "text"
+    needs: frozenset[Any] = frozenset()
+
+    def decode_call(self, wire: str, /) -> Call[Any]:
+        if wire == "live":
+            return ServerLiveRequest()
+        if wire == "known":
+            return ServerLiveRequest(context=Context(request_id="mine"))
+        if wire == "stream":
+            return StreamInferRequest(request=InferRequest())
+        if wire == "bug":
+            raise ZeroDivisionError
+        raise MalformedMessage(f"{wire!r} is no call")
+
+    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
+        return f"reply {reply}"
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> str:
+        return f"item {item.id}"
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
+        return f"{error.code.value}: {error.message}"
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        raise AssertionError
+
+    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+        raise AssertionError
+
+    def decode_item(self, call: StreamInferRequest, wire: str, /) -> InferResponse:
+        raise AssertionError
+
+
+async def answers(service: Any, wire: str, **settings: Any) -> list[str]:
+    frontend: Frontend[str, str] = Frontend(TextCodec(), service, **settings)
+    return [answer async for answer in frontend(wire)]
+
+
+def response(number: str) -> InferResponse:
+    return InferResponse(model=ModelRef("m"), outputs=(), id=number)
+
+
+async def test_writes_the_reply() -> None:
+    """A call is decoded, answered and its reply encoded."""
+    assert ["reply True"] == await answers(ScriptedService(True), "live")
+
+
+async def test_gives_a_call_without_an_id_one() -> None:
+    """A call whose client sent no request id gets one; two calls get different ones."""
+    service = ScriptedService(True, True)
+    frontend: Frontend[str, str] = Frontend(TextCodec(), service)
+    for _ in range(2):
+        assert [answer async for answer in frontend("live")]
+    first, second = (call.context.request_id for call in service.calls)
+    assert first
+    assert first != second
+
+
+async def test_keeps_the_id_of_the_client() -> None:
+    """A request id that came with the call stays."""
+    service = ScriptedService(True)
+    await answers(service, "known")
+    assert "mine" == service.calls[0].context.request_id
+
+
+async def test_answers_bad_bytes_in_the_protocols_form_and_counts_them() -> None:
+    """Bytes that are no call never reach the service; the refusal is told."""
+    refused: list[tuple[str, GatewayError]] = []
+    service = ScriptedService()
+    found = await answers(service, "?", refused=lambda name, error: refused.append((name, error)))
+    assert ["invalid_argument: '?' is no call"] == found
+    assert [("text", "'?' is no call")] == [(name, error.message) for name, error in refused]
+    assert [] == service.calls
+
+
+async def test_answers_an_error_of_the_service() -> None:
+    """What the service raises is encoded by the caller's own codec."""
+    assert ["not_found: gone"] == await answers(ScriptedService(NotFound("gone")), "live")
+
+
+async def test_hides_what_a_bug_says() -> None:
+    """An exception that is no GatewayError is answered without its text."""
+    expected = ["internal: internal error of the gateway"]
+    assert expected == await answers(ScriptedService(ValueError("secret")), "live")
+    assert expected == await answers(ScriptedService(), "bug")
+
+
+async def test_writes_each_item_of_a_stream_and_closes_it() -> None:
+    """Every answer of a stream is encoded, and the stream is closed at its end."""
+    stream = FakeStream([response("1"), response("2")])
+    assert ["item 1", "item 2"] == await answers(ScriptedService(stream), "stream")
+    assert 1 == stream.closed
+
+
+async def test_says_an_error_in_mid_stream() -> None:
+    """An error after the first item is one more answer, and the last."""
+    stream = FakeStream([response("1"), NotFound("lost")])
+    assert ["item 1", "not_found: lost"] == await answers(ScriptedService(stream), "stream")
+
+
+async def test_closes_the_stream_of_a_client_that_leaves() -> None:
+    """Closing the frontend's generator closes the service's stream."""
+    stream = FakeStream([response("1"), response("2")])
+    frontend: Frontend[str, str] = Frontend(TextCodec(), ScriptedService(stream))
+    generator = frontend("stream")
+    assert "item 1" == await anext(generator)
+    await generator.aclose()
+    assert 1 == stream.closed
+
+
+async def test_a_stream_without_aclose_is_fine() -> None:
+    """An iterator that cannot be closed is read to its end."""
+
+    class Plain:
+        def __init__(self) -> None:
+            self._left = 1
+
+        def __aiter__(self) -> AsyncIterator[InferResponse]:
+            return self
+
+        async def __anext__(self) -> InferResponse:
+            if not self._left:
+                raise StopAsyncIteration
+            self._left -= 1
+            return response("1")
+
+    assert ["item 1"] == await answers(ScriptedService(Plain()), "stream")

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Origin
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    TooLarge,
+    Unavailable,
+    UpstreamProtocolError,
+)
+from gateway.ir.metadata import ServerMetadata
+from gateway.upstream import SettlingUpstream, Upstream
+from tests.fakes import ScriptedService
+
+
+class TextCodec:
+    name = "text"
+    needs: frozenset[Any] = frozenset()
+
+    def __init__(self, error: GatewayError | None = None) -> None:
+        self._error = error
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        return type(call).__name__
+
+    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+        if self._error is not None:
+            raise self._error
+        return wire == "yes"
+
+    def decode_item(self, call: StreamInferRequest, wire: str, /) -> InferResponse:
+        if self._error is not None:
+            raise self._error
+        return InferResponse(model=ModelRef("m"), outputs=(), id=wire)
+
+    def decode_call(self, wire: str, /) -> Call[Any]:
+        raise AssertionError
+
+    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
+        raise AssertionError
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> str:
+        raise AssertionError
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
+        raise AssertionError
+
+
+class TextClient:
+    def __init__(self, *answers: str) -> None:
+        self._answers = answers
+        self.sent: list[tuple[str, float | None]] = []
+        self.closed_streams = 0
+
+    async def send(self, wire: str, /, *, deadline: float | None) -> str:
+        self.sent.append((wire, deadline))
+        return self._answers[0]
+
+    async def stream(self, wire: str, /, *, deadline: float | None) -> AsyncIterator[str]:
+        self.sent.append((wire, deadline))
+        try:
+            for answer in self._answers:
+                yield answer
+        finally:
+            self.closed_streams += 1
+
+    async def close(self) -> None:
+        raise AssertionError
+
+
+def upstream(client: TextClient, error: GatewayError | None = None) -> Upstream[str, str]:
+    return Upstream("far", TextCodec(error), client)
+
+
+STREAM = StreamInferRequest(request=InferRequest())
+
+
+async def test_asks_and_reads_the_answer() -> None:
+    """A call is encoded, sent without a deadline, and its answer decoded."""
+    client = TextClient("yes")
+    assert await upstream(client)(ServerLiveRequest()) is True
+    assert [("ServerLiveRequest", None)] == client.sent
+
+
+async def test_sends_the_deadline_less_its_margin() -> None:
+    """The far end is given 5 ms less, so that its answer is back in time."""
+    client = TextClient("yes")
+    await upstream(client)(ServerLiveRequest(context=Context(deadline=10.0)))
+    assert pytest.approx(9.995) == client.sent[0][1]
+
+
+@pytest.mark.parametrize("error", [MalformedMessage("odd"), TooLarge("big")])
+async def test_an_unreadable_answer_is_the_upstreams_fault(error: GatewayError) -> None:
+    """Errors of decoding become UpstreamProtocolError, which names the upstream."""
+    with pytest.raises(UpstreamProtocolError, match=r"'far'.*(odd|big)"):
+        await upstream(TextClient("?"), error)(ServerLiveRequest())
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("no"), TooLarge("you", origin=Origin("text", "wire"))]
+)
+async def test_an_error_the_upstream_sent_stays_itself(error: GatewayError) -> None:
+    """What the upstream said in good form is passed on as it is."""
+    with pytest.raises(type(error)) as caught:
+        await upstream(TextClient("?"), error)(ServerLiveRequest())
+    assert error is caught.value
+
+
+async def test_reads_a_stream_and_closes_it() -> None:
+    """Each answer of a stream is decoded, and the client's stream is closed."""
+    client = TextClient("a", "b")
+    items = await upstream(client)(STREAM)
+    assert ["a", "b"] == [item.id async for item in items]
+    assert 1 == client.closed_streams
+
+
+async def test_a_bad_item_ends_the_stream() -> None:
+    """An item that cannot be read is the upstream's fault."""
+    items = await upstream(TextClient("a"), MalformedMessage("odd"))(STREAM)
+    with pytest.raises(UpstreamProtocolError):
+        await anext(items)
+
+
+async def test_an_error_item_the_upstream_sent_stays_itself() -> None:
+    """An error in a stream that the upstream wrote itself is passed on."""
+    error = TooLarge("you", origin=Origin("text", "wire"))
+    items = await upstream(TextClient("a"), error)(STREAM)
+    with pytest.raises(TooLarge):
+        await anext(items)
+
+
+def metadata(name: str) -> ServerMetadata:
+    return ServerMetadata(name, "1")
+
+
+READY = ModelReadyRequest(model=ModelRef("m"))
+
+
+async def test_asks_a_server_once_who_it_is() -> None:
+    """Calls that come together wait for one question, and the same upstream answers them."""
+    names: list[str] = []
+    plain = ScriptedService(metadata("triton"))
+    settled = ScriptedService(always=True)
+
+    def make(name: str) -> ScriptedService:
+        names.append(name)
+        return settled
+
+    service = SettlingUpstream(plain, make)
+    assert all(await asyncio.gather(service(READY), service(READY)))
+    assert await service(READY) is True
+    assert ["triton"] == names
+    assert [ServerMetadataRequest] == [type(call) for call in plain.calls]
+
+
+async def test_questions_alike_in_every_dialect_settle_nothing() -> None:
+    """Readiness probes work before anybody knows the dialect."""
+    service = SettlingUpstream(ScriptedService(True, True), lambda _name: ScriptedService())
+    assert await service(ServerReadyRequest()) is True
+    assert await service(ServerLiveRequest()) is True
+
+
+async def test_a_server_that_is_away_is_asked_again() -> None:
+    """While the question fails so do the calls; the next one asks again."""
+    plain = ScriptedService(Unavailable("away"), metadata("kserve"))
+    names: list[str] = []
+
+    def make(name: str) -> ScriptedService:
+        names.append(name)
+        return ScriptedService(True)
+
+    service = SettlingUpstream(plain, make)
+    with pytest.raises(Unavailable):
+        await service(READY)
+    assert await service(READY) is True
+    assert ["kserve"] == names
+
+
+async def test_a_server_that_will_not_say_has_no_name() -> None:
+    """An error that the server itself answered with settles the dialect by no name."""
+    refusal = InvalidRequest("no such path", origin=Origin("text", "wire"))
+    names: list[str] = []
+
+    def make(name: str) -> ScriptedService:
+        names.append(name)
+        return ScriptedService(True)
+
+    assert await SettlingUpstream(ScriptedService(refusal), make)(READY) is True
+    assert [""] == names
