@@ -31,7 +31,7 @@ from gateway.transports.admission import Slots
 from gateway.transports.base import ClientLimits
 from gateway.transports.coding import Inflater, coding_of, inflate
 from gateway.transports.deadlines import format_grpc_timeout
-from gateway.transports.headers import FRAMING, decode_field, writable
+from gateway.transports.headers import decode_field, end_to_end, writable
 from gateway.transports.reference.pool import ATTEMPT, Attempt, Pool
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
 
@@ -44,7 +44,6 @@ _HEADER_COUNT = 100
 _RATIO = 200
 _RATIO_FLOOR_BYTES = 1 << 20
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS"})
-_DROPPED = FRAMING | {"content-encoding"}
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
@@ -291,16 +290,15 @@ def _sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, s
 
 
 def _fields(response: aiohttp.ClientResponse) -> tuple[Headers, list[str]]:
-    """Return an answer's fields without those of framing, and its content codings."""
+    """Return the fields of an answer that cross a hop, and its content codings."""
     pairs, codings = [], []
     for raw_name, raw_value in response.raw_headers:
         name, value = decode_field(raw_name), decode_field(raw_value)
-        lower = name.lower()
-        if lower == "content-encoding":
+        if name.lower() == "content-encoding":
             codings.append(value)
-        if lower not in _DROPPED:
+        else:
             pairs.append((name, value))
-    return Headers(pairs), codings
+    return Headers(end_to_end(pairs)), codings
 
 
 def _framing_broke(error: BaseException) -> bool:

@@ -1,0 +1,135 @@
+"""Unclaimed requests pass through the gateway's HTTP server to an HTTP upstream, over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.transports.base import ClientLimits
+from gateway.transports.passthrough import Passthrough
+from gateway.transports.reference.http_client import HttpClient
+from tests.integration.http_kit import Echo, Running, parse, post, serving
+from tests.integration.test_http_client import Script, hang, says, upstream
+
+CLOSE = "Connection: close"
+
+
+@asynccontextmanager
+async def passing(
+    script: Script, *, limits: ClientLimits | None = None, forwarded: bool = False
+) -> AsyncIterator[Running]:
+    async with upstream(script) as server:
+        client = HttpClient(f"http://127.0.0.1:{server.port}", limits or ClientLimits())
+        fallback = Passthrough(client, forwarded=forwarded)
+        try:
+            async with serving(Echo(), fallback=fallback) as running:
+                yield running
+        finally:
+            await client.close()
+
+
+async def test_request_and_answer_cross_as_they_are() -> None:
+    """Method, exact target, end-to-end fields and body cross; fields of the hop do not."""
+    got: list[bytes] = []
+
+    async def script(peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        got.append(await peer.request())
+        peer.writer.write(
+            b"HTTP/1.1 207 Multi\r\nX-Answer: a\r\nKeep-Alive: 5\r\nConnection: X-Hop\r\n"
+            b"X-Hop: h\r\nContent-Length: 2\r\n\r\nok"
+        )
+
+    async with passing(script, forwarded=True) as running:
+        data = await running.ask(
+            post(
+                gzip.compress(b"body"),
+                "Connection: close, X-Mine",
+                "X-Mine: hop",
+                "X-Kept: 1",
+                "TE: trailers",
+                "Content-Encoding: gzip",
+                "Accept-Encoding: br",
+                path="/a%2Fb/./c;d=1?q=%zz&x",
+            )
+        )
+    head, _, body = got[0].partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"POST /a%2Fb/./c;d=1?q=%zz&x HTTP/1.1"
+    assert body == b"body"
+    names = sorted(line.partition(b":")[0] for line in lines[1:])
+    assert names == sorted(
+        [b"Host", b"X-Kept", b"Accept-Encoding", b"X-Forwarded-Host", b"Content-Length"]
+    )
+    assert b"X-Forwarded-Host: h" in lines
+    assert data.startswith(b"HTTP/1.1 207 ")
+    assert b"\r\nX-Answer: a\r\n" in data
+    assert b"X-Hop" not in data
+    assert data.endswith(b"\r\n\r\nok")
+
+
+async def test_event_stream_is_passed_on_as_it_comes() -> None:
+    """Events reach the client before the stream ends."""
+    go = asyncio.Event()
+
+    async def script(peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        await peer.request()
+        peer.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await go.wait()
+        peer.writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    async with passing(script) as running:
+        raw = await running.connect()
+        await raw.send(post(b"", "Accept: text/event-stream", path="/events"))
+        assert (await raw.head())[0] == 200
+        assert await raw.chunk() == b"one"
+        go.set()
+        assert [b"two", b""] == [await raw.chunk(), await raw.chunk()]
+        await raw.close()
+
+
+async def test_cut_event_stream_is_cut() -> None:
+    """A stream that the upstream breaks off has no end here, either."""
+
+    async def script(peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        await peer.request()
+        peer.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+
+    async with passing(script) as running:
+        raw = await running.connect()
+        await raw.send(post(b"", "Accept: text/event-stream", path="/events"))
+        await raw.head()
+        assert await raw.chunk() == b"one"
+        assert await raw.rest() == b""
+        await raw.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        (says(b""), 503),
+        (says(b"garbage\r\n\r\n"), 502),
+        (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"), 503),
+        (says(b"HTTP/1.1 200 OK\r\nContent-Length: 200\r\n\r\n"), 502),
+        (hang, 504),
+    ],
+)
+async def test_failures_of_the_upstream(script: Script, status: int) -> None:
+    """What fails behind the gateway is a gateway's status with a JSON error, never a cut 200."""
+    async with passing(script, limits=ClientLimits(message_bytes=100)) as running:
+        raw = await running.connect()
+        await raw.send(post(b"", "X-Request-Timeout: 200ms", path="/other"))
+        answer = await raw.answer()
+        await raw.close()
+    assert answer.status == status
+    assert list(answer.json) == ["error"]
+
+
+async def test_request_over_the_limit_is_refused_here() -> None:
+    """The listener's own limits hold for what passes through."""
+    async with passing(hang) as running:
+        data = await running.ask(post(b"", CLOSE, path="/other", length=1 << 30))
+    assert [413] == parse(data)

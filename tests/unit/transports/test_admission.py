@@ -1,0 +1,131 @@
+"""Budget, leases, slots and connection counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.ir.errors import Overloaded
+from gateway.transports.admission import Budget, ConnectionCount, Lease, Slots
+
+
+def test_budget_at_its_limit() -> None:
+    """Exactly the limit may be used; a byte more is refused and takes nothing."""
+    budget = Budget(10)
+    assert budget.reserve(10)
+    assert not budget.reserve(1)
+    assert budget.used_bytes == 10
+    budget.release(4)
+    assert budget.reserve(4)
+
+
+async def test_waiter_gets_what_is_released() -> None:
+    """A waiter is served when there is room, before those that came later."""
+    budget = Budget(10)
+    budget.reserve(10)
+    first = asyncio.create_task(budget.acquire(6, 5))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(budget.acquire(4, 5))
+    await asyncio.sleep(0)
+    budget.release(5)
+    await asyncio.sleep(0)
+    assert (first.done(), second.done(), budget.used_bytes) == (False, False, 5)
+    budget.release(5)
+    await asyncio.gather(first, second)
+    assert budget.used_bytes == 10
+
+
+async def test_waiter_that_gives_up_lets_others_pass() -> None:
+    """When the first in line times out, the next is tried at once."""
+    budget = Budget(10)
+    budget.reserve(6)
+    big = asyncio.create_task(budget.acquire(9, 0.02))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(budget.acquire(4, 5))
+    with pytest.raises(Overloaded) as caught:
+        await big
+    await asyncio.wait_for(small, 1)
+    assert (caught.value.limit, budget.used_bytes) == ("in_flight_bytes", 10)
+
+
+async def test_cancelled_waiter_keeps_nothing() -> None:
+    """A waiter cancelled in the moment it is served gives its share back."""
+    budget = Budget(10)
+    budget.reserve(10)
+    waiter = asyncio.create_task(budget.acquire(10, 5))
+    await asyncio.sleep(0)
+    budget.release(10)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    assert budget.used_bytes == 0
+
+
+async def test_lease_gives_all_back_once() -> None:
+    """What a lease grew to is released, and only once."""
+    budget = Budget(10)
+    lease = Lease(budget, 0)
+    await lease.grow(3)
+    await lease.grow(4)
+    assert budget.used_bytes == 7
+    with pytest.raises(Overloaded):
+        await lease.grow(4)
+    lease.close()
+    lease.close()
+    assert budget.used_bytes == 0
+
+
+async def test_slots_and_their_queue() -> None:
+    """Places, then the queue, then refusal; released places go to who waits longest."""
+    slots = Slots("requests_in_flight", 1, 2)
+    await slots.acquire(None)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        await slots.acquire(5)
+        order.append(number)
+        slots.release()
+
+    waiting = [asyncio.create_task(wait(number)) for number in (1, 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as caught:
+        await slots.acquire(5)
+    assert caught.value.limit == "requests_in_flight"
+    slots.release()
+    await asyncio.gather(*waiting)
+    assert ([1, 2], 0) == (order, slots.used)
+
+
+async def test_slot_wait_ends() -> None:
+    """A wait for a place is bounded, and leaves no trace in the queue."""
+    slots = Slots("requests_in_flight", 1, 1)
+    await slots.acquire(None)
+    for _ in range(3):
+        with pytest.raises(Overloaded):
+            await slots.acquire(0.01)
+    slots.release()
+    assert slots.used == 0
+
+
+async def test_cancelled_slot_is_passed_on() -> None:
+    """A place granted to someone who is cancelled at that moment is free again."""
+    slots = Slots("requests_in_flight", 1, 1)
+    await slots.acquire(None)
+    waiter = asyncio.create_task(slots.acquire(5))
+    await asyncio.sleep(0)
+    slots.release()
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    assert slots.used == 0
+
+
+def test_connections_are_counted_by_address() -> None:
+    """Each address has its share of the total."""
+    count = ConnectionCount(3, 2)
+    count.enter("a")
+    count.enter("a")
+    assert ("connections_per_address", None) == (count.exceeded("a"), count.exceeded("b"))
+    count.enter("b")
+    assert count.exceeded("b") == "connections"
+    count.leave("a")
+    assert (count.exceeded("a"), count.total) == (None, 2)
