@@ -1,0 +1,21 @@
+"""GraphPipe, over HTTP and over TCP and unix sockets: what this folder exports is `SPEC`.
+
+The options of listeners and upstreams are described in `options.Settings`.
+"""
+
+from __future__ import annotations
+
+from gateway.protocols.graphpipe.http import HttpCodec
+from gateway.protocols.graphpipe.options import check_options
+from gateway.protocols.graphpipe.paths import PREFIX
+from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec
+from gateway.wire.codec import HttpBinding, ProtocolSpec, StreamBinding
+
+SPEC = ProtocolSpec(
+    name="graphpipe",
+    http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX,)),
+    stream=StreamBinding(
+        codec=StreamCodec, server_framer=SizePrefixFramer, client_framer=SizePrefixFramer
+    ),
+    options=check_options,
+)

@@ -1,0 +1,97 @@
+"""Datatypes as GraphPipe numbers them, and tensors in the form they travel in.
+
+GraphPipe has no BOOL and no BF16: they leave as Uint8 and Float32. The way back is not here, for
+a message does not tell them apart; whoever knows the model's declared datatypes undoes it.
+
+Source: dossier, sections 6.1 and 6.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gateway.ir.data import as_items, as_numpy, as_raw
+from gateway.ir.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.errors import Unsupported
+from gateway.ir.tensor import Tensor
+from gateway.protocols.graphpipe.writer import WireTensor
+
+NULL = 0
+STRING = 12
+
+# By number; 0, Null, is no datatype.
+DATATYPES: tuple[Datatype | None, ...] = (
+    None,
+    Datatype.UINT8,
+    Datatype.INT8,
+    Datatype.UINT16,
+    Datatype.INT16,
+    Datatype.UINT32,
+    Datatype.INT32,
+    Datatype.UINT64,
+    Datatype.INT64,
+    Datatype.FP16,
+    Datatype.FP32,
+    Datatype.FP64,
+    Datatype.BYTES,
+)
+TYPE_NAMES = (
+    "Null",
+    "Uint8",
+    "Int8",
+    "Uint16",
+    "Int16",
+    "Uint32",
+    "Int32",
+    "Uint64",
+    "Int64",
+    "Float16",
+    "Float32",
+    "Float64",
+    "String",
+)
+
+# What GraphPipe has no number for, and what it travels as.
+STAND_INS: dict[Datatype, Datatype] = {
+    Datatype.BOOL: Datatype.UINT8,
+    Datatype.BF16: Datatype.FP32,
+}
+
+NUMBERS: dict[Datatype, int] = {
+    datatype: number for number, datatype in enumerate(DATATYPES) if datatype is not None
+}
+NUMBERS.update({datatype: NUMBERS[stand_in] for datatype, stand_in in STAND_INS.items()})
+
+
+def number_of(datatype: Datatype | None) -> int:
+    """Return the number that metadata shows for *datatype*; Null when it is not known."""
+    return NULL if datatype is None else NUMBERS[datatype]
+
+
+def wire_tensor(tensor: Tensor) -> WireTensor:
+    """Return *tensor* in the form it travels in; copies BF16 (widened) and BYTES only.
+
+    Raises:
+        Unsupported: Its datatype or shape is not known.
+        InvalidTensor: Its data is not of its datatype.
+    """
+    datatype, shape = tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise Unsupported(
+            f"tensor {tensor.name!r} has no {'datatype' if datatype is None else 'shape'}: "
+            "GraphPipe needs both"
+        )
+    number = NUMBERS[datatype]
+    if datatype is Datatype.BYTES:
+        return WireTensor(number, shape, None, as_items(tensor))
+    if datatype is Datatype.BF16:
+        widened = fp32_of_bf16(as_numpy(tensor)).reshape(-1)
+        return WireTensor(number, shape, widened.astype("<f4", copy=False).view(np.uint8).data)
+    return WireTensor(number, shape, as_raw(tensor))
+
+
+def wire_tensors(tensors: Sequence[Tensor]) -> list[WireTensor]:
+    """Return *tensors* as `wire_tensor` does, in their order."""
+    return [wire_tensor(tensor) for tensor in tensors]

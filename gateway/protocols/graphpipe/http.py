@@ -1,0 +1,376 @@
+"""The GraphPipe HTTP codec: seven functions between HTTP messages and calls.
+
+A POST holds one bare message, whatever its content type says; GET and HEAD show metadata as JSON.
+Clients look for inference errors in answers of status 200, and cannot see them in metadata
+answers, so those always fail by status.
+
+Source: dossier, sections 5, 11 and 12.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, Need, Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    ModelNotFound,
+    NotFound,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.graphpipe import calls, shown
+from gateway.protocols.graphpipe.calls import UpstreamFault
+from gateway.protocols.graphpipe.errors import (
+    OK,
+    MethodNotAllowed,
+    is_error_status,
+    text_of,
+)
+from gateway.protocols.graphpipe.messages import open_request
+from gateway.protocols.graphpipe.options import CONTROL, STATUS, settings_of
+from gateway.protocols.graphpipe.paths import (
+    IS_ALIVE,
+    IS_READY,
+    PATTERN,
+    PREFIX,
+    find_model,
+    model_path,
+    no_model,
+)
+from gateway.protocols.graphpipe.reader import Message
+from gateway.protocols.graphpipe.writer import METADATA_REQUEST, error_response
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+
+R = TypeVar("R")
+
+NAME: Final = "graphpipe.http"
+METHODS: Final = "GET, HEAD, POST"
+
+_BYTES: Final = Headers((("Content-Type", "application/octet-stream"),))
+_JSON: Final = Headers((("Content-Type", "application/json"),))
+_TEXT: Final = Headers((("Content-Type", "text/plain; charset=utf-8"),))
+_RETRY_AFTER: Final = ("Retry-After", "1")
+_REQUEST_ID: Final = "x-request-id"
+_REQUEST_ID_BYTES: Final = 128
+_PASSED_ON: Final = frozenset({"traceparent", "tracestate"})
+_UNHEALTHY: Final = 503
+_HEALTH_PATHS: Final[Mapping[str, type[Call[bool]]]] = {
+    IS_ALIVE: ServerLiveRequest,
+    IS_READY: ServerReadyRequest,
+}
+_NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
+
+
+class Asked(enum.Enum):
+    """How a client asked, which decides how it is answered."""
+
+    INFER = "infer"
+    METADATA = "metadata"
+    SHOWN = "shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is kept of a request for its answer.
+
+    Attributes:
+        outputs: Names of outputs as they were asked for, repeated and empty ones too.
+    """
+
+    asked: Asked
+    outputs: tuple[str, ...] = ()
+
+
+class HttpCodec:
+    """GraphPipe over HTTP, in both directions.
+
+    Args:
+        limits: What a message may hold.
+        options: See `gateway.protocols.graphpipe.options.Settings`.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(
+        self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._limits = limits
+        self._settings = settings_of(options or {})
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """An upstream is asked by name, with every type and shape."""
+        return calls.NEEDS
+
+    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+        """Read a client's request; inputs are views of its body.
+
+        Raises:
+            InvalidRequest: Path, method or message are wrong.
+            NotFound: The path names no model, and there is no default.
+            TooLarge: A limit is exceeded.
+        """
+        if wire.method == "POST":
+            return self._posted(wire)
+        if wire.method in {"GET", "HEAD"}:
+            return self._got(wire)
+        raise MethodNotAllowed(
+            f"{wire.method[:32]!r} on a GraphPipe path, which takes {METHODS} ({PATTERN})"
+        )
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+        """Write the answer to *call*; output data is not copied.
+
+        Raises:
+            UpstreamProtocolError: The reply lacks an output that was asked for.
+            Unsupported: GraphPipe has no such answer.
+        """
+        answer: Any = reply
+        form = _form_of(call)
+        if isinstance(call, InferRequest):
+            return HttpResponse(OK, _BYTES, calls.encode_infer_reply(answer, form.outputs))
+        if isinstance(call, ModelMetadataRequest):
+            if form.asked is Asked.SHOWN:
+                return HttpResponse(OK, _JSON, (shown.show_metadata(answer),), compressible=True)
+            return HttpResponse(OK, _BYTES, (calls.encode_metadata(answer),))
+        if isinstance(call, RepositoryIndexRequest):
+            return HttpResponse(OK, _JSON, (shown.show_index(answer),), compressible=True)
+        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
+            if answer:
+                return HttpResponse(OK, _TEXT, (b"ok\n",))
+            return HttpResponse(_UNHEALTHY, _TEXT, (b"not ready\n",))
+        raise _unknown(call)
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
+        """Refuse: GraphPipe has no streams.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _unknown(call)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error*: of an inference in an answer of status 200, unless the option says else.
+
+        What failed before its message was read, and all that is no inference, fails by status.
+        Never raises.
+        """
+        number, text = calls.error_message(error, NAME, self._limits)
+        if self._settings.errors != STATUS and _is_inference(call, error):
+            return HttpResponse(OK, _BYTES, (error_response(number, text),))
+        headers = _TEXT
+        if isinstance(error, MethodNotAllowed):
+            headers = Headers((*headers.pairs, ("Allow", METHODS)))
+        elif error.code is ErrorCode.OVERLOADED:
+            headers = Headers((*headers.pairs, _RETRY_AFTER))
+        return HttpResponse(number, headers, (f"{text}\n".encode(),))
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream; input data is not copied.
+
+        Raises:
+            Unsupported: GraphPipe cannot carry it, or has no such question.
+            InvalidRequest: It has an input or output that the upstream is known not to have.
+        """
+        if isinstance(call, InferRequest):
+            return self._post(call, calls.encode_infer(call, self._settings))
+        if isinstance(call, RepositoryIndexRequest) and not self._settings.path:
+            return self._get(call, PREFIX)
+        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
+            if self._settings.health == CONTROL:
+                path = IS_ALIVE if isinstance(call, ServerLiveRequest) else IS_READY
+                return self._get(call, path)
+            return self._post(call, (METADATA_REQUEST,))
+        if isinstance(call, ModelMetadataRequest | ModelReadyRequest | ServerMetadataRequest):
+            return self._post(call, (METADATA_REQUEST,))
+        raise _unknown(call)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's answer to *call*; outputs are views of its body.
+
+        Raises:
+            GatewayError: What an error answer says, with its words as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        """
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        return cast("R", self._answer(call, wire))
+
+    def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
+        """Refuse, as `encode_item`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _unknown(call)
+
+    def _posted(self, wire: HttpRequest) -> Call[Any]:
+        asked = Asked.INFER
+        try:
+            message = Message(wire.view, self._limits)
+            at = open_request(message)
+            if at is None:
+                asked = Asked.METADATA
+            model = find_model(wire.path, wire.query, self._settings.default_model, self._limits)
+            if model is None:
+                raise no_model(wire.path)
+            if at is None:
+                return ModelMetadataRequest(model=model, context=_context(wire, Form(asked)))
+            request, names = calls.decode_infer(
+                message, at, model, _context(wire, Form(asked)), self._settings
+            )
+        except GatewayError as error:
+            # Tells `encode_error` that there was a message, and which kind it was.
+            error.origin = Origin(NAME, wire, Form(asked))
+            raise
+        if not names:
+            return request
+        return request.within(origin=Origin(NAME, wire, Form(asked, tuple(names))))
+
+    def _got(self, wire: HttpRequest) -> Call[Any]:
+        context = _context(wire, Form(Asked.SHOWN))
+        health = _HEALTH_PATHS.get(wire.path)
+        if health is not None:
+            return health(context=context)
+        model = find_model(wire.path, wire.query, self._settings.default_model, self._limits)
+        if model is not None:
+            return ModelMetadataRequest(model=model, context=context)
+        if wire.path.rstrip("/") in {"", PREFIX}:
+            return RepositoryIndexRequest(context=context)
+        raise no_model(wire.path)
+
+    def _post(self, call: Call[Any], body: list[Buffer] | tuple[Buffer, ...]) -> HttpRequest:
+        path = self._settings.path
+        if not path:
+            path = PREFIX if call.model is None else model_path(call.model)
+        headers = Headers((*_BYTES.pairs, *_passed_on(call.context)))
+        return HttpRequest("POST", path, "", headers, body, call.context.deadline)
+
+    def _get(self, call: Call[Any], path: str) -> HttpRequest:
+        return HttpRequest(
+            "GET", path, "", Headers(_passed_on(call.context)), (), call.context.deadline
+        )
+
+    def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
+        if isinstance(call, ServerLiveRequest):
+            return self._settings.health != CONTROL or wire.status == OK
+        if isinstance(call, ServerReadyRequest):
+            # A gateway without a default model answers "not found", and is ready all the same.
+            return wire.status == OK if self._settings.health == CONTROL else wire.status < 500  # noqa: PLR2004
+        try:
+            if wire.status != OK:
+                raise self._failed(call, wire)
+            return self._read(call, wire)
+        except UpstreamFault as fault:
+            kind = fault.kind
+            if kind is NotFound and call.model is not None:
+                kind = ModelNotFound
+            error = kind(fault.said.text, model=call.model, origin=Origin(NAME, wire, fault.said))
+            if isinstance(call, ModelReadyRequest) and error.code in _NOT_READY:
+                return False
+            raise error from None
+
+    def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
+        if isinstance(call, RepositoryIndexRequest):
+            return shown.read_index(wire.view, self._limits)
+        message = Message(wire.view, self._limits)
+        if isinstance(call, InferRequest):
+            return calls.decode_infer_reply(call, message, self._settings)
+        found = calls.decode_metadata(message)
+        if isinstance(call, ModelMetadataRequest):
+            return calls.model_metadata(found, call.model)
+        if isinstance(call, ServerMetadataRequest):
+            return calls.server_metadata(found)
+        if isinstance(call, ModelReadyRequest):
+            return True
+        raise _unknown(call)
+
+    def _failed(self, call: Call[Any], wire: HttpResponse) -> GatewayError | UpstreamFault:
+        """Return what an answer means whose status is not 200: its text, as servers write it."""
+        if not is_error_status(wire.status):
+            return UpstreamProtocolError(
+                f"the upstream answered with HTTP status {wire.status}, needed is {OK}; "
+                "redirections are not followed",
+                model=call.model,
+            )
+        text = _error_in(wire.view, self._limits) or text_of(
+            wire.view, self._limits.error_text_bytes
+        )
+        return UpstreamFault(wire.status, text or f"HTTP status {wire.status} without a text")
+
+
+def _error_in(body: memoryview, limits: MessageLimits) -> str:
+    """Return the text of the error message that *body* is, "" when it is something else."""
+    try:
+        calls.decode_metadata(Message(body, limits))
+    except UpstreamFault as fault:
+        return fault.said.text
+    except GatewayError:
+        return ""
+    return ""
+
+
+def _is_inference(call: Call[Any] | None, error: GatewayError) -> bool:
+    if call is not None:
+        return isinstance(call, InferRequest)
+    origin = error.origin
+    form = None if origin is None or origin.codec != NAME else origin.form
+    return isinstance(form, Form) and form.asked is Asked.INFER
+
+
+def _form_of(call: Call[Any]) -> Form:
+    """Return how *call* was asked; a call of another codec is answered with a message."""
+    origin = call.context.origin
+    if origin is not None and origin.codec == NAME and isinstance(origin.form, Form):
+        return origin.form
+    outputs = call.outputs if isinstance(call, InferRequest) else ()
+    return Form(Asked.INFER, tuple([output.name for output in outputs]))
+
+
+def _context(wire: HttpRequest, form: Form) -> Context:
+    headers = wire.headers
+    request_id = headers.get(_REQUEST_ID) or ""
+    if len(request_id) > _REQUEST_ID_BYTES or not (
+        request_id.isascii() and request_id.isprintable()
+    ):
+        request_id = ""
+    metadata = tuple([(name.lower(), value) for name, value in headers.pairs])
+    origin = Origin(NAME, wire, form)
+    return Context(NAME, metadata, request_id, wire.deadline, None, calls.REPLY_NEEDS, origin)
+
+
+def _passed_on(context: Context) -> tuple[tuple[str, str], ...]:
+    """Return the headers that go with every request: its id, and the trace it belongs to."""
+    passed = [pair for pair in context.metadata if pair[0] in _PASSED_ON]
+    if context.request_id:
+        passed.append((_REQUEST_ID, context.request_id))
+    return tuple(passed)
+
+
+def _unknown(call: Call[Any]) -> Unsupported:
+    return Unsupported(
+        f"{type(call).__name__} is not supported over GraphPipe HTTP", model=call.model
+    )

@@ -1,0 +1,113 @@
+"""The paths of GraphPipe over HTTP: which model a URL means, and the URL of a model.
+
+In GraphPipe a URL is a model, and nothing in a message names one. A path below /graphpipe/ names
+its model; any other path is the listener's default model. A trailing slash means nothing, for
+clients lose their body when they are redirected.
+
+Source: dossier, section 8.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, Unsupported
+from gateway.ir.limits import MessageLimits, check_name
+
+PREFIX: Final = "/graphpipe"
+PATTERN: Final = "/graphpipe/<model>[/<version>]"
+IS_ALIVE: Final = "/control/is_alive"
+IS_READY: Final = "/control/is_ready"
+
+_VERSIONS: Final = "versions"
+_ESCAPED: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
+_SHOWN: Final = 200
+
+
+def find_model(
+    path: str, query: str, default: ModelRef | None, limits: MessageLimits
+) -> ModelRef | None:
+    """Return the model that a URL means; None when it means none.
+
+    Args:
+        path: As on the wire, percent-encoded.
+        query: `model=m&version=v` is read where the path names no model.
+        default: The listener's.
+        limits: For the length of names.
+
+    Raises:
+        NotFound: The path is below /graphpipe/ and is not a model's.
+        MalformedMessage: A name in it is not percent-encoded UTF-8.
+        InvalidRequest: A name cannot be one.
+    """
+    parts = path.removesuffix("/").split("/")
+    if len(parts) > 2 and "/" + parts[1] == PREFIX:  # noqa: PLR2004  # "", "graphpipe", model
+        return _named(path, parts[2:], limits)
+    return _queried(query, limits) or default
+
+
+def no_model(path: str) -> NotFound:
+    """Return the error for a URL that means no model."""
+    return NotFound(
+        f"the path {path[:_SHOWN]!r} names no model and this listener has no default model: "
+        f"post to {PATTERN}"
+    )
+
+
+def model_path(model: ModelRef) -> str:
+    """Return the path of *model*.
+
+    Raises:
+        Unsupported: Its name or version would be taken for a step in the path.
+    """
+    steps = [PREFIX]
+    for step in (model.name, model.version):
+        if step in {".", ".."}:
+            raise Unsupported(f"{step!r} cannot stand in the path of a URL", model=model)
+        if step:
+            steps.append(quote(step, safe=""))
+    return "/".join(steps)
+
+
+def _named(path: str, parts: list[str], limits: MessageLimits) -> ModelRef:
+    if len(parts) == 3 and parts[1] == _VERSIONS:  # noqa: PLR2004  # model, "versions", version
+        parts = [parts[0], parts[2]]
+    if len(parts) > 2 or not all(parts):  # noqa: PLR2004  # model and version
+        raise NotFound(f"there is no path {path[:_SHOWN]!r}: GraphPipe has {PATTERN}")
+    version = _decoded("model version", parts[1], limits) if len(parts) > 1 else ""
+    return ModelRef(_decoded("model name", parts[0], limits), version)
+
+
+def _queried(query: str, limits: MessageLimits) -> ModelRef | None:
+    if "model=" not in query:
+        return None
+    given: dict[str, str] = {}
+    for pair in query.split("&"):
+        key, _, value = pair.partition("=")
+        if key not in {"model", "version"}:
+            continue
+        if key in given:
+            raise InvalidRequest(f"the query names {key!r} twice")
+        given[key] = _decoded(f"{key} in the query", value, limits)
+    if not given.get("model"):
+        return None
+    return ModelRef(given["model"], given.get("version", ""))
+
+
+def _decoded(kind: str, text: str, limits: MessageLimits) -> str:
+    if not text.isascii() or not _ESCAPED.fullmatch(text):
+        raise MalformedMessage(
+            f"{kind} {text[:_SHOWN]!r} in the URL is not percent-encoded: "
+            "needed are ASCII and '%' with two hexadecimal digits"
+        )
+    try:
+        name = unquote_to_bytes(text).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(
+            f"{kind} {text[:_SHOWN]!r} in the URL is not UTF-8: {error.reason}"
+        ) from error
+    check_name(kind, name, limits.model_name_bytes, "model_name_bytes")
+    return name

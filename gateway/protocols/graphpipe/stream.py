@@ -1,0 +1,309 @@
+"""The GraphPipe codec for byte streams (TCP and unix sockets), and their framing.
+
+The specification allows sockets and frames nothing; we use flatbuffers' size-prefixed form: 4 bytes
+of size, little-endian, then the message. Answers come in the order of the questions. A stream has
+no address, so it serves one model; and no status, so every error is an InferResponse with an error.
+
+Source: dossier, section 5.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any, Final, TypeVar, cast
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, Need, Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    MalformedMessage,
+    ModelNotFound,
+    NotFound,
+    TooLarge,
+    Unsupported,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.graphpipe import calls
+from gateway.protocols.graphpipe.calls import UpstreamFault
+from gateway.protocols.graphpipe.messages import open_request
+from gateway.protocols.graphpipe.options import settings_of
+from gateway.protocols.graphpipe.reader import Message
+from gateway.protocols.graphpipe.writer import (
+    MAX_MESSAGE_BYTES,
+    METADATA_REQUEST,
+    error_response,
+)
+from gateway.wire.http import Buffer, view_of
+from gateway.wire.stream import Frame
+
+R = TypeVar("R")
+
+NAME: Final = "graphpipe.stream"
+
+_SIZE: Final = Struct("<I")
+_SMALLEST: Final = 8
+_NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
+_METADATA_CALLS: Final = (
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
+
+
+class SizePrefixFramer:
+    """Cuts a byte stream into messages by the size before each; the same on both sides.
+
+    Args:
+        limits: `message_bytes` is the most a frame may declare.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._most = min(limits.message_bytes, MAX_MESSAGE_BYTES)
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = _SIZE.size
+
+    def receive(self, data: bytes, /) -> list[Frame]:
+        """Return the frames that *data* completes; b"" is the end of the stream.
+
+        Nothing is joined, and nothing allocated, before a frame is whole. Frames before an
+        impossible size are returned; the call after that raises.
+
+        Raises:
+            MalformedMessage: The stream ends inside a frame, or a size is impossible.
+            TooLarge: A frame declares more than the limit.
+        """
+        if not data:
+            if self._have:
+                raise MalformedMessage(
+                    f"the stream ended after {self._have} bytes of a frame that needs more"
+                )
+            return []
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return []
+        return self._cut(b"".join(self._parts) if len(self._parts) > 1 else data)
+
+    def send(self, frame: Frame, /) -> list[Buffer]:
+        """Return the buffers that carry *frame*; the payload is not copied.
+
+        Raises:
+            TooLarge: It has 2 GiB or more.
+        """
+        size = sum([memoryview(part).nbytes for part in frame.payload])
+        if size > MAX_MESSAGE_BYTES:
+            raise TooLarge(
+                f"a GraphPipe message of {size} bytes, at most {MAX_MESSAGE_BYTES} are possible",
+                limit="message_bytes",
+            )
+        return [_SIZE.pack(size), *frame.payload]
+
+    def _cut(self, data: bytes) -> list[Frame]:
+        view = memoryview(data)
+        frames: list[Frame] = []
+        start, end = 0, len(data)
+        self._need = _SIZE.size
+        while end - start >= _SIZE.size:
+            try:
+                size = self._checked(_SIZE.unpack_from(data, start)[0], data[start : start + 4])
+            except GatewayError:
+                if not frames:
+                    raise
+                break  # what came before is answered; the next call finds this one again
+            if end - start - 4 < size:
+                self._need = 4 + size
+                break
+            frames.append(Frame((view[start + 4 : start + 4 + size],)))
+            start += 4 + size
+        rest = data if start == 0 else data[start:]
+        self._parts, self._have = ([rest], len(rest)) if rest else ([], 0)
+        return frames
+
+    def _checked(self, size: int, word: bytes) -> int:
+        if word.isalpha():
+            raise MalformedMessage(
+                f"a frame begins with {word.decode()!r}: this is text, such as HTTP; needed is "
+                "the size of a GraphPipe message, 4 bytes, little-endian"
+            )
+        if size < _SMALLEST:
+            raise MalformedMessage(
+                f"a frame declares {size} bytes, the shortest GraphPipe message has {_SMALLEST}"
+            )
+        if size > self._most:
+            raise TooLarge(
+                f"a frame declares {size} bytes, at most {self._most} are allowed",
+                limit="message_bytes",
+            )
+        return size
+
+
+class StreamCodec:
+    """GraphPipe over byte streams, in both directions.
+
+    Args:
+        limits: What a message may hold.
+        options: See `gateway.protocols.graphpipe.options.Settings`; a listener needs
+            `default_model`.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(
+        self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._limits = limits
+        self._settings = settings_of(options or {})
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """An upstream is asked by name, with every type and shape."""
+        return calls.NEEDS
+
+    def decode_call(self, wire: Frame, /) -> Call[Any]:
+        """Read a client's message; inputs are views of it.
+
+        Raises:
+            InvalidRequest: The message is wrong.
+            NotFound: The listener has no default model.
+            TooLarge: A limit is exceeded.
+        """
+        message = Message(view_of(wire.payload), self._limits)
+        at = open_request(message)
+        model = self._settings.default_model
+        if model is None:
+            raise NotFound(
+                "a GraphPipe stream names no model and this listener has no default model"
+            )
+        context = _context(wire, ())
+        if at is None:
+            return ModelMetadataRequest(model=model, context=context)
+        request, names = calls.decode_infer(message, at, model, context, self._settings)
+        if not names:
+            return request
+        return request.within(origin=Origin(NAME, wire, tuple(names)))
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
+        """Write the answer to *call*; output data is not copied.
+
+        Raises:
+            UpstreamProtocolError: The reply lacks an output that was asked for.
+            Unsupported: GraphPipe has no such answer.
+        """
+        answer: Any = reply
+        if isinstance(call, InferRequest):
+            return Frame(calls.encode_infer_reply(answer, _names_asked(call)))
+        if isinstance(call, ModelMetadataRequest):
+            return Frame((calls.encode_metadata(answer),))
+        raise _unknown(call)
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> Frame:
+        """Refuse: GraphPipe has no streams of answers.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _unknown(call)
+
+    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> Frame:
+        """Write *error* as an InferResponse, metadata's errors too. Never raises."""
+        number, text = calls.error_message(error, NAME, self._limits)
+        return Frame((error_response(number, text),))
+
+    def encode_call(self, call: Call[Any], /) -> Frame:
+        """Write a message to an upstream, whose model is the only one; data is not copied.
+
+        Raises:
+            Unsupported: GraphPipe cannot carry it, or has no such question.
+            InvalidRequest: It has an input or output that the upstream is known not to have.
+        """
+        deadline = call.context.deadline
+        if isinstance(call, InferRequest):
+            return Frame(calls.encode_infer(call, self._settings), None, deadline)
+        if isinstance(call, _METADATA_CALLS):
+            return Frame((METADATA_REQUEST,), None, deadline)
+        raise _unknown(call)
+
+    def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
+        """Read an upstream's answer to *call*; outputs are views of it.
+
+        Raises:
+            GatewayError: What an error answer says, with its words as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        """
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        return cast("R", self._answer(call, wire))
+
+    def decode_item(self, call: StreamInferRequest, _wire: Frame, /) -> InferResponse:
+        """Refuse, as `encode_item`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _unknown(call)
+
+    def _answer(self, call: Call[Any], wire: Frame) -> Any:
+        if isinstance(call, ServerLiveRequest):
+            return True  # there is an answer
+        try:
+            return self._read(call, Message(view_of(wire.payload), self._limits))
+        except UpstreamFault as fault:
+            kind = fault.kind
+            if kind is NotFound and call.model is not None:
+                kind = ModelNotFound
+            error = kind(fault.said.text, model=call.model, origin=Origin(NAME, wire, fault.said))
+            if isinstance(call, ModelReadyRequest | ServerReadyRequest) and (
+                error.code in _NOT_READY
+            ):
+                return False
+            raise error from None
+
+    def _read(self, call: Call[Any], message: Message) -> Any:
+        if isinstance(call, InferRequest):
+            return calls.decode_infer_reply(call, message, self._settings)
+        found = calls.decode_metadata(message)
+        if isinstance(call, ModelMetadataRequest):
+            return calls.model_metadata(found, call.model)
+        if isinstance(call, ServerMetadataRequest):
+            return calls.server_metadata(found)
+        if isinstance(call, ModelReadyRequest | ServerReadyRequest):
+            return True
+        raise _unknown(call)
+
+
+def _context(wire: Frame, names: tuple[str, ...]) -> Context:
+    origin = Origin(NAME, wire, names)
+    return Context(NAME, (), "", wire.deadline, None, calls.REPLY_NEEDS, origin)
+
+
+def _names_asked(call: InferRequest) -> tuple[str, ...]:
+    origin = call.context.origin
+    if origin is not None and origin.codec == NAME and isinstance(origin.form, tuple):
+        return origin.form
+    return tuple([output.name for output in call.outputs])
+
+
+def _unknown(call: Call[Any]) -> Unsupported:
+    return Unsupported(
+        f"{type(call).__name__} is not supported over a GraphPipe stream", model=call.model
+    )

@@ -1,0 +1,246 @@
+"""Writes GraphPipe messages forwards, around the tensor bytes, which are neither copied nor joined.
+
+Layout: root word, vtables, root table, offsets, tables, shapes, and last the data of each tensor,
+aligned to 64 bytes from the start of the message. What is small is one buffer; tensor data goes
+out as it is. What the fields mean to the gateway is not here.
+
+Source: dossier, sections 2, 3 and 10.2; FlatBuffers internals, "Encoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from struct import Struct, pack
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gateway.ir.errors import TooLarge
+from gateway.ir.tensor import Shape
+from gateway.wire.http import Buffer
+
+MAX_MESSAGE_BYTES: Final = (1 << 31) - 1
+"""Table offsets are signed 32-bit numbers."""
+
+_WORD: Final = Struct("<I")
+_ALIGN: Final = 64
+_PADS: Final = (b"\0\0\0\0", b"\0\0\0", b"\0\0", b"\0")  # a NUL at least, then up to 4 bytes
+_ZEROS: Final = bytes(_ALIGN)
+_TABLE_BYTES: Final = 16
+_SHAPE_FORMS: Final = tuple(Struct(f"<I{rank}q4x") for rank in range(33))
+
+# Vtables: own size, size of the table, then where each field stands in it (0: absent).
+_TENSOR_VTABLE: Final = pack("<5H", 10, _TABLE_BYTES, 4, 8, 12)
+_STRINGS_VTABLE: Final = pack("<6H", 12, _TABLE_BYTES, 4, 8, 0, 12)
+_BOTH: Final = _TENSOR_VTABLE + _STRINGS_VTABLE
+
+# Position 4: the tensors' vtables, 22 bytes; 26: the root's; then its table.
+_TENSOR_VTABLE_AT: Final = 4
+_STRINGS_VTABLE_AT: Final = 14
+_ANSWER: Final = (
+    pack("<I", 36)
+    + _BOTH
+    + pack("<4H", 8, 12, 4, 8)
+    + b"\0\0"
+    + pack("<iII", 36 - 26, 0, 0)  # at 36: vtable, output_tensors, errors
+)
+_ANSWER_TENSORS, _ANSWER_ERRORS = 40, 44
+_REQUEST: Final = (
+    pack("<I", 48)
+    + _BOTH
+    + pack("<6H", 12, 20, 4, 8, 12, 16)  # at 26: InferRequest
+    + pack("<4H", 8, 12, 8, 4)  # at 38: Request
+    + b"\0\0"
+    + pack("<iIB3x", 48 - 38, 60 - 52, 1)  # at 48: vtable, req, req_type
+    + pack("<iIIII", 60 - 26, 0, 0, 0, 0)  # at 60: vtable, config, names, tensors, outputs
+)
+_REQUEST_CONFIG, _REQUEST_INPUTS, _REQUEST_TENSORS, _REQUEST_OUTPUTS = 64, 68, 72, 76
+
+METADATA_REQUEST: Final = (
+    pack("<I", 16)
+    + pack("<4H", 8, 12, 8, 4)
+    + pack("<2H", 4, 4)
+    + pack("<iIB3x", 16 - 4, 28 - 20, 2)
+    + pack("<i", 28 - 12)
+)
+"""The one metadata request there is."""
+
+
+class WireTensor(NamedTuple):
+    """A tensor as it travels.
+
+    Attributes:
+        number: GraphPipe's number of its type.
+        data: Little-endian elements; None for String.
+        items: The elements of String.
+    """
+
+    number: int
+    shape: Shape
+    data: memoryview | None
+    items: Sequence[bytes | memoryview] = ()
+
+
+def infer_request(
+    config: bytes,
+    input_names: Sequence[str],
+    tensors: Sequence[WireTensor],
+    output_names: Sequence[str],
+) -> list[Buffer]:
+    """Return an InferRequest as buffers; every field is present, if empty.
+
+    Raises:
+        TooLarge: The message would have 2 GiB or more.
+    """
+    head = bytearray(_REQUEST)
+    add_string(head, _REQUEST_CONFIG, config)
+    add_names(head, _REQUEST_INPUTS, input_names)
+    add_names(head, _REQUEST_OUTPUTS, output_names)
+    return _add_tensors(head, _REQUEST_TENSORS, tensors)
+
+
+def infer_response(tensors: Sequence[WireTensor]) -> list[Buffer]:
+    """Return an InferResponse with outputs as buffers; its errors are present and empty.
+
+    Raises:
+        TooLarge: The message would have 2 GiB or more.
+    """
+    head = bytearray(_ANSWER)
+    point(head, _ANSWER_ERRORS)
+    head += _WORD.pack(0)
+    return _add_tensors(head, _ANSWER_TENSORS, tensors)
+
+
+def error_response(number: int, text: str) -> bytes:
+    """Return an InferResponse with one error; its outputs are present and empty."""
+    head = bytearray(_ANSWER)
+    point(head, _ANSWER_TENSORS)
+    head += _WORD.pack(0)
+    point(head, _ANSWER_ERRORS)
+    head += pack("<II", 1, 12)  # at 52: one offset, past the vtable
+    head += pack("<4H", 8, 16, 8, 4)  # at 60
+    head += b"\0\0\0\0"
+    head[56:60] = _WORD.pack(72 - 56)
+    head += pack("<iIq", 72 - 60, 0, number)  # at 72: vtable, message, code
+    add_string(head, 76, text.encode())
+    return bytes(head)
+
+
+def point(head: bytearray, field: int) -> None:
+    """Let the offset at *field* point to the end of *head*, aligned to 4 first."""
+    head += _ZEROS[: -len(head) % 4]
+    _WORD.pack_into(head, field, len(head) - field)
+
+
+def add_string(head: bytearray, field: int, data: bytes) -> None:
+    """Append a string that the offset at *field* points to."""
+    point(head, field)
+    head += _WORD.pack(len(data))
+    head += data
+    head += _PADS[len(data) & 3]
+
+
+def add_names(head: bytearray, field: int, names: Sequence[str]) -> None:
+    """Append a vector of strings that the offset at *field* points to."""
+    point(head, field)
+    head += string_vector([name.encode() for name in names]) if names else _WORD.pack(0)
+
+
+def add_shape(head: bytearray, field: int, shape: Shape) -> None:
+    """Append a shape that the offset at *field* points to; its elements are aligned to 8."""
+    head += _ZEROS[: (4 - len(head)) % 8]
+    point(head, field)
+    head += pack(f"<I{len(shape)}q", len(shape), *shape)
+
+
+def string_vector(items: Sequence[bytes | memoryview]) -> bytes:
+    """Return a vector of strings with its strings, one NUL or more after each; copies them.
+
+    Raises:
+        TooLarge: It would have 2 GiB or more.
+    """
+    count = len(items)
+    lengths = [len(item) for item in items]
+    room = np.array(lengths, dtype=np.int64)
+    room = (room + 8) & ~3
+    ends = np.cumsum(room)
+    total = 4 + 4 * count + (int(ends[-1]) if count else 0)
+    if total > MAX_MESSAGE_BYTES:
+        raise _too_large(total)
+    # From its own place in the vector to the string: the rest of the vector, the strings before.
+    offsets = 4 * (count - np.arange(count, dtype=np.int64)) + ends - room
+    words = map(_WORD.pack, lengths)
+    pads = [_PADS[length & 3] for length in lengths]
+    strings = chain.from_iterable(zip(words, items, pads, strict=True))
+    return b"".join([_WORD.pack(count), offsets.astype("<u4").tobytes(), *strings])
+
+
+def _add_tensors(head: bytearray, field: int, tensors: Sequence[WireTensor]) -> list[Buffer]:
+    """Append the vector of tensors that *field* points to; return *head* and all data, in order."""
+    point(head, field)
+    count = len(tensors)
+    first_table = len(head) + 4 + 4 * count
+    first_shape = first_table + _TABLE_BYTES * count
+    first_shape += (4 - first_shape) % 8
+    at = first_shape + sum([8 + 8 * len(tensor.shape) for tensor in tensors])
+    tables: list[int] = []
+    shapes: list[bytes] = []
+    blocks: list[tuple[int, Buffer]] = []  # padding before it, and the data with its count
+    table, shape_at = first_table, first_shape
+    for number, shape, data, items in tensors:
+        if data is None:
+            vtable, pad = _STRINGS_VTABLE_AT, -at % 4
+            block: Buffer = string_vector(items)
+            end = at + pad + len(block)
+        else:
+            vtable, pad = _TENSOR_VTABLE_AT, (-at - 4) % _ALIGN
+            block = data
+            end = at + pad + 4 + data.nbytes
+        tables += (table - vtable, number, shape_at - table - 8, at + pad - table - 12)
+        shapes.append(_pack_shape(shape))
+        blocks.append((pad, block))
+        table += _TABLE_BYTES
+        shape_at += 8 + 8 * len(shape)
+        at = end
+    if at > MAX_MESSAGE_BYTES:
+        raise _too_large(at)
+    head += pack(f"<I{count}I", count, *range(4 * count, 16 * count, 12))
+    head += pack(f"<{4 * count}I", *tables)
+    head += _ZEROS[: first_shape - len(head)]
+    head += b"".join(shapes)
+    return _joined_small(head, blocks)
+
+
+def _joined_small(head: bytearray, blocks: list[tuple[int, Buffer]]) -> list[Buffer]:
+    """Return *head* and *blocks* as buffers; padding and counts are joined to what is before."""
+    buffers: list[Buffer] = []
+    small = head
+    for pad, block in blocks:
+        small += _ZEROS[:pad]
+        if isinstance(block, bytes):  # a vector of strings, which has its count in it
+            buffers += (small, block)
+            small = bytearray()
+            continue
+        small += _WORD.pack(block.nbytes if isinstance(block, memoryview) else len(block))
+        buffers.append(small)
+        if block:
+            buffers.append(block)
+        small = bytearray()
+    if small:
+        buffers.append(small)
+    return buffers
+
+
+def _pack_shape(shape: Shape) -> bytes:
+    rank = len(shape)
+    if rank < len(_SHAPE_FORMS):
+        return _SHAPE_FORMS[rank].pack(rank, *shape)
+    return pack(f"<I{rank}q4x", rank, *shape)
+
+
+def _too_large(found: int) -> TooLarge:
+    return TooLarge(
+        f"the GraphPipe message would have {found} bytes, at most {MAX_MESSAGE_BYTES} are possible",
+        limit="message_bytes",
+    )
