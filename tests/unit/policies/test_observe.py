@@ -1,0 +1,152 @@
+"""Observe: one report and one line for each call, whatever became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import Overloaded, Unavailable
+from gateway.ir.streams import close_stream
+from gateway.policies.observe import Observation, Observe
+from gateway.telemetry.taken import TAKEN, note_route, note_target
+from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
+
+M = ModelRef("m", "2")
+CALL = InferRequest(model=M, context=Context(protocol="oip.http", request_id="r-1"))
+REPLY = InferResponse(model=M, outputs=())
+
+
+def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> Observation:
+    return Observation(kind, "m", "2", "oip.http", "", "", code, None, 0.0, "r-1")._replace(
+        **fields
+    )
+
+
+async def test_call_is_reported_with_route_target_and_time() -> None:
+    """The report names what others chose and the time from question to answer."""
+    clock, seen = FakeClock(), list[Observation]()
+
+    def answer(_call: Call[Any]) -> InferResponse:
+        note_route("blue")
+        note_target("triton")
+        clock.advance(0.25)
+        return REPLY
+
+    with capture_logs() as logs:
+        observe = Observe(ScriptedService(answer), seen.append, clock=clock)
+        assert REPLY == await observe(CALL)
+    assert [observation(route="blue", target="triton", seconds=0.25)] == seen
+    assert [
+        {
+            "event": "call",
+            "log_level": "info",
+            "kind": "InferRequest",
+            "model": "m",
+            "version": "2",
+            "protocol": "oip.http",
+            "route": "blue",
+            "target": "triton",
+            "code": "ok",
+            "us": 250_000,
+            "request_id": "r-1",
+        }
+    ] == logs
+    assert TAKEN.get() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "limit"),
+    [
+        (Unavailable("refused"), "unavailable", None),
+        (Overloaded("full", limit="queue"), "overloaded", "queue"),
+        (RuntimeError("secret of a bug"), "internal", None),
+        (asyncio.CancelledError(), "cancelled", None),
+    ],
+)
+async def test_failure_is_reported_and_rises(
+    error: BaseException, code: str, limit: str | None
+) -> None:
+    """Every failure has a code, names its limit, and rises unchanged."""
+    seen: list[Observation] = []
+    observe = Observe(ScriptedService(error), seen.append, clock=FakeClock())
+    with capture_logs() as logs, pytest.raises(type(error)) as caught:
+        await observe(CALL)
+    assert caught.value is error
+    assert [observation(code=code, limit=limit)] == seen
+    assert code == logs[0]["code"]
+    assert "secret" not in str(logs)
+
+
+async def test_stream_is_reported_at_its_end() -> None:
+    """A stream's time runs to its last answer."""
+    clock, seen = FakeClock(), list[Observation]()
+    observe = Observe(ScriptedService(FakeStream([REPLY])), seen.append, clock=clock)
+    call = StreamInferRequest(model=M, request=CALL, context=CALL.context)
+    items = await observe(call)
+    clock.advance(1)
+    assert ([REPLY], []) == ([await anext(items)], seen)
+    clock.advance(1)
+    await close_stream(items)
+    assert [observation("StreamInferRequest", seconds=2.0)] == seen
+
+
+async def test_probes_are_counted_and_not_logged() -> None:
+    """Health questions that went well write no line; failed ones do."""
+    seen: list[Observation] = []
+    observe = Observe(ScriptedService(True, Unavailable("x")), seen.append, clock=FakeClock())
+    with capture_logs() as logs:
+        await observe(ServerLiveRequest())
+        with pytest.raises(Unavailable):
+            await observe(ModelReadyRequest(model=M))
+    assert [("", "ok"), ("m", "unavailable")] == [(o.model, o.code) for o in seen]
+    assert ["unavailable"] == [entry["code"] for entry in logs]
+
+
+async def test_log_can_be_off() -> None:
+    """With no lines allowed calls are still counted."""
+    seen: list[Observation] = []
+    with capture_logs() as logs:
+        await Observe(ScriptedService(REPLY), seen.append, lines_per_s=0)(CALL)
+    assert (1, []) == (len(seen), logs)
+
+
+async def test_lines_are_sampled_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many lines a second none is written; the next one counts the missing."""
+    clock = FakeClock()
+    monkeypatch.setattr("gateway.telemetry.log.time.monotonic", clock)
+    observe = Observe(ScriptedService(always=REPLY), lambda _seen: None, lines_per_s=2)
+    with capture_logs() as logs:
+        for _ in range(5):
+            await observe(CALL)
+        clock.advance(1)
+        await observe(CALL)
+    assert [None, None, 3] == [entry.get("skipped") for entry in logs]
+
+
+async def test_calls_at_the_same_time_keep_their_own_notes() -> None:
+    """Two calls in progress do not write into one another's note."""
+    seen: list[Observation] = []
+
+    async def route(call: Call[Any]) -> InferResponse:
+        name = call.context.request_id
+        note_route(name)
+        await asyncio.sleep(0)
+        note_target(name)
+        return REPLY
+
+    observe = Observe(ScriptedService(always=route), seen.append, lines_per_s=0)
+    await asyncio.gather(observe(CALL.within(request_id="a")), observe(CALL.within(request_id="b")))
+    await settle()
+    assert [("a", "a"), ("b", "b")] == [(o.route, o.target) for o in seen]

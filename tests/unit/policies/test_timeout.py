@@ -1,0 +1,150 @@
+"""Timeout: the earliest deadline that anybody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ServerLiveRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import DeadlineExceeded
+from gateway.ir.streams import close_stream
+from gateway.policies.timeout import Timeout
+from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
+
+M = ModelRef("m")
+REPLY = InferResponse(model=M, outputs=())
+
+
+@pytest.mark.parametrize(
+    ("route_s", "caller", "request_us", "expected"),
+    [
+        (None, None, None, None),
+        (5.0, None, None, 1005.0),
+        (5.0, 1003.0, None, 1003.0),
+        (5.0, 1009.0, None, 1005.0),
+        (5.0, None, 2_000_000, 1002.0),
+        (None, 1003.0, 4_000_000, 1003.0),
+        (None, None, 4_000_000, 1004.0),
+    ],
+)
+async def test_earliest_deadline_is_passed_on(
+    route_s: float | None, caller: float | None, request_us: int | None, expected: float | None
+) -> None:
+    """Route, caller and request may each set a time; the earliest holds, for streams too."""
+    service = ScriptedService(REPLY, FakeStream([]))
+    timeout = Timeout(service, route_s, clock=FakeClock(1000.0))
+    call = InferRequest(model=M, timeout_us=request_us, context=Context(deadline=caller))
+    assert REPLY == await timeout(call)
+    await timeout(StreamInferRequest(model=M, request=call, context=call.context))
+    assert [expected, expected] == [asked.context.deadline for asked in service.calls]
+
+
+async def test_origin_survives_a_deadline() -> None:
+    """A deadline does not change what the wire form says, so the wire form stays."""
+    service = ScriptedService(REPLY)
+    call = InferRequest(model=M, context=Context(protocol="p"))
+    await Timeout(service, 1.0)(call)
+    assert "p" == service.calls[0].context.protocol
+
+
+@pytest.mark.parametrize("left_s", [0.0, -1.0])
+async def test_past_deadline_asks_nobody(left_s: float) -> None:
+    """A call that comes too late is refused at once."""
+    service = ScriptedService()
+    call = InferRequest(model=M, context=Context(deadline=1000.0 + left_s))
+    with pytest.raises(DeadlineExceeded, match="had passed when the call came"):
+        await Timeout(service, 5.0, clock=FakeClock(1000.0))(call)
+    assert [] == service.calls
+
+
+async def test_late_answer_is_cancelled() -> None:
+    """At the deadline the caller gets an error and the work is cancelled."""
+    service = ScriptedService()
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceeded) as caught:
+        await Timeout(service, 0.02)(InferRequest(model=M))
+    assert 0.02 <= time.monotonic() - begun < 1
+    assert ("no answer from model 'm' before the deadline", 1) == (
+        caught.value.message,
+        service.cancelled,
+    )
+
+
+async def test_server_is_named_in_the_error() -> None:
+    """A question to the server that comes too late says so."""
+    with pytest.raises(DeadlineExceeded, match="no answer from the gateway before the deadline"):
+        await Timeout(ScriptedService(), 0.005)(ServerLiveRequest())
+
+
+async def test_timeout_error_of_others_is_not_ours() -> None:
+    """A TimeoutError from within is a bug there, and no deadline of ours."""
+    with pytest.raises(TimeoutError, match="theirs"):
+        await Timeout(ScriptedService(TimeoutError("theirs")), 5.0)(InferRequest(model=M))
+    stream = FakeStream([TimeoutError("theirs")])
+    items = await Timeout(ScriptedService(stream), 5.0)(
+        StreamInferRequest(model=M, request=InferRequest(model=M))
+    )
+    with pytest.raises(TimeoutError, match="theirs"):
+        await anext(items)
+
+
+async def test_caller_that_leaves_cancels() -> None:
+    """A cancelled caller cancels the work, and is not told of a deadline."""
+    service = ScriptedService()
+    task = asyncio.ensure_future(Timeout(service, 5.0)(InferRequest(model=M)))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 1 == service.cancelled
+
+
+async def test_stream_ends_at_the_deadline() -> None:
+    """The deadline holds for every answer of a stream, and closes the stream beneath."""
+
+    class Stuck(FakeStream):
+        async def __anext__(self) -> InferResponse:
+            try:
+                return await super().__anext__()
+            except StopAsyncIteration:
+                await asyncio.Event().wait()
+                raise
+
+    stream = Stuck([REPLY])
+    items = await Timeout(ScriptedService(stream), 0.02)(
+        StreamInferRequest(model=M, request=InferRequest(model=M))
+    )
+    assert REPLY == await anext(items)
+    with pytest.raises(DeadlineExceeded):
+        await anext(items)
+    assert 1 == stream.closed
+    await close_stream(items)
+    assert 2 == stream.closed
+
+
+async def test_other_calls_have_only_route_and_caller() -> None:
+    """A question to the server has no queue timeout of its own."""
+
+    def answer(call: Call[Any]) -> bool:
+        return call.context.deadline == 1001.0
+
+    timeout = Timeout(ScriptedService(answer), 1.0, clock=FakeClock(1000.0))
+    assert await timeout(ServerLiveRequest()) is True
+
+
+async def test_stream_in_time_is_whole() -> None:
+    """A stream that ends before the deadline is passed on whole."""
+    items = await Timeout(ScriptedService(FakeStream([REPLY, REPLY])), 5.0)(
+        StreamInferRequest(model=M, request=InferRequest(model=M))
+    )
+    assert [REPLY, REPLY] == [item async for item in items]

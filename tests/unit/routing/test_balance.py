@@ -1,0 +1,148 @@
+"""Balance: shares by weight, readiness by rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest
+from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.errors import ModelNotFound, Unavailable
+from gateway.routing.balance import (
+    Balance,
+    Random,
+    Readiness,
+    SmoothRoundRobin,
+    Target,
+    always_ready,
+)
+from gateway.telemetry.taken import TAKEN, Taken
+from tests.fakes import ScriptedService
+
+M = ModelRef("m")
+CALL = InferRequest(model=M)
+REPLY = InferResponse(model=M, outputs=())
+READY = ModelReadyRequest(model=M)
+
+
+def target(name: str, weight: int = 1, *, ready: bool = True, answer: object = REPLY) -> Target:
+    return Target(name, ScriptedService(always=answer), weight, lambda: ready)
+
+
+async def taken_by(balance: Balance, times: int) -> str:
+    """Return the names of the targets that answered, joined."""
+    names = ""
+    for _ in range(times):
+        token = TAKEN.set(taken := Taken())
+        await balance(CALL)
+        TAKEN.reset(token)
+        names += taken.target
+    return names
+
+
+async def test_smooth_turns_have_no_bursts() -> None:
+    """Weights 5, 1, 1 give nginx's published order."""
+    balance = Balance("r", [target("a", 5), target("b"), target("c")])
+    assert "aabacaa" * 2 == await taken_by(balance, 14)
+
+
+async def test_random_follows_the_draw() -> None:
+    """The drawn number falls into the shares in order of the targets."""
+    draws = iter([0.0, 0.74, 0.75, 0.999])
+    balance = Balance("r", [target("a", 3), target("b")], choose=Random(lambda: next(draws)))
+    assert "aabb" == await taken_by(balance, 4)
+
+
+def test_random_survives_rounding() -> None:
+    """A draw that rounds up to the whole takes the last target."""
+    targets = [target("a"), target("b")]
+    assert "b" == Random(lambda: 1.0)(targets).name
+
+
+async def test_weight_zero_takes_nothing() -> None:
+    """A target of weight 0 takes no calls and does not count for readiness."""
+    balance = Balance("r", [target("a", 0, ready=False), target("b")], readiness=Readiness.ALL)
+    assert "bbb" == await taken_by(balance, 3)
+    assert balance.ready()
+
+
+async def test_targets_not_ready_are_passed_over() -> None:
+    """Calls go to ready targets; with none ready, to all."""
+    down = [target("a", ready=False), target("b", ready=False)]
+    assert "cc" == await taken_by(Balance("r", [*down, target("c")]), 2)
+    assert "abab" == await taken_by(Balance("r", down), 4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts", "expected"),
+    [
+        (Readiness.ANY, [True, False], True),
+        (Readiness.ANY, [False, False], False),
+        (Readiness.ALL, [True, False], False),
+        (Readiness.ALL, [True, True], True),
+    ],
+)
+async def test_readiness_rule(rule: Readiness, parts: list[bool], expected: bool) -> None:
+    """The route, and a model on it, are ready by the route's rule."""
+    targets = [target(str(n), ready=part, answer=part) for n, part in enumerate(parts)]
+    balance = Balance("r", targets, readiness=rule)
+    assert (expected, expected) == (balance.ready(), await balance(READY))
+
+
+async def test_model_ready_takes_failures_as_not_ready() -> None:
+    """A target that fails is not ready; when all fail the caller learns why."""
+    lost = target("a", answer=ModelNotFound("no m"))
+    down = target("b", answer=Unavailable("down"))
+    assert await Balance("r", [lost, target("c", answer=True)])(READY) is True
+    assert (
+        await Balance("r", [lost, target("c", answer=True)], readiness=Readiness.ALL)(READY)
+        is False
+    )
+    with pytest.raises(ModelNotFound, match="no m"):
+        await Balance("r", [lost, down])(READY)
+
+
+async def test_single_target_answers_model_ready_itself() -> None:
+    """With one target its own answer stands."""
+    with pytest.raises(Unavailable, match="down"):
+        await Balance("r", [target("a", answer=Unavailable("down"))])(READY)
+
+
+async def test_sequence_sticks_to_one_target() -> None:
+    """All requests of a sequence go to one target, and sequences spread over the targets."""
+    services = {name: ScriptedService(always=REPLY) for name in "ab"}
+    balance = Balance("r", [Target(name, service) for name, service in services.items()])
+    for number in range(1, 41):
+        for start in (True, False):
+            await balance(CALL.changed(sequence=Sequence(number, start=start)))
+    for service in services.values():
+        seen = Counter(
+            c.sequence.id for c in service.calls if isinstance(c, InferRequest) and c.sequence
+        )
+        assert {2} == set(seen.values())
+
+
+def test_mistakes_of_the_configuration() -> None:
+    """A route needs a target of some weight, and names that differ."""
+    with pytest.raises(ValueError, match="route 'r' has no target of weight above 0"):
+        Balance("r", [target("a", 0)])
+    with pytest.raises(ValueError, match="route 'r' names a target twice"):
+        Balance("r", [target("a"), target("a")])
+
+
+def test_unwatched_target_is_ready() -> None:
+    """A target without a watcher counts as ready."""
+    assert Balance("r", [Target("a", ScriptedService())]).ready()
+    assert always_ready()
+
+
+def test_turns_remember_nothing_of_others() -> None:
+    """Each route has turns of its own."""
+    first, second = SmoothRoundRobin(), SmoothRoundRobin()
+    targets = [target("a"), target("b")]
+    assert ("a", "b", "a") == (
+        first(targets).name,
+        first(targets).name,
+        second(targets).name,
+    )

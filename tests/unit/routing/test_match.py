@@ -1,0 +1,138 @@
+"""Rules: globs, versions, protocols, headers; the first match wins and can be explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gateway.ir.calls import InferRequest, ServerLiveRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.routing.match import Matcher, Rule, Verdict
+
+
+def call(
+    name: str = "digits",
+    version: str = "",
+    protocol: str = "oip.http",
+    headers: tuple[tuple[str, str], ...] = (),
+) -> InferRequest:
+    return InferRequest(
+        model=ModelRef(name, version), context=Context(protocol=protocol, metadata=headers)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    rule: Rule
+    call: InferRequest
+    matched: bool
+
+
+CASES = [
+    Case("empty_rule_takes_all", Rule(), call(), True),
+    Case("exact_name", Rule(model="digits"), call(), True),
+    Case("other_name", Rule(model="digit"), call(), False),
+    Case("star", Rule(model="dig*"), call(), True),
+    Case("question_mark", Rule(model="digit?"), call(), True),
+    Case("set", Rule(model="[cd]igits"), call(), True),
+    Case("case_counts", Rule(model="Digits"), call(), False),
+    Case("dot_is_no_wildcard", Rule(model="a.b"), call("axb"), False),
+    Case("star_takes_newlines", Rule(model="a*"), call("a\nb"), True),
+    Case("version", Rule(versions=("1", "2")), call(version="2"), True),
+    Case("version_not_listed", Rule(versions=("1",)), call(version="2"), False),
+    Case("version_not_asked", Rule(versions=("1",)), call(), False),
+    Case("no_version_listed", Rule(versions=("",)), call(), True),
+    Case("protocol_glob", Rule(protocols=("oip.*",)), call(), True),
+    Case("protocol_other", Rule(protocols=("grps.*", "oip.grpc")), call(), False),
+    Case("header", Rule(headers={"X-Tier": "gold*"}), call(headers=(("x-tier", "golden"),)), True),
+    Case("header_absent", Rule(headers={"x-tier": "*"}), call(), False),
+    Case("header_other", Rule(headers={"x-tier": "g"}), call(headers=(("x-tier", "s"),)), False),
+    Case(
+        "one_of_many_values",
+        Rule(headers={"a": "2"}),
+        call(headers=(("a", "1"), ("a", "2"))),
+        True,
+    ),
+    Case("both_headers", Rule(headers={"a": "1", "b": "2"}), call(headers=(("a", "1"),)), False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rule_judges_call(case: Case) -> None:
+    """A rule takes a call when every condition holds, and `explain` says the same."""
+    matcher = Matcher([case.rule])
+    expected = 0 if case.matched else None
+    assert expected == matcher.find(case.call)
+    assert expected == matcher.find(case.call), "the remembered answer is the same"
+    assert case.matched == matcher.explain(case.call)[0].matched
+
+
+def test_first_match_wins() -> None:
+    """Of two rules that match the first is taken."""
+    assert 1 == Matcher([Rule(model="x"), Rule(), Rule(model="digits")]).find(call())
+
+
+def test_header_rule_is_judged_anew_for_each_call() -> None:
+    """What is remembered of a name never decides about headers."""
+    matcher = Matcher([Rule(headers={"x-tier": "gold"}), Rule(model="digits")])
+    gold = call(headers=(("x-tier", "gold"),))
+    assert [0, 1, 0] == [matcher.find(gold), matcher.find(call()), matcher.find(gold)]
+
+
+def test_call_to_the_server_has_an_empty_model_name() -> None:
+    """A call without a model matches only what takes an empty name."""
+    matcher = Matcher([Rule(model="?*"), Rule(model="*")])
+    assert 1 == matcher.find(ServerLiveRequest())
+
+
+def test_memory_is_bounded() -> None:
+    """Names from clients do not pile up."""
+    matcher = Matcher([Rule(model="a*")])
+    for number in range(10_000):
+        matcher.find(call(f"a{number}"))
+    assert len(matcher._candidates) <= 4096
+
+
+def test_explanation_names_what_failed_and_what_holds() -> None:
+    """Each condition that fails is named with what was found and what is needed."""
+    rules = [
+        Rule(
+            model="x*",
+            versions=("1", "2"),
+            protocols=("grps.*",),
+            headers={"X-Tier": "gold", "x-zone": "a"},
+        ),
+        Rule(model="digits", versions=("3",), protocols=("oip.*",), headers={"x-tier": "s*"}),
+        Rule(versions=("1",)),
+    ]
+    asked = call(version="3", headers=(("x-tier", "silver"),))
+    assert [
+        Verdict(
+            0,
+            False,
+            (
+                "model 'digits' does not match 'x*'",
+                "version '3', the rule takes '1', '2'",
+                "protocol 'oip.http' does not match 'grps.*'",
+                "header 'X-Tier' is 'silver', needed is 'gold'",
+                "header 'x-zone' is absent, needed is 'a'",
+            ),
+        ),
+        Verdict(
+            1,
+            True,
+            ("matches model 'digits', version '3', protocol 'oip.*', header 'x-tier' 's*'",),
+        ),
+        Verdict(2, False, ("version '3', the rule takes '1'",)),
+    ] == Matcher(rules).explain(asked)
+    assert ("no version asked for, the rule takes '1'",) == Matcher(rules).explain(call())[
+        2
+    ].reasons
+
+
+def test_takes_model_looks_at_names_only() -> None:
+    """Whether a name is served does not depend on version, protocol or headers."""
+    matcher = Matcher([Rule(model="a*", versions=("9",), headers={"h": "v"})])
+    assert (True, False) == (matcher.takes_model("ab"), matcher.takes_model("b"))

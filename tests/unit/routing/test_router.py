@@ -1,0 +1,118 @@
+"""The router: routes for models, one service for the server, and refusals that help."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import InvalidRequest, ModelNotFound, NoRoute
+from gateway.routing.match import Rule
+from gateway.routing.router import Route, Router
+from gateway.telemetry.taken import TAKEN, Taken
+from tests.fakes import FakeStream, ScriptedService
+
+REPLY = InferResponse(model=ModelRef("m"), outputs=())
+
+
+def infer(name: str, version: str = "") -> InferRequest:
+    return InferRequest(model=ModelRef(name, version), context=Context(protocol="oip.http"))
+
+
+async def test_model_call_goes_to_its_route_and_is_noted() -> None:
+    """The first matching route answers, and its name is noted."""
+    first, second = ScriptedService(always=True), ScriptedService(REPLY)
+    router = Router(
+        [Route("one", Rule(model="x"), first), Route("two", Rule(model="m*"), second)],
+        ScriptedService(),
+    )
+    token = TAKEN.set(taken := Taken())
+    try:
+        assert REPLY == await router(infer("m1"))
+    finally:
+        TAKEN.reset(token)
+    assert ("two", [], [infer("m1")]) == (taken.route, first.calls, second.calls)
+
+
+async def test_server_call_goes_to_the_server() -> None:
+    """A call without a model is the server's."""
+    server = ScriptedService(True)
+    assert await Router([], server)(ServerLiveRequest()) is True
+    assert [ServerLiveRequest()] == server.calls
+
+
+async def test_unknown_model_is_not_served_here() -> None:
+    """A name that no route takes is unknown."""
+    router = Router([Route("one", Rule(model="x"), ScriptedService())], ScriptedService())
+    with pytest.raises(ModelNotFound) as caught:
+        await router(infer("m"))
+    assert ("model 'm' is not served here", ModelRef("m")) == (
+        caught.value.message,
+        caught.value.model,
+    )
+
+
+async def test_no_route_says_what_there_are_routes_for() -> None:
+    """A known name on the wrong way is told the ways; header values are not told."""
+    rule = Rule(model="m", versions=("1", "2"), protocols=("grps.*",), headers={"x-key": "secret"})
+    router = Router([Route("one", rule, ScriptedService())], ScriptedService())
+    with pytest.raises(NoRoute) as caught:
+        await router(infer("m", "3"))
+    assert caught.value.message == (
+        "no route takes model 'm' version '3' over 'oip.http'; there are routes for "
+        "'m' version '1' or '2' over 'grps.*' with header 'x-key'"
+    )
+
+
+async def test_long_lists_of_routes_are_cut() -> None:
+    """Ten routes are told, the rest counted."""
+    routes = [Route(str(n), Rule(model="m", versions=("1",)), ScriptedService()) for n in range(12)]
+    with pytest.raises(NoRoute) as caught:
+        await Router(routes, ScriptedService())(infer("m"))
+    assert caught.value.message.endswith("'m' version '1' and 2 more")
+    assert 10 == caught.value.message.count("version '1'")
+
+
+async def test_call_without_a_model_gets_the_default() -> None:
+    """Where a default model is configured a call that names none means it."""
+    service = ScriptedService(REPLY, FakeStream([]), True)
+    router = Router([Route("one", Rule(), service)], ScriptedService(), default_model="d")
+    await router(InferRequest())
+    await router(StreamInferRequest(request=InferRequest()))
+    await router(ModelReadyRequest(model=ModelRef("", "2")))
+    stream = service.calls[1]
+    assert isinstance(stream, StreamInferRequest)
+    assert (ModelRef("d"), ModelRef("d")) == (stream.model, stream.request.model)
+    assert [ModelRef("d"), ModelRef("d"), ModelRef("d", "2")] == [c.model for c in service.calls]
+
+
+async def test_call_without_a_model_is_refused_without_a_default() -> None:
+    """A call about a model must name one when there is no default."""
+    with pytest.raises(InvalidRequest, match="names no model, and no default model is configured"):
+        await Router([], ScriptedService())(InferRequest())
+
+
+def test_explain_pairs_routes_with_verdicts() -> None:
+    """Each route is shown with how it judges the call."""
+    routes = [
+        Route("one", Rule(model="x"), ScriptedService()),
+        Route("two", Rule(), ScriptedService()),
+    ]
+    router = Router(routes, ScriptedService())
+    assert [("one", False), ("two", True)] == [
+        (route.name, verdict.matched) for route, verdict in router.explain(infer("m"))
+    ]
+    assert router.takes_model("whatever")
+
+
+async def test_route_with_headers_alone_is_described() -> None:
+    """A route that asks only for a header is told with the header's name."""
+    rule = Rule(model="m", headers={"x-a": "1", "x-b": "2"})
+    with pytest.raises(NoRoute, match=r"there are routes for 'm' with header 'x-a' and 'x-b'$"):
+        await Router([Route("one", rule, ScriptedService())], ScriptedService())(infer("m"))
