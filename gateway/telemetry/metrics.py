@@ -175,7 +175,11 @@ class _TritonNames(Collector):
 
     def count(self, model: str, version: str, *, ok: bool, seconds: float) -> None:
         labels = (model, version)
-        counts = self._success if ok else self._failure
+        counts = self._success
+        if not ok:
+            counts = self._failure
+            # Clients invent versions: one that never answered is no label.
+            labels = labels if labels in self._success else (model, "")
         counts[labels] = counts.get(labels, 0) + 1
         self._duration_us[labels] = self._duration_us.get(labels, 0) + seconds * 1e6
 

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.app.check import check
+from gateway.config.load import load_text
+
+GOOD = """version: 1
+listeners:
+  - http: 8000
+    protocols: [oip]
+    options: {oip: {not_ready_status: 409}}
+    passthrough: up
+upstreams:
+  up: {url: "http://h:8000", options: {dialect: kserve}}
+models:
+  own: {backend: python, options: {callable: "x:y"}}
+  far: {signature: {inputs: [{name: x, datatype: FP32, shape: [-1]}], outputs: []}}
+"""
+
+
+def test_a_good_file_has_no_problems() -> None:
+    """Known names and options pass."""
+    assert [] == check(load_text(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("[oip]", "[oops]", 4, "there is no protocol 'oops'"),
+        ("409", "410", 5, "not_ready_status '410' is none of 503, 409"),
+        ("{oip:", "{oops:", 5, "there is no protocol 'oops'"),
+        ("http://h:8000", "grpc://h:8000", 6, "'up' does not speak HTTP"),
+        ("http://h:8000", "oops+http://h:8000", 8, "there is no protocol 'oops'"),
+        ("kserve", "klingon", 8, "dialect 'klingon' is none of"),
+        ("python", "cobol", 10, "there is no backend 'cobol'"),
+        ("FP32", "FP31", 11, "tensor 'x' has datatype 'FP31'"),
+    ],
+)
+def test_names_that_stand_for_nothing_are_found(
+    old: str, new: str, line: int, message: str
+) -> None:
+    """Each problem has its line and says what there is instead."""
+    (problem,) = check(load_text(GOOD.replace(old, new)))
+    assert line == problem.place[0]
+    assert message in problem.message
+
+
+def test_a_carrier_that_a_protocol_lacks() -> None:
+    """The error lists the carriers there are."""
+    text = GOOD.replace("http://h:8000", "oip+tcp://h:8000").replace("    passthrough: up\n", "")
+    (problem,) = check(load_text(text))
+    assert "protocol 'oip' is not carried by 'tcp', only by http, grpc" == problem.message
