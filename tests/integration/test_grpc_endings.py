@@ -135,12 +135,12 @@ async def test_stream_ends_with_a_status_after_answers() -> None:
     assert [GrpcStatus.OK, GrpcStatus.ABORTED] == [each.status for each in answers]
 
 
-async def test_unknown_method_is_named() -> None:
-    """A path that nobody serves is UNIMPLEMENTED, and the text names it."""
+async def test_unknown_method_is_unimplemented() -> None:
+    """A path that nobody serves is UNIMPLEMENTED, and the text says so."""
     async with serving(Answers(echo)) as server, calling(server) as client:
         answer = await client.send(ask(method="/no.Such/Thing"), deadline=None)
     assert GrpcStatus.UNIMPLEMENTED is answer.status
-    assert "no protocol here serves /no.Such/Thing" == answer.details
+    assert "no protocol here serves this method" == answer.details
 
 
 async def test_refused_connection_was_not_sent() -> None:

@@ -31,6 +31,7 @@ from gateway.transports.admission import Slots
 from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits
 from gateway.transports.reference.grpc_address import bound_address, require_free
 from gateway.transports.reference.grpc_core import Context, keep_log_quiet, write
+from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF, sendable
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import size_of
@@ -43,7 +44,6 @@ _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
 # After the last call: for its answer to reach the socket and open health watches to be ended.
 _LAST_WORDS_S = 0.5
-_PATH_CHARACTERS = 256
 
 
 class GrpcServer:
@@ -72,10 +72,9 @@ class GrpcServer:
         self._limits = limits
         self._credentials = credentials
         self._admission = _Admission(budget, limits)
-        handlers = dict(extras or {})
+        self._handlers = dict(extras or {})
         for mount in reversed(mounts):
-            handlers.update(_handlers(mount, self._admission))
-        self._methods = _Methods(handlers)
+            self._handlers.update(_handlers(mount, self._admission))
         self._server: aio.Server | None = None
 
     @property
@@ -87,12 +86,10 @@ class GrpcServer:
         """Listen. Raises OSError, naming the address, when it cannot be had."""
         await require_free(self._address)
         keep_log_quiet()
-        server = aio.server(
-            handlers=(self._methods,),
-            options=_options(self._limits),
-            maximum_concurrent_rpcs=self._limits.requests_in_flight
-            + self._limits.requests_queued
-            + _SPARE_CALLS,
+        server = guarded_server(
+            self._handlers,
+            _options(self._limits),
+            self._limits.requests_in_flight + self._limits.requests_queued + _SPARE_CALLS,
         )
         try:
             if self._credentials is None:
@@ -148,28 +145,6 @@ def _options(limits: ServerLimits) -> list[tuple[str, Any]]:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not typed
-    """Finds the handler of a path."""
-
-    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
-        self._handlers = handlers
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler; one that says so for a path nobody serves."""
-        return self._handlers.get(details.method) or _unimplemented(details.method)
-
-
-def _unimplemented(path: str) -> grpc.RpcMethodHandler:
-    """Answer without reading the message."""
-
-    async def answer(_requests: AsyncIterator[bytes], context: Context) -> None:
-        shown = path[:_PATH_CHARACTERS].encode("ascii", "backslashreplace").decode()
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details(f"no protocol here serves {shown}")
-
-    return grpc.stream_stream_rpc_method_handler(answer)
 
 
 class _Admission:

@@ -1,0 +1,106 @@
+"""A grpc.aio server that one request with an undecodable path cannot stop.
+
+From 1.84 on grpc.aio decodes the path of each call in its accept loop, and a path that is not UTF-8
+ends the loop and with it the server: one unauthenticated request, measured with 1.84.0 and 1.85.1.
+Versions before hold an oversized message in memory before they refuse it, which is worse.
+
+So here every method is registered, which lets the C core match paths as bytes, and all other calls
+go past the accept loop to one handler, their path unread.  This leans on names that are private
+to grpcio; where they are missing the plain server is used, and a test says whether it survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import structlog
+from grpc import aio
+from grpc._cython import cygrpc
+from grpc.aio import _server
+
+from gateway.transports.reference.grpc_core import Context
+
+log = structlog.get_logger(__name__)
+
+_FIRST_BOUNDED = (1, 84)
+
+
+def guarded_server(
+    handlers: Mapping[str, grpc.RpcMethodHandler],
+    options: Sequence[tuple[str, Any]],
+    maximum_calls: int,
+) -> aio.Server:
+    """Return a server of *handlers*, by full path; any other path is UNIMPLEMENTED."""
+    version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
+    if version < _FIRST_BOUNDED:
+        log.warning(
+            "grpcio holds messages of any size in memory", found=grpc.__version__, needed="1.84"
+        )
+    if not hasattr(cygrpc.AioServer, "_make_request_call_future"):
+        return aio.server(
+            handlers=(_Methods(handlers),),
+            options=options,
+            maximum_concurrent_rpcs=maximum_calls,
+        )
+    return _Server(handlers, options, maximum_calls)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not typed
+    """Finds the handler of a path."""
+
+    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return the handler; one that says so for a path nobody serves."""
+        return self._handlers.get(details.method, _UNKNOWN)
+
+
+async def _unknown(_requests: Any, context: Context) -> None:
+    """Answer without reading a message."""
+    context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+    context.set_details("no protocol here serves this method")
+
+
+_UNKNOWN = grpc.stream_stream_rpc_method_handler(_unknown)
+
+
+class _Server(_server.Server):  # type: ignore[misc]  # grpcio is not typed
+    """The public face of `_Core`."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, grpc.RpcMethodHandler],
+        options: Sequence[tuple[str, Any]],
+        maximum_calls: int,
+    ) -> None:
+        # Not the parent's: that makes a core server of its own, which would never be freed.
+        self._loop = cygrpc.get_working_loop()
+        arguments = _server._augment_channel_arguments(tuple(options), None)  # noqa: SLF001
+        self._server = _Core(self._loop, None, (), None, arguments, maximum_calls)
+        self._server.add_registered_method_handlers(dict(handlers))
+
+
+class _Core(cygrpc.AioServer):  # type: ignore[misc]  # grpcio is not typed
+    """Keeps calls of unknown methods away from the accept loop."""
+
+    def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
+        if method is not None:
+            return super()._make_request_call_future(method)  # type: ignore[no-any-return]
+        return asyncio.ensure_future(self._answer_unknown())
+
+    async def _answer_unknown(self) -> None:
+        """Answer unknown calls until the server stops, which ends the wait for the next."""
+        loop = asyncio.get_running_loop()
+        answering: set[asyncio.Task[None]] = set()
+        while True:
+            state = await self._request_call()
+            answer = cygrpc._handle_stream_stream_rpc(_UNKNOWN, state, loop)  # noqa: SLF001
+            task = loop.create_task(
+                cygrpc._schedule_rpc_coro(answer, state, loop, "unknown")  # noqa: SLF001
+            )
+            answering.add(task)
+            task.add_done_callback(answering.discard)
