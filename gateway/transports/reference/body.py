@@ -61,6 +61,8 @@ async def read_body(
         return await _read_sized(reader, length)
     except RequestPayloadError as error:
         raise MalformedMessage(f"request body is not framed rightly: {error}") from error
+    except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
+        raise ConnectionResetError("the client has left") from error
 
 
 async def _read_sized(reader: _Reader, length: int) -> memoryview:

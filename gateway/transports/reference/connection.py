@@ -251,16 +251,21 @@ class Connection(RequestHandler):
     ) -> StreamResponse:
         """Answer a request that cannot be parsed, or a bug; the connection closes then."""
         if isinstance(exc, HttpProcessingError):
+            self.answered += 1
+            self.head_sent = False
             fault = self._head_fault(exc)
             self._refused(fault.error)
             response = fault.response
+        elif isinstance(exc, GatewayError):
+            log.warning("stream cut", code=exc.code.value, error=exc.message)
+            response = plain(500, exc.message)
         else:
             log.error("internal error", exc_info=exc)
             response = plain(500, "internal error of the gateway")
         if self.head_sent or self.transport is None:
+            self.cut()  # what has begun must not look as if it had ended
             raise ConnectionError("an answer has begun already")
         self._broken = True
-        self.answered += 1
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = Sent(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from aiohttp.web_request import BaseRequest
 
-from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
+from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
 from gateway.transports.base import HttpFrontend, ServerLimits
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
@@ -25,6 +25,7 @@ from gateway.transports.reference import body as bodies
 from gateway.transports.reference.connection import CONTINUE, Connection
 from gateway.transports.reference.head import Head, read_head
 from gateway.transports.reference.response import (
+    NotTaken,
     Sent,
     flushed,
     write_end,
@@ -68,6 +69,21 @@ class Exchange:
         self._connection.head_sent = False
         self._connection.give_up = self._give_up
         try:
+            await self._run(lease)
+        except NotTaken as error:
+            self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
+            self._close = True
+        except OSError:  # the client has left: there is nobody to tell
+            self._connection.cut()
+            self._close = True
+        finally:
+            self._connection.give_up = None
+            self._connection.answered += 1
+            lease.close()
+        return Sent(keep_alive=not self._close)
+
+    async def _run(self, lease: Lease) -> None:
+        try:
             await self._answer(lease)
         except HttpFault as fault:
             self._listener.refused(fault.error)
@@ -79,11 +95,6 @@ class Exchange:
                 raise
             self._task.uncancel()
             await self._refuse(Unavailable("the gateway is shutting down"))
-        finally:
-            self._connection.give_up = None
-            self._connection.answered += 1
-            lease.close()
-        return Sent(keep_alive=not self._close)
 
     def _give_up(self) -> None:
         self._given_up = True

@@ -22,6 +22,10 @@ _BODILESS = frozenset({204, 304})
 Version = tuple[int, int]
 
 
+class NotTaken(ConnectionError):
+    """The client does not read its answer."""
+
+
 class Sent:
     """What aiohttp's protocol asks of a response that is already written."""
 
@@ -93,7 +97,8 @@ async def flushed(protocol: BaseProtocol, idle_timeout_s: float) -> None:
     """Wait until the kernel has taken everything that was written.
 
     Raises:
-        ConnectionError: The reader took nothing for *idle_timeout_s*; the connection is cut.
+        NotTaken: The reader took nothing for *idle_timeout_s*; the connection is cut.
+        ConnectionError: The client has left.
     """
     transport = protocol.transport
     if transport is None:
@@ -107,7 +112,7 @@ async def flushed(protocol: BaseProtocol, idle_timeout_s: float) -> None:
             now_left = transport.get_write_buffer_size()
             if now_left >= left:
                 transport.abort()
-                raise ConnectionResetError(
+                raise NotTaken(
                     f"the client took nothing for {idle_timeout_s} s, {now_left} bytes are left"
                 ) from None
             left = now_left

@@ -1,0 +1,37 @@
+"""HTTP over TLS, server and client."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+import trustme
+
+from gateway.ir.errors import NotSent
+from gateway.transports.base import ClientLimits
+from gateway.transports.reference.http_client import HttpClient
+from gateway.wire.http import HttpRequest
+from tests.integration.http_kit import Echo, serving
+
+
+async def test_exchange_over_tls_and_refusal_of_a_stranger() -> None:
+    """A trusted certificate carries the call; an unknown authority ends it before it is sent."""
+    authority, stranger = trustme.CA(), trustme.CA()
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server_side)
+    wire = HttpRequest("POST", "/v2", body=(bytes(1_000_000),))
+    async with serving(Echo(), ssl_context=server_side) as running:
+        for trusted in (authority, stranger):
+            client_side = ssl.create_default_context()
+            trusted.configure_trust(client_side)
+            client = HttpClient(
+                f"https://127.0.0.1:{running.port}", ClientLimits(), ssl_context=client_side
+            )
+            try:
+                if trusted is authority:
+                    assert len((await client.send(wire, deadline=None)).view) == 1_000_000
+                else:
+                    with pytest.raises(NotSent):
+                        await client.send(wire, deadline=None)
+            finally:
+                await client.close()
