@@ -50,12 +50,14 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
         ),
         Dialect(name="kserve", binary=True, text_only=True, versions=False, needs_id=True),
         Dialect(name="ovms", binary=True),
+        # Ourselves: all of Triton's but the extensions not served yet.
+        Dialect(name="gateway", binary=True),
     )
 }
 
 _SERVER_NAMES = {
     "triton": "triton",
-    "tensor-gateway": "triton",
+    "tensor-gateway": "gateway",
     "mlserver": "mlserver",
     "kserve": "kserve",
     "openvino model server": "ovms",

@@ -51,6 +51,7 @@ _KINDS: Final = {
     datatype: _INTEGERS if datatype.is_integer else _NUMBERS if datatype.is_float else _BOOLS
     for datatype in _CODES
 } | {Datatype.BYTES: _STRINGS}
+_PLAIN: Final = frozenset(_KINDS) - NOT_IN_JSON
 _WORDS: Final = {
     _INTEGERS: "an integer",
     _NUMBERS: "a number",
@@ -90,6 +91,8 @@ class ElementReader:
             InvalidTensor: Element, count or nesting are wrong; names tensor, index and need.
             TooLarge: A BYTES element is.
         """
+        if type(data) is list and datatype in _PLAIN and _is_flat(data, shape):
+            return self._pack(name, datatype, data)
         if datatype in NOT_IN_JSON and not (self._lenient and datatype is Datatype.FP16):
             raise InvalidTensor(
                 f"{self._kind} {name!r} is {datatype.name}, which JSON has no element for: "
@@ -135,8 +138,7 @@ class ElementReader:
         return flat
 
     def _pack(self, name: str, datatype: Datatype, flat: list[Any]) -> TensorData:
-        allowed = _KINDS[datatype]
-        if not allowed.issuperset(map(type, flat)):
+        if not _KINDS[datatype].issuperset(map(type, flat)):
             flat = self._forgiven(name, datatype, flat)
         if datatype is Datatype.BYTES:
             return ItemsData(self._encoded(name, flat))
@@ -225,6 +227,11 @@ class ElementReader:
                     f"which is out of the range of {datatype.name}"
                 )
         raise AssertionError(flat)  # pragma: no cover  # each element alone fits, then all do
+
+
+def _is_flat(data: list[Any], shape: Shape) -> bool:
+    """Tell whether *data* has the elements of *shape* and does not begin with a list."""
+    return len(data) == math.prod(shape) and not (data and type(data[0]) is list)
 
 
 def _is_nested(data: Any, dims: Shape) -> bool:

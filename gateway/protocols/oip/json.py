@@ -28,6 +28,7 @@ _TENSOR_LISTS = ("inputs", "outputs")
 _TENSOR_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _TOP_MEMBERS = frozenset({"id", "model_name", "model_version", "parameters", *_TENSOR_LISTS})
 _SPACE = b" \t\r\n"
+_BRACE = ord("{")
 _SHOWN = 64
 
 
@@ -64,7 +65,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
             "tensors may be sent as binary",
             limit="json_bytes",
         )
-    if bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{":
+    if not size or (view[0] != _BRACE and bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{"):
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     # A view of bytes as they were received needs no copy.
     whole = view.obj
@@ -159,10 +160,11 @@ def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
 def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
     try:
         root = simdjson.Parser().parse(text)
-    except RuntimeError as error:
-        raise _large_error(error, what, limits) from error
-    except ValueError as error:  # UnicodeDecodeError too
-        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    except (ValueError, RuntimeError) as error:
+        if "DEPTH" in str(error):
+            raise _too_deep(what, limits) from error
+        # Not JSON, and orjson knows where; or an integer beyond 64 bits, which a float may be.
+        return Document(_read_small(text, what, limits))
     try:
         members, plain = _members(root, _TOP_MEMBERS, what, limits)
         for key in _TENSOR_LISTS:
@@ -285,14 +287,6 @@ def _too_deep(what: str, limits: MessageLimits) -> TooLarge:
         f"{what} is nested too deep, at most {limits.json_depth} levels are allowed",
         limit="json_depth",
     )
-
-
-def _large_error(
-    error: RuntimeError, what: str, limits: MessageLimits
-) -> MalformedMessage | TooLarge:
-    if "DEPTH" in str(error):
-        return _too_deep(what, limits)
-    return MalformedMessage(f"{what} is not JSON: {error}")
 
 
 def _opening(view: memoryview) -> str:

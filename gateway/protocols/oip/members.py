@@ -56,7 +56,8 @@ class TensorReader:
         """
         kind, limits = self._kind, self._limits
         members = list_member(document.members, f"{kind}s", required=True)
-        check_count(f"{kind}s", len(members), limits.tensors, "tensors")
+        if len(members) > limits.tensors:
+            check_count(f"{kind}s", len(members), limits.tensors, "tensors")
         tensors = tuple([self._tensor(index, member) for index, member in enumerate(members)])
         if len(tensors) > 1:
             refuse_twice(kind, [tensor.name for tensor in tensors])

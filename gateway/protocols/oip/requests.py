@@ -105,7 +105,7 @@ def decode_request(
     inputs = TensorReader("input", binary, limits).read(document)
     outputs, listed = _requested(members, limits)
     form = ALL_JSON
-    if listed or parameters.binary_data_output:
+    if parameters.binary_data_output or True in listed.values():
         form = ReplyForm(parameters.binary_data_output, listed)
     return InferRequest(
         model=model,

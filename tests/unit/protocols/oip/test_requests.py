@@ -32,7 +32,11 @@ def decode(wire: HttpRequest, **limits: int) -> InferRequest:
 
 
 def padded(document: Any, pad: bytes) -> HttpRequest:
-    text = document if isinstance(document, bytes) else orjson.dumps(document)
+    text = (
+        document
+        if isinstance(document, bytes)
+        else json.dumps(document, ensure_ascii=False).encode()
+    )
     return post(text + pad)
 
 
@@ -62,6 +66,7 @@ GOOD: list[tuple[str, list[int], Any, Any]] = [
     ("UINT64", [2], [2**64 - 1, 2**53 + 1], [2**64 - 1, 2**53 + 1]),
     ("FP32", [3], [1, -0.5, 3.4028235e38], [1.0, -0.5, float(np.float32(3.4028235e38))]),
     ("FP64", [2], [0.1, 1e308], [0.1, 1e308]),
+    ("FP64", [1], [10**20], [1e20]),
     ("BYTES", [2], ["é", ""], ["é".encode(), b""]),
     ("INT32", [2, 2], [1, 2, 3, 4], [[1, 2], [3, 4]]),
     ("INT32", [2, 2], [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
