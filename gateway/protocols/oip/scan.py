@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from gateway.ir.context import NO_PARAMETERS, Parameter, Parameters
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import Shape
 from gateway.protocols.oip.datatypes import parse_datatype
@@ -273,6 +273,9 @@ def _entry(view: memoryview) -> tuple[str, Parameter | None]:
                 raise WireError(f"parameter {name!r} has two values")
             value = _choice(part)
             seen = True
+        else:
+            # The library drops the whole entry then, other runtimes keep it; no writer does it.
+            raise MalformedMessage(f"parameter {name!r} has an unknown field in its map entry")
     return name, value
 
 
