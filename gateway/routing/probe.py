@@ -18,6 +18,9 @@ log = structlog.get_logger(__name__)
 Report = Callable[[bool], None]
 
 
+_AWAY_S = 0.5
+
+
 def _ignore(_ready: bool) -> None: ...
 
 
@@ -30,7 +33,7 @@ class Prober:
     Args:
         upstream: Name, for the log.
         endpoint: Whose readiness is kept.
-        interval_s: Pause between probes.
+        interval_s: Pause between probes; half a second at most while it is not ready.
         timeout_s: A probe that takes longer has failed.
         report: Told the outcome of every probe.
         sleep: Waits between probes.
@@ -84,8 +87,9 @@ class Prober:
 
     async def _run(self) -> None:
         while True:
-            await self.probe()
-            await self._sleep(self._interval_s)
+            ready = await self.probe()
+            # A server that starts is waited for: its clients should not wait a whole interval.
+            await self._sleep(self._interval_s if ready else min(_AWAY_S, self._interval_s))
 
     async def _ask(self) -> tuple[bool, str]:
         deadline = self._clock() + self._timeout_s
