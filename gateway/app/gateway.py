@@ -21,6 +21,7 @@ from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import ConfigError, Loaded
 from gateway.config.models import AdminConfig, Config, ListenerConfig
 from gateway.config.units import Address
+from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import Observation, Observe
 from gateway.routing.router import Router
@@ -39,6 +40,8 @@ log = structlog.get_logger(__name__)
 _MIB = 1 << 20
 _BUDGET_BYTES = 512 * _MIB
 _CGROUP_SHARE = 0.4
+# What keeps a gateway from starting: a wrong option, a file, an address, a model.
+_REASONS = (LookupError, ValueError, OSError, GatewayError)
 _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -72,7 +75,7 @@ class Gateway:
         self._stopping = False
         try:
             self._build(loaded)
-        except (LookupError, ValueError, OSError) as error:
+        except _REASONS as error:
             raise StartError(_reason(error)) from error
 
     def _build(self, loaded: Loaded) -> None:
@@ -140,7 +143,7 @@ class Gateway:
             for server in self._data.values():
                 await server.start()
             await self._start_admin()
-        except (LookupError, ValueError, OSError) as error:
+        except _REASONS as error:
             await self._close()
             raise StartError(_reason(error)) from error
         log.info("started", version=__version__, **self.addresses)

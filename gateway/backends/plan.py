@@ -69,7 +69,8 @@ class Plan:
         """
         found = self.options.get(key, {})
         if not isinstance(found, Mapping):
-            raise ValueError(f"model {self.name!r}: option {key!r} is no mapping")
+            message = f"model {self.name!r}: option {key!r} is no mapping"
+            raise ValueError(message)  # noqa: TRY004  # the configuration is wrong, not a call
         return found
 
     def only(self, *known: str) -> None:
