@@ -110,14 +110,19 @@ class Slots:
         self.used = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    def take(self) -> bool:
+        """Take a place if one is free, and return whether it was."""
+        free = self.used < self._limit
+        self.used += free
+        return free
+
     async def acquire(self, wait_s: float | None) -> None:
         """Take a place, waiting at most *wait_s* for one; None waits for good.
 
         Raises:
             Overloaded: There is none, and none came free in time.
         """
-        if self.used < self._limit:
-            self.used += 1
+        if self.take():
             return
         if len(self._waiting) >= self._queue:
             raise self._overloaded(f"{len(self._waiting)} more wait")

@@ -74,7 +74,8 @@ class HttpClient:
     async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
         """Send one request and return its whole answer; raises as `base.Client` says."""
         async with self._exchange(wire, deadline) as response:
-            async with _until(deadline, self._name):
+            whole = response.content.is_eof()  # small answers come in one piece with their head
+            async with _until(None if whole else deadline, self._name):
                 body = await self._read(response)
             headers, codings = _fields(response)
             return HttpResponse(response.status, headers, (await self._plain(body, codings),))
@@ -111,8 +112,9 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
-        async with _until(deadline, self._name):
-            await self._slots.acquire(None)
+        if not self._slots.take():
+            async with _until(deadline, self._name):
+                await self._slots.acquire(None)
         try:
             async with _until(deadline, self._name):
                 response = await self._request(wire, deadline)
