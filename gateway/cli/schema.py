@@ -1,0 +1,12 @@
+"""`gateway schema`: what editors need to know of the configuration file."""
+
+from __future__ import annotations
+
+import typer
+
+from gateway.config.schema import schema_text
+
+
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors."""
+    typer.echo(schema_text(), nl=False)

@@ -1,0 +1,107 @@
+"""`gateway serve`: a configuration file, a sidecar by flags, or the demo models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from gateway.cli.configuration import ConfigArgument, ConfigOption, checked, chosen
+from gateway.cli.output import WRONG_USAGE, fail
+from gateway.cli.starting import run_loaded, run_mapping
+from gateway.config.sidecar import sidecar_config
+from gateway.demo.serving import demo_config
+
+HttpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--http",
+        metavar="ADDR",
+        help="HOST:PORT for HTTP, or off. Default 127.0.0.1:8000; 127.0.0.1:18000 where an "
+        "upstream on this machine has one of the ports 8000 to 8002.",
+    ),
+]
+GrpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--grpc",
+        metavar="ADDR",
+        help="HOST:PORT for gRPC, or off. Default 127.0.0.1:8001; 127.0.0.1:18001 where --http's "
+        "is 18000.",
+    ),
+]
+AdminOption = Annotated[
+    str | None,
+    typer.Option(
+        "--admin",
+        metavar="ADDR",
+        help="HOST:PORT for metrics and probes, or off. Left out: 127.0.0.1:9901 if it is free.",
+    ),
+]
+
+
+def serve(  # noqa: PLR0913  # one for each flag
+    config: ConfigArgument = None,
+    *,
+    config_option: ConfigOption = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Be the sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
+            "(grpc:// and http:// mean the same); may be repeated.",
+        ),
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve the demo models digits and language.")
+    ] = False,
+    http: HttpOption = None,
+    grpc: GrpcOption = None,
+    admin: AdminOption = None,
+    default_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model of requests whose protocol names none."),
+    ] = None,
+    no_passthrough: Annotated[
+        bool,
+        typer.Option(
+            "--no-passthrough",
+            help="Answer 404 to HTTP paths that no protocol claims, instead of sending them to "
+            "the first HTTP upstream.",
+        ),
+    ] = False,
+) -> None:
+    """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
+
+    Ends at SIGTERM or SIGINT, after what is in flight. Exit status: 0 stopped in good order,
+    1 could not start, 2 wrong usage or configuration.
+    """
+    path = chosen(config, config_option)
+    if (path is not None) + bool(upstream) + demo != 1:
+        fail("serve what? Give one of CONFIG.yaml, --upstream URL, --demo", WRONG_USAGE)
+    addresses = {"--http": http, "--grpc": grpc, "--admin": admin}
+    sidecar = {"--default-model": default_model, "--no-passthrough": no_passthrough or None}
+    if path is not None:
+        _refuse({**addresses, **sidecar}, "CONFIG.yaml says that itself")
+        raise typer.Exit(run_loaded(lambda: checked(path)))
+    if demo:
+        _refuse(sidecar, "--demo has no upstream")
+        raise typer.Exit(run_mapping(lambda: demo_config(http=http, grpc=grpc, admin=admin)))
+    status = run_mapping(
+        lambda: sidecar_config(
+            upstream or (),
+            http=http,
+            grpc=grpc,
+            admin=admin,
+            default_model=default_model,
+            passthrough=not no_passthrough,
+        )
+    )
+    raise typer.Exit(status)
+
+
+def _refuse(flags: Mapping[str, object], reason: str) -> None:
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given:
+        fail(f"{given[0]} cannot be given here: {reason}", WRONG_USAGE)

@@ -1,0 +1,59 @@
+"""Running a gateway from the command line: what keeps it from starting is said in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gateway.app import Gateway, StartError, run
+from gateway.cli.configuration import checked_mapping
+from gateway.cli.output import WRONG_USAGE, fail
+from gateway.config.load import ConfigError, Loaded
+
+Started = Callable[[Gateway], Awaitable[None]]
+
+
+def run_loaded(
+    load: Callable[[], Loaded], *, started: Started | None = None, flags: Mapping[str, str] = {}
+) -> int:
+    """Run a gateway until it is told to stop and return the exit status.
+
+    Args:
+        load: Reads its configuration.
+        started: Called once it listens.
+        flags: Addresses that flags choose, by flag: named when one of them cannot be had.
+
+    Raises:
+        typer.Exit: The configuration is wrong (2), or the gateway cannot start (1).
+    """
+    try:
+        return run(load(), started=started)
+    except ConfigError as error:
+        fail(f"the configuration cannot be used:\n{error}", WRONG_USAGE)
+    except StartError as error:
+        fail(f"cannot start: {error}{_advice(str(error), flags)}")
+
+
+def run_mapping(make: Callable[[], dict[str, Any]], *, started: Started | None = None) -> int:
+    """Run a gateway whose configuration flags make; see `run_loaded`.
+
+    Raises:
+        typer.Exit: A flag is wrong (2), or the gateway cannot start (1).
+    """
+    try:
+        config = make()
+    except ValueError as error:
+        fail(str(error), WRONG_USAGE)
+    listener = config["listeners"][0]
+    flags = {f"--{key}": listener[key] for key in ("http", "grpc") if key in listener}
+    flags["--admin"] = config.get("admin", {}).get("address") or ""
+    return run_loaded(lambda: checked_mapping(config), started=started, flags=flags)
+
+
+def _advice(message: str, flags: Mapping[str, str]) -> str:
+    for flag, address in flags.items():
+        port = address.rpartition(":")[2]
+        if port.strip("0") and re.search(rf"\b{port}\b", message):
+            return f" (choose another address with {flag} HOST:PORT)"
+    return ""

@@ -1,0 +1,104 @@
+"""A gateway started as people start it, `python -m gateway ...`, and stopped as systems stop it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+START_S = 15.0
+
+
+@dataclass
+class Running:
+    """A gateway in a process of its own.
+
+    Attributes:
+        addresses: Where it listens, by name, as its log says.
+        log: Lines of standard error so far.
+    """
+
+    process: subprocess.Popen[str]
+    addresses: dict[str, str] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    started: threading.Event = field(default_factory=threading.Event)
+
+    def url(self, path: str, name: str = "main.http") -> str:
+        """Return the URL of *path* on one of its listeners."""
+        return f"http://{self.addresses[name]}{path}"
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to stop and return its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(START_S)
+
+    def read(self) -> None:
+        """Read its log to the end; runs on a thread."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            event = _event(line)
+            if event.get("event") == "started":
+                self.addresses = {
+                    key: value for key, value in event.items() if str(value).count(":") == 1
+                }
+                self.started.set()
+        self.started.set()
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Running]:
+    """Run `gateway serve` with *arguments* and wait until it listens."""
+    command = [sys.executable, "-m", "gateway", "serve", *arguments]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    running = Running(process)
+    reader = threading.Thread(target=running.read)
+    reader.start()
+    try:
+        assert running.started.wait(START_S), "it does not start"
+        assert running.addresses, "".join(running.log)
+        yield running
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(START_S)
+        reader.join(START_S)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def gateway(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb to its end."""
+    command = [sys.executable, "-m", "gateway", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def get(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """Send one HTTP request and return status and JSON (None for an empty body)."""
+    parts = urlsplit(url)
+    with closing(HTTPConnection(parts.netloc, timeout=10)) as connection:
+        if body is None:
+            connection.request("GET", parts.path)
+        else:
+            connection.request("POST", parts.path, json.dumps(body))
+        answer = connection.getresponse()
+        data = answer.read()
+        return answer.status, json.loads(data) if data else None
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

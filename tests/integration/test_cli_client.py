@@ -1,0 +1,219 @@
+"""`gateway infer`, `models`, `health` and `demo` against a gateway in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.verbs import command_line
+from gateway.registry import PROTOCOLS, protocol
+from tests.integration.cli_kit import Running, gateway, serving
+
+pytestmark = pytest.mark.timeout(90)
+
+CONFIG = Path(__file__).parents[2] / "config"
+ROW = "[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]]"
+PAIR = ("--input", f"INPUT0={ROW}", "--input", f"INPUT1={ROW}")
+WAYS = [
+    (name, carrier)
+    for name in PROTOCOLS
+    for carrier in ("http", "grpc")
+    if getattr(protocol(name), carrier) is not None
+]
+
+
+@pytest.fixture(scope="module")
+def testing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Serve config/testing.yaml on free ports."""
+    path = tmp_path_factory.mktemp("config") / "testing.yaml"
+    text = (CONFIG / "testing.yaml").read_text()
+    path.write_text(text.replace(":8000", ":0").replace(":8001", ":0"))
+    with serving(str(path)) as running:
+        yield running
+
+
+@pytest.fixture(params=WAYS, ids=".".join)
+def url(request: pytest.FixtureRequest, testing: Running) -> str:
+    """Return the gateway's URL in each protocol and carrier there is."""
+    name, carrier = request.param
+    return f"{name}+{carrier}://{testing.addresses[f'main.{carrier}']}"
+
+
+@pytest.fixture
+def nobody() -> str:
+    """Return the URL of an address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def call(*arguments: str) -> Result:
+    """Run a verb in this process."""
+    return CliRunner().invoke(command_line(), list(arguments))
+
+
+def test_infers(url: str) -> None:
+    """Datatypes come from the model; outputs are printed with all their elements."""
+    result = call("infer", url, "simple", *PAIR, "--output", "json")
+    assert (0, "") == (result.exit_code, result.stderr)
+    answer = json.loads(result.stdout)
+    assert answer["model"] == "simple"
+    expected = [
+        {
+            "name": "OUTPUT0",
+            "datatype": "INT32",
+            "shape": [1, 16],
+            "data": [[2 * n for n in range(16)]],
+        },
+        {"name": "OUTPUT1", "datatype": "INT32", "shape": [1, 16], "data": [[0] * 16]},
+    ]
+    assert expected == answer["outputs"]
+
+
+def test_infers_with_text_and_one_output(url: str) -> None:
+    """Flat lists of text are laid out as the model wants them; one output is asked for alone."""
+    row = json.dumps([str(n) for n in range(16)])
+    arguments = ("--input", f"INPUT0={row}", "--input", f"INPUT1={row}", "--request", "OUTPUT1")
+    result = call("infer", url, "simple_string", *arguments)
+    assert result.exit_code == 0
+    head, line = result.stdout.splitlines()
+    assert head.split() == ["output", "datatype", "shape", "data"]
+    assert line.split()[:4] == ["OUTPUT1", "BYTES", "[1,", "16]"]
+    assert line.endswith(json.dumps([["0"] * 16]))
+
+
+def test_infers_without_asking_for_metadata(url: str) -> None:
+    """Datatypes that are given need no metadata, and no shape is guessed."""
+    arguments = ("--input", "INPUT0=[1.5]", "--datatype", "INPUT0=FP64", "-o", "json")
+    result = call("infer", url, "identity_fp64", *arguments)
+    assert [1.5] == json.loads(result.stdout)["outputs"][0]["data"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nobody", *PAIR), "nobody"),
+        (("simple", "--input", "X=[1]"), "model 'simple' has no input 'X', its inputs are: INPUT0"),
+        (("simple", *PAIR[:2]), "INPUT1"),
+        (("simple", *PAIR[:2], "-i", "INPUT1=[2147483648]"), "out of the range of INT32"),
+        (("fail", "--input", "INPUT0=[1]"), "this model fails on purpose"),
+    ],
+)
+def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], said: str) -> None:
+    """What is wrong is said once, on standard error, with status 1."""
+    result = call("infer", url, *arguments)
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_call_that_takes_too_long_is_given_up(url: str) -> None:
+    """The time limit is the caller's."""
+    result = call("infer", url, "slow", "--input", "INPUT0=[5000]", "--timeout", "300ms")
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert "deadline_exceeded" in result.stderr
+
+
+def test_lists_models(url: str) -> None:
+    """Models are listed with version and state, as text and as JSON."""
+    result = call("models", url, "--output", "json")
+    assert result.exit_code == 0
+    names = [entry["name"] for entry in json.loads(result.stdout)]
+    assert {"simple", "identity_bf16", "slow"} <= set(names)
+    lines = call("models", url).stdout.splitlines()
+    assert lines[0].split() == ["model", "version", "state", "reason"]
+    assert names == [line.split()[0] for line in lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 0, "ready\n"),
+        (("--model", "simple"), 0, "ready\n"),
+        (("--model", "simple", "--version", "1"), 0, "ready\n"),
+    ],
+)
+def test_says_that_it_is_ready(
+    url: str, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    """A server and its models are asked for their readiness."""
+    result = call("health", url, *arguments)
+    assert (status, said) == (result.exit_code, result.stdout)
+
+
+def test_a_model_that_is_not_there_is_not_ready(url: str) -> None:
+    """Whatever a protocol answers for an unknown model, the status is 1."""
+    assert call("health", url, "--model", "nobody").exit_code == 1
+
+
+def test_nobody_there_is_status_1(nobody: str) -> None:
+    """An address where nobody listens is one line and status 1, for every verb."""
+    for verb in (("health", nobody), ("models", nobody), ("infer", nobody, "m", "-i", "x=[1]")):
+        result = call(*verb)
+        assert (1, "") == (result.exit_code, result.stdout)
+        assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("health", "h:1"), "'h:1' is not an upstream URL"),
+        (("health", "nonsense+http://h:1"), "nonsense"),
+        (("health", "--timeout", "5"), "'5' is not a duration"),
+        (("infer", "m"), "--input"),
+        (("infer", "m", "-i", "x"), "--input 'x' is not NAME=VALUE"),
+        (("infer", "m", "-i", "x=?"), "--input x: '?' is not JSON"),
+        (("infer", "m", "-i", "x=1", "-i", "x=2"), "--input 'x' is given twice"),
+        (("infer", "m", "-i", "x=1", "--datatype", "x=INT"), "'INT' is none of BOOL"),
+        (("infer", "a", "b", "c", "-i", "x=1"), "found 3 words"),
+    ],
+)
+def test_wrong_use_is_status_2(arguments: tuple[str, ...], said: str) -> None:
+    """Wrong words are named before anything is asked."""
+    result = call(*arguments)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert said in result.stderr
+
+
+def test_demo_shows_every_protocol_and_ends() -> None:
+    """One table: every protocol, its bytes, its answer, its time; all agree; status 0."""
+    done = gateway(
+        "demo", "--once", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "(" in line and "." in line.split()[0]]
+    assert {".".join(way) for way in WAYS} == {row.split()[0] for row in rows}
+    assert len({row.split("(")[0].split()[-1] for row in rows}) == 1
+    assert "answers agree" in done.stdout
+    assert "█" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_as_json() -> None:
+    """The same for programs; a protocol that is off takes no part."""
+    flags = ("--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off", "--digit", "7")
+    done = gateway("demo", "--once", "-o", "json", *flags)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["agreed"] is True
+    assert {trip["protocol"] for trip in found["trips"]} == {
+        ".".join(way) for way in WAYS if way[1] == "http"
+    }
+    for trip in found["trips"]:
+        assert trip["digit"] == 7
+        assert trip["request_bytes"] > 64
+        assert trip["microseconds"] > 0
+
+
+def test_demo_says_which_flag_chooses_another_port() -> None:
+    """A taken port is one line that names the flag, with status 1."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        taken = f"127.0.0.1:{held.getsockname()[1]}"
+        done = gateway("demo", "--once", "--http", taken, "--grpc", "127.0.0.1:0")
+    assert (1, "") == (done.returncode, done.stdout)
+    assert "choose another address with --http HOST:PORT" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,118 @@
+"""`gateway serve` in a process of its own: starting, answering, stopping, and not starting."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.demo.scans import load_scans
+from tests.integration.cli_kit import Running, gateway, get, serving
+
+pytestmark = pytest.mark.timeout(90)
+
+CONFIG = Path(__file__).parents[2] / "config"
+FREE = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Running]:
+    """Run the demo models on free ports."""
+    with serving("--demo", *FREE) as running:
+        yield running
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """Hold an address that nobody else can have."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_is_live_and_ready(demo: Running) -> None:
+    """A gateway that listens with its models loaded is live and ready."""
+    paths = ["/v2/health/live", "/v2/health/ready", "/v2/models/digits/ready"]
+    assert [(200, None)] * 3 == [(get(demo.url(path))[0], None) for path in paths]
+
+
+def test_recognises_a_digit(demo: Running) -> None:
+    """A scan sent as JSON over a real socket is recognised."""
+    scan = load_scans()[3]
+    body = {
+        "inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 64], "data": list(scan.pixels)}]
+    }
+    status, answer = get(demo.url("/v2/models/digits/infer"), body)
+    assert status == 200
+    outputs = {output["name"]: output for output in answer["outputs"]}
+    assert outputs["label"]["data"] == [scan.digit]
+    assert outputs["probabilities"]["shape"] == [1, 10]
+
+
+def test_serves_operators_apart_from_clients(demo: Running) -> None:
+    """Probes are on the admin address and not on the data address."""
+    assert get(demo.url("/livez", "admin"))[0] == 200
+    assert get(demo.url("/livez"))[0] == 404
+
+
+def test_a_sidecar_serves_its_upstreams_models(demo: Running) -> None:
+    """One flag is enough: the upstream's models are there under their own names."""
+    upstream = f"grpc://{demo.addresses['main.grpc']}"
+    with serving("--upstream", upstream, *FREE) as sidecar:
+        assert get(sidecar.url("/v2/health/ready"))[0] == 200
+        status, answer = get(sidecar.url("/v2/models/language"))
+        assert (status, answer["name"]) == (200, "language")
+        text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["Wo ist die Milch?"]}
+        _, answer = get(sidecar.url("/v2/models/language/infer"), {"inputs": [text]})
+        labels = [output["data"] for output in answer["outputs"] if output["name"] == "label"]
+        assert labels == [["de"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stops_in_good_order(number: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C both end it with status 0 and no traceback."""
+    with serving("--demo", *FREE) as running:
+        assert running.stop(number) == 0
+    assert "Traceback" not in "".join(running.log)
+
+
+def test_serves_a_configuration_file(tmp_path: Path) -> None:
+    """Models written in Python are served from a file."""
+    text = (CONFIG / "testing.yaml").read_text()
+    path = tmp_path / "testing.yaml"
+    path.write_text(text.replace(":8000", ":0").replace(":8001", ":0"))
+    with serving(str(path)) as running:
+        row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+        body = {"inputs": [{"name": f"INPUT{number}", **row} for number in range(2)]}
+        status, answer = get(running.url("/v2/models/simple/infer"), body)
+        assert status == 200
+        assert [2 * n for n in range(16)] == answer["outputs"][0]["data"]
+        assert [0] * 16 == answer["outputs"][1]["data"]
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("flag", ["--http", "--grpc", "--admin"])
+def test_a_taken_port_is_one_clear_line(taken: str, flag: str) -> None:
+    """It says which address, and which flag chooses another; status 1."""
+    flags = dict(zip(FREE[::2], FREE[1::2], strict=True)) | {flag: taken}
+    done = gateway("serve", "--demo", *(word for pair in flags.items() for word in pair))
+    assert (1, "") == (done.returncode, done.stdout)
+    said = [line for line in done.stderr.splitlines() if line.startswith("gateway: cannot start")]
+    assert len(said) == 1
+    assert taken.partition(":")[2] in said[0]
+    assert f"{flag} HOST:PORT" in said[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
+    """It says which file is missing; status 1."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        "version: 1\nlisteners: [{http: 0}]\nmodels: {m: {backend: onnx, path: none.onnx}}\n"
+    )
+    done = gateway("serve", str(path))
+    assert (1, "") == (done.returncode, done.stdout)
+    assert "none.onnx" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,156 @@
+"""`gateway validate`, `gateway explain` and `gateway schema`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.verbs import command_line
+from gateway.config.schema import json_schema
+
+GOOD = """\
+version: 1
+listeners: [{http: 8000}]
+upstreams: {a: {url: grpc://h}}
+routes:
+  - {name: special, match: {model: m, headers: {x-tenant: acme}}, targets: [{upstream: a, model: n}]}
+  - {name: plain, match: {model: m}, targets: [{upstream: a}]}
+"""
+BAD = """\
+version: 1
+listeners: [{http: 8000, options: {oip: {colour: red}}}]
+upstreams: {a: {url: grpc://h, extra: 1}}
+"""
+
+
+def gateway(*arguments: str | Path) -> Result:
+    """Run the command line."""
+    return CliRunner().invoke(command_line(), [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """Return a configuration that is right."""
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    """Return a configuration that the schema refuses."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(BAD)
+    return path
+
+
+def test_a_right_configuration_is_ok(good: Path) -> None:
+    """`ok` and nothing else, with status 0."""
+    result = gateway("validate", good)
+    assert (0, "ok\n", "") == (result.exit_code, result.stdout, result.stderr)
+
+
+def test_problems_are_printed_with_their_places(bad: Path) -> None:
+    """Each problem is a line that editors can jump to, with status 1."""
+    result = gateway("validate", bad)
+    assert (1, f"{bad}:3:32: upstreams.a.extra: unknown key\n") == (
+        result.exit_code,
+        result.stdout,
+    )
+
+
+def test_what_the_schema_cannot_know_is_checked_as_well(bad: Path) -> None:
+    """Options of a protocol are checked by their owner, at their place in the file."""
+    bad.write_text(BAD.replace(", extra: 1", ""))
+    result = gateway("validate", bad)
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"{bad}:2:41: listeners[0].options.oip: ")
+    assert "colour" in result.stdout
+
+
+def test_problems_as_json(bad: Path, good: Path) -> None:
+    """Programs read problems as JSON."""
+    problem = {"line": 3, "column": 32, "path": "upstreams.a.extra", "message": "unknown key"}
+    result = gateway("validate", bad, "--output", "json")
+    assert result.exit_code == 1
+    assert {"file": str(bad), "ok": False, "problems": [problem]} == json.loads(result.stdout)
+    result = gateway("validate", "--config", good, "--output", "json")
+    assert result.exit_code == 0
+    assert {"file": str(good), "ok": True, "problems": []} == json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("arguments", [[], ["none.yaml"], ["--config", "none.yaml"], ["a", "b"]])
+def test_validate_used_wrongly_is_status_2(arguments: list[str]) -> None:
+    """No file, a file that is not there, or too many: nothing on standard output."""
+    result = gateway("validate", *arguments)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert result.stderr
+
+
+def test_the_configuration_is_given_once(good: Path) -> None:
+    """Argument and option together are refused."""
+    result = gateway("validate", good, "--config", good)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "give the configuration once" in result.stderr
+
+
+def test_explains_the_route_a_call_takes(good: Path) -> None:
+    """Each route up to the one taken is listed with the reason, then its targets."""
+    result = gateway("explain", good, "--model", "m")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["route", "matches", "why"]
+    assert lines[1].split()[:2] == ["special", "no"]
+    assert "x-tenant" in lines[1]
+    assert lines[2].split()[:2] == ["plain", "yes"]
+    assert lines[-2] == "m takes route plain, to:"
+    assert "upstream 'a' (oip+grpc://h:8001)" in lines[-1]
+
+
+def test_explains_with_headers_version_and_protocol(good: Path) -> None:
+    """What a call would carry is given by flags; JSON has the same content."""
+    arguments = ["--header", "X-Tenant=acme", "--version", "1", "--protocol", "oip.grpc"]
+    result = gateway("explain", "-c", good, "-m", "m", *arguments, "-o", "json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert found["route"] == "special"
+    assert [found["verdicts"][0][:2]] == [["special", True]]
+    assert "as model 'n'" in found["targets"][0]
+
+
+def test_a_call_that_no_route_takes_is_status_1(good: Path) -> None:
+    """The reasons are still data; the verdict goes to standard error."""
+    result = gateway("explain", good, "--model", "other")
+    assert result.exit_code == 1
+    assert result.stderr == "gateway: no route takes other over oip.http\n"
+    assert "plain" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "m", "--header", "x"], "--header 'x' is not NAME=VALUE"),
+        ([], "--model"),
+    ],
+)
+def test_explain_used_wrongly_is_status_2(good: Path, arguments: list[str], said: str) -> None:
+    """A wrong flag is named."""
+    result = gateway("explain", good, *arguments)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert said in result.stderr
+
+
+def test_explain_needs_a_right_configuration(bad: Path) -> None:
+    """Problems of the file are said on standard error, with status 2."""
+    result = gateway("explain", bad, "--model", "m")
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "upstreams.a.extra: unknown key" in result.stderr
+
+
+def test_prints_the_schema() -> None:
+    """The schema is printed as one JSON document."""
+    result = gateway("schema")
+    assert (0, json_schema()) == (result.exit_code, json.loads(result.stdout))

@@ -1,0 +1,39 @@
+"""What verbs print, and where."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+
+from gateway.cli.output import WRONG_USAGE, fail, note, say, say_json, table
+
+
+def test_aligns_columns() -> None:
+    """Text is aligned to the left, numbers to the right; no line ends in blanks."""
+    expected = "name    bytes  said\na           5  yes\nlonger    123"
+    assert expected == table(
+        ("name", "bytes", "said"), [("a", "5", "yes"), ("longer", "123", "")], right=(1,)
+    )
+
+
+def test_data_and_remarks_go_different_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    """Data is on standard output, a remark on standard error."""
+    say("data")
+    note("remark")
+    assert ("data\n", "remark\n") == tuple(capsys.readouterr())
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON data can be read back, text of any language included."""
+    say_json({"text": "Bäckerei", "numbers": [1, 0.5]})
+    assert {"text": "Bäckerei", "numbers": [1, 0.5]} == json.loads(capsys.readouterr().out)
+
+
+def test_failing_says_one_line_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error goes to standard error and ends the command with its status."""
+    with pytest.raises(typer.Exit) as raised:
+        fail("no such thing", WRONG_USAGE)
+    assert raised.value.exit_code == 2
+    assert ("", "gateway: no such thing\n") == tuple(capsys.readouterr())

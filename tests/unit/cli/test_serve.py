@@ -1,0 +1,33 @@
+"""`gateway serve` used wrongly: what it says before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.verbs import command_line
+
+CONFIG = Path(__file__).parents[3] / "config"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "serve what?"),
+        (["--demo", "--upstream", "grpc://h"], "serve what?"),
+        (["--demo", "--default-model", "m"], "--default-model cannot be given here"),
+        (["--upstream", "h:1"], "'h:1' is not an upstream URL"),
+        (["--upstream", "nonsense+http://h"], "nonsense"),
+        (["--upstream", "grpc://h", "--http", "x"], "'x' is not an address"),
+        (["--demo", "--http", "off", "--grpc", "off"], "leave nothing to listen on"),
+        (["none.yaml"], "none.yaml"),
+        ([str(CONFIG / "demo.yaml"), "--http", "0"], "--http cannot be given here"),
+    ],
+)
+def test_wrong_use_is_status_2(arguments: list[str], said: str) -> None:
+    """What cannot be done as told is said before anything starts."""
+    result = CliRunner().invoke(command_line(["serve"]), ["serve", *arguments])
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert said in result.stderr
