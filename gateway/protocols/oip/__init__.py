@@ -1,7 +1,7 @@
 """Open Inference Protocol v2, over HTTP and gRPC: what this folder exports is `SPEC`.
 
 Options, for a listener: `not_ready_status` (503 or 409). For an upstream: `dialect` (auto, triton,
-mlserver, kserve or ovms).
+mlserver, kserve, ovms or gateway).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gateway.protocols.oip.grpc import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http import HttpCodec
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 
-_DIALECTS = ("auto", "triton", "mlserver", "kserve", "ovms")
+_DIALECTS = ("auto", "triton", "mlserver", "kserve", "ovms", "gateway")
 _NOT_READY = ("503", "409")
 
 

@@ -41,6 +41,7 @@ DIALECTS: dict[str, GrpcDialect] = {
         GrpcDialect(name="mlserver", index=True),
         GrpcDialect(name="kserve", versions=False, selects=False, needs_id=True),
         GrpcDialect(name="ovms"),
+        GrpcDialect(name="gateway", doubles=True, bf16=True, index=True),
     )
 }
 
