@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters, Sequence
-from gateway.ir.metadata import ModelMetadata, RepositoryEntry, ServerMetadata
+from gateway.ir.metadata import (
+    ModelMetadata,
+    RepositoryEntry,
+    ServerMetadata,
+    ServerStatus,
+    SharedRegion,
+)
 from gateway.ir.tensor import RequestedOutput, Tensor
 
 R = TypeVar("R")
@@ -86,6 +92,52 @@ class RepositoryIndexRequest(Call[tuple[RepositoryEntry, ...]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatusRequest(Call[ServerStatus]):
+    """How is the server, and what do its models look like?
+
+    To the server even where it is about one model: only the server knows the rest of the answer.
+
+    Attributes:
+        about: The one model to tell of; None for all of them.
+    """
+
+    about: ModelRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoadRequest(Call[None]):
+    """Load the model, or load it again; answered when that is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUnloadRequest(Call[None]):
+    """Unload the model; one that is not loaded is no error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRegisterRequest(Call[None]):
+    """Let requests refer to this region of shared memory by its name."""
+
+    region: SharedRegion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedUnregisterRequest(Call[None]):
+    """Forget a region; one that is not known is no error.
+
+    Attributes:
+        region: Its name; "" for all of them.
+    """
+
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStatusRequest(Call[tuple[SharedRegion, ...]]):
+    """Which regions of shared memory are registered?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferResponse:
     """The answer to an inference.
 
@@ -95,6 +147,7 @@ class InferResponse:
         outputs: In the answering server's order.
         parameters: The model's own additions.
         final: False while a stream has more to come for this request.
+        batch_size: As for `InferRequest`.
     """
 
     model: ModelRef
@@ -102,6 +155,7 @@ class InferResponse:
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     final: bool = True
+    batch_size: int | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def changed(self, **fields: Any) -> InferResponse:
@@ -122,6 +176,8 @@ class InferRequest(Call[InferResponse]):
         priority: 0 for the model's default; 1 is the highest.
         timeout_us: Queue timeout the caller asked for, microseconds; None for none.
         parameters: The caller's own additions, reserved keys taken out.
+        batch_size: None where shapes are whole. A number where the protocol keeps it apart: shapes
+            are then those of one item, unless the model does not batch; it is 1 then.
     """
 
     inputs: tuple[Tensor, ...] = ()
@@ -131,6 +187,7 @@ class InferRequest(Call[InferResponse]):
     priority: int = 0
     timeout_us: int | None = None
     parameters: Parameters = field(default_factory=dict)
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,12 +25,17 @@ class ModelRef:
 
 
 class Need(enum.Enum):
-    """What a codec cannot write a message without."""
+    """What a codec cannot write a message without.
+
+    BATCHING is the batch size apart from shapes of one item; OUTPUTS is every output asked for by
+    name.
+    """
 
     NAMES = "names"
     DATATYPES = "datatypes"
     SHAPES = "shapes"
     BATCHING = "batching"
+    OUTPUTS = "outputs"
 
 
 @dataclass(frozen=True, slots=True)

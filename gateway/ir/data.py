@@ -48,7 +48,39 @@ class ItemsData:
     items: Sequence[bytes | memoryview]
 
 
-TensorData = RawData | ArrayData | ItemsData
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareData:
+    """One tensor's share of a buffer in which several lie end to end, in wire form.
+
+    Where it ends depends on the datatypes of all of them, which the model knows: `Complete` turns
+    it into `RawData`.
+
+    Attributes:
+        whole: The buffer.
+        index: Place of this tensor's share, counted from 0.
+        given_bytes: The size that the sender told; None where it did not.
+    """
+
+    whole: memoryview
+    index: int
+    given_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedData:
+    """Elements that lie in a registered region of shared memory, or shall be put there.
+
+    Attributes:
+        region: Its registered name.
+        offset: Into the region, bytes.
+    """
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+TensorData = RawData | ArrayData | ItemsData | ShareData | SharedData
 
 
 def as_raw(tensor: Tensor, /) -> memoryview:
@@ -58,14 +90,16 @@ def as_raw(tensor: Tensor, /) -> memoryview:
     little-endian.
 
     Raises:
-        InvalidTensor: A BYTES element is 4 GiB or longer.
+        InvalidTensor: A BYTES element is 4 GiB or longer, or the bytes are not here.
     """
     data = tensor.data
     if isinstance(data, RawData):
         return data.view
     if isinstance(data, ArrayData):
         return _raw_of_array(tensor, data.array)
-    return _raw_of_items(tensor.name, data.items)
+    if isinstance(data, ItemsData):
+        return _raw_of_items(tensor.name, data.items)
+    raise _elsewhere(tensor.name, data)
 
 
 def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
@@ -90,6 +124,8 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
         return data.array.reshape(shape)
     if isinstance(data, ItemsData):
         raise InvalidTensor(f"tensor {tensor.name!r} is {datatype.name} and has BYTES elements")
+    if not isinstance(data, RawData):
+        raise _elsewhere(tensor.name, data)
     return np.frombuffer(data.view, dtype=datatype.numpy_dtype).reshape(shape)
 
 
@@ -107,6 +143,8 @@ def as_items(tensor: Tensor, /) -> Sequence[bytes | memoryview]:
         raise InvalidTensor(f"tensor {tensor.name!r} is {found}, not BYTES: it has no elements")
     if isinstance(data, ArrayData):
         raise InvalidTensor(f"tensor {tensor.name!r} holds an array where BYTES has elements")
+    if not isinstance(data, RawData):
+        raise _elsewhere(tensor.name, data)
     return split_items(tensor.name, data.view)
 
 
@@ -136,6 +174,17 @@ def split_items(name: str, view: memoryview, expected: int | None = None) -> lis
     if position != end or (expected is not None and len(items) != expected):
         raise InvalidTensor(_broken_items(name, view, len(items), expected))
     return items
+
+
+def _elsewhere(name: str, data: ShareData | SharedData) -> InvalidTensor:
+    if isinstance(data, SharedData):
+        return InvalidTensor(
+            f"tensor {name!r} lies in the shared memory region {data.region!r}, not in the message"
+        )
+    return InvalidTensor(
+        f"tensor {name!r} is share {data.index} of {data.whole.nbytes} bytes, and its size is not "
+        "known before its datatype is"
+    )
 
 
 def _broken_items(name: str, view: memoryview, found: int, expected: int | None) -> str:

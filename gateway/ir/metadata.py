@@ -40,6 +40,17 @@ class ModelMetadata:
     max_batch_size: int | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def batches(self) -> bool:
+        """Whether the first axis of every tensor is the batch.
+
+        Where the server does not say: when every tensor declares a variable first axis.
+        """
+        if self.max_batch_size is not None:
+            return self.max_batch_size > 0
+        tensors = (*self.inputs, *self.outputs)
+        return bool(tensors) and all((tensor.shape or ())[:1] == (-1,) for tensor in tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
@@ -68,3 +79,43 @@ class RepositoryEntry:
     version: str = ""
     state: ModelState = ModelState.UNKNOWN
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model with the states of its versions.
+
+    Attributes:
+        entries: Empty where no index lists the model.
+    """
+
+    metadata: ModelMetadata
+    entries: tuple[RepositoryEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """How a server is, and its models."""
+
+    ready: bool
+    uptime_s: float = 0.0
+    models: tuple[ModelStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRegion:
+    """A region of shared memory that requests may refer to.
+
+    Attributes:
+        key: Of the POSIX segment, leading slash included; "" for a CUDA region.
+        offset: Into the segment, bytes.
+        device: CUDA device; None for system memory.
+        handle: CUDA's handle for other processes; known to whoever registers, and empty in a status.
+    """
+
+    name: str
+    size_bytes: int
+    key: str = ""
+    offset: int = 0
+    device: int | None = None
+    handle: bytes = b""

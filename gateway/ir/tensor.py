@@ -13,7 +13,16 @@ from typing import Any
 import numpy.typing as npt
 
 from gateway.ir.context import NO_PARAMETERS, Parameters
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_raw, split_items
+from gateway.ir.data import (
+    ArrayData,
+    ItemsData,
+    RawData,
+    ShareData,
+    SharedData,
+    TensorData,
+    as_raw,
+    split_items,
+)
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.errors import InvalidTensor
 
@@ -29,7 +38,8 @@ class Tensor:
     Attributes:
         name: "" where the protocol sends tensors by position.
         datatype: None where the protocol leaves it to the model.
-        shape: None likewise; batch included, never -1.
+        shape: None likewise; batch included unless the message keeps its batch size apart; never
+            -1.
         data: One of the forms of `gateway.ir.data`.
         parameters: The protocol's own additions, reserved keys taken out.
     """
@@ -48,15 +58,19 @@ class Tensor:
             and self.datatype is other.datatype
             and self.shape == other.shape
             and dict(self.parameters) == dict(other.parameters)
-            and as_raw(self) == as_raw(other)
+            and _content(self) == _content(other)
         )
 
     __hash__ = None  # type: ignore[assignment]  # data may be large and writable
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the wire form, counted without making it."""
+        """Bytes of the wire form, counted without making it; of shares the first counts for all."""
         data = self.data
+        if isinstance(data, ShareData):
+            return 0 if data.index else data.whole.nbytes
+        if isinstance(data, SharedData):
+            return data.size_bytes
         if isinstance(data, RawData):
             return data.view.nbytes
         if isinstance(data, ArrayData):
@@ -76,11 +90,13 @@ class RequestedOutput:
         name: As the model names it.
         classes: Number of classes wanted by classification; 0 for the plain tensor.
         parameters: The protocol's own additions, reserved keys taken out.
+        shared: Where in shared memory it shall be put; None for the answer itself.
     """
 
     name: str
     classes: int = 0
     parameters: Parameters = field(default_factory=dict)
+    shared: SharedData | None = None
 
 
 def raw_tensor(
@@ -159,6 +175,13 @@ def items_tensor(
             f"shape {list(shape)} needs {math.prod(shape)}"
         )
     return Tensor(name, Datatype.BYTES, shape, ItemsData(items), parameters)
+
+
+def _content(tensor: Tensor) -> object:
+    data = tensor.data
+    if isinstance(data, ShareData):
+        return (data.whole, data.index, data.given_bytes)
+    return data if isinstance(data, SharedData) else as_raw(tensor)
 
 
 def _items_of(name: str, array: npt.NDArray[Any]) -> list[bytes]:

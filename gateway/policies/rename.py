@@ -138,7 +138,9 @@ def _renamed(tensor: Tensor, names: Mapping[str, str]) -> Tensor:
 
 def _renamed_output(output: RequestedOutput, names: Mapping[str, str]) -> RequestedOutput:
     name = names.get(output.name)
-    return output if name is None else RequestedOutput(name, output.classes, output.parameters)
+    if name is None:
+        return output
+    return RequestedOutput(name, output.classes, output.parameters, output.shared)
 
 
 def _renamed_metadata(tensor: TensorMetadata, names: Mapping[str, str]) -> TensorMetadata:
