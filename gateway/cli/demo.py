@@ -21,7 +21,7 @@ from gateway.ir.errors import GatewayError
 def demo(
     *,
     once: Annotated[bool, typer.Option("--once", help="Stop after the table.")] = False,
-    digit: Annotated[int, typer.Option(min=0, max=9, help="Which digit to show.")] = 3,
+    digit: Annotated[int, typer.Option(min=0, max=9, help="Which digit to show.")] = 2,
     http: HttpOption = None,
     grpc: GrpcOption = None,
     admin: AdminOption = None,
