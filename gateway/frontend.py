@@ -17,6 +17,8 @@ from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.service import Service
 from gateway.wire.codec import Codec
+from gateway.wire.grpc import GrpcResponse
+from gateway.wire.http import Headers, HttpResponse
 
 log = structlog.get_logger(__name__)
 
@@ -59,17 +61,22 @@ class Frontend(Generic[Q, A]):
             return
         if not call.context.request_id:
             call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
+        request_id = call.context.request_id
         try:
             if isinstance(call, StreamInferRequest):
+                first = True
                 async with aclosing(self._items(call)) as items:
                     async for item in items:
-                        yield item
+                        yield self._stamp(item, request_id) if first else item
+                        first = False
             else:
-                yield self._codec.encode_reply(call, await self._service(call))
+                answer = self._codec.encode_reply(call, await self._service(call))
+                yield self._stamp(answer, request_id)
         except GatewayError as error:
-            yield self._codec.encode_error(call, error)
+            yield self._stamp(self._codec.encode_error(call, error), request_id)
         except Exception as error:  # noqa: BLE001
-            yield self._codec.encode_error(call, _internal(error, call))
+            internal = self._codec.encode_error(call, _internal(error, call))
+            yield self._stamp(internal, request_id)
 
     def refuse(self, error: GatewayError, /) -> A:
         """Say *error* in the protocol's form, for a message no service saw."""

@@ -13,7 +13,7 @@ import structlog
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, TlsConfig
 from gateway.config.units import Address
-from gateway.frontend import Frontend
+from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.errors import GatewayError
 from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service
@@ -68,11 +68,11 @@ def build_listener(
         refused = shared.metrics.refused_by
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
-            frontend: Any = Frontend(codec, service, refused=refused)
+            frontend: Any = Frontend(codec, service, refused=refused, stamp=stamp_http)
             http.append(HttpMount(spec.http.prefixes, frontend))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
-            frontend = Frontend(codec, service, refused=refused)
+            frontend = Frontend(codec, service, refused=refused, stamp=stamp_grpc)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
             descriptors.append(spec.grpc.file_descriptors())
     servers: dict[str, Server] = {}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gateway.frontend import Frontend
+from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -13,6 +13,8 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, MalformedMessage, NotFound
+from gateway.wire.grpc import GrpcResponse
+from gateway.wire.http import Headers, HttpResponse
 from tests.fakes import FakeStream, ScriptedService
 
 
@@ -146,3 +148,30 @@ async def test_a_stream_without_aclose_is_fine() -> None:
             return response("1")
 
     assert ["item 1"] == await answers(ScriptedService(Plain()), "stream")
+
+
+async def test_stamps_answers_with_the_request_id() -> None:
+    """Replies, errors and the first item of a stream carry the id; refusals have none."""
+
+    def stamp(answer: str, request_id: str) -> str:
+        return f"{answer} [{request_id}]"
+
+    assert ["reply True [mine]"] == await answers(ScriptedService(True), "known", stamp=stamp)
+    failed = await answers(ScriptedService(NotFound("gone")), "known", stamp=stamp)
+    assert ["not_found: gone [mine]"] == failed
+    stream = FakeStream([response("1"), response("2")])
+    first, second = await answers(ScriptedService(stream), "stream", stamp=stamp)
+    assert first.startswith("item 1 [")
+    assert "item 2" == second
+    assert ["invalid_argument: '?' is no call"] == await answers(
+        ScriptedService(), "?", stamp=stamp
+    )
+
+
+def test_http_and_grpc_answers_are_stamped_in_their_own_form() -> None:
+    """A header over HTTP, trailing metadata over gRPC; everything else stays."""
+    http = stamp_http(HttpResponse(200, Headers([("A", "b")]), (b"x",), compressible=True), "id")
+    expected = HttpResponse(200, Headers([("A", "b"), ("x-request-id", "id")]), (b"x",), True)
+    assert expected == http
+    grpc = stamp_grpc(GrpcResponse((b"x",), metadata=(("a", "b"),)), "id")
+    assert GrpcResponse((b"x",), metadata=(("a", "b"), ("x-request-id", "id"))) == grpc
