@@ -60,9 +60,6 @@ METHODS: Mapping[str, MethodKind] = {
 
 _CLASSIFICATION = "classification"
 
-# Meaningful over HTTP only; KServe leaks the first into its gRPC answers.
-_HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
-
 # Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
 # NOT_FOUND, MLServer UNKNOWN; others are failures to answer.
 _NOT_READY = frozenset(
@@ -192,12 +189,11 @@ class GrpcCodec:
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
         message, inputs = self._reader.request(wire.view)
         reserved = split_parameters(message.parameters)
-        outputs = message.outputs
         return InferRequest(
             model=ModelRef(message.model_name, message.model_version),
             context=context_of(wire),
-            inputs=_without_http_only(inputs),
-            outputs=tuple([_requested(*output) for output in outputs]) if outputs else (),
+            inputs=inputs,
+            outputs=tuple([_requested(*output) for output in message.outputs]),
             id=message.id,
             sequence=reserved.sequence,
             priority=reserved.priority,
@@ -224,7 +220,7 @@ class GrpcCodec:
         name = message.model_name or ("" if call.model is None else call.model.name)
         return InferResponse(
             model=ModelRef(name, message.model_version),
-            outputs=_without_http_only(outputs),
+            outputs=outputs,
             id=call.id,
             parameters=message.parameters,
             origin=Origin(NAME, wire),
@@ -256,24 +252,7 @@ def _requested(name: str, parameters: Parameters) -> RequestedOutput:
                 "needed is a number of classes"
             )
         raise Unsupported(f"output {name!r} asks for classification, which is not supported")
-    return RequestedOutput(name, parameters=_custom(parameters))
-
-
-def _without_http_only(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if not any(tensor.parameters for tensor in tensors):
-        return tensors
-    return tuple(
-        [
-            Tensor(one.name, one.datatype, one.shape, one.data, _custom(one.parameters))
-            for one in tensors
-        ]
-    )
-
-
-def _custom(parameters: Parameters) -> Parameters:
-    if not parameters or _HTTP_ONLY.isdisjoint(parameters):
-        return parameters
-    return {key: value for key, value in parameters.items() if key not in _HTTP_ONLY}
+    return RequestedOutput(name, parameters=parameters)
 
 
 def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:

@@ -39,8 +39,10 @@ def context_of(wire: GrpcRequest) -> Context:
     for key, value in wire.metadata:
         if isinstance(value, str):
             metadata.append((key, value))
-            if key == _REQUEST_ID and len(value) <= _REQUEST_ID_BYTES and value.isprintable():
-                request_id = value  # any other is not fit for a log: the gateway makes one
+            if key == _REQUEST_ID:
+                request_id = value
+    if len(request_id) > _REQUEST_ID_BYTES or not request_id.isprintable():
+        request_id = ""  # not fit for a log: the gateway makes one
     return Context(
         NAME, tuple(metadata), request_id, wire.deadline, None, NEEDS, Origin(NAME, wire)
     )

@@ -55,6 +55,8 @@ _REMEMBERED_BYTES = 256
 # Raw contents whose bytes are checked too, not only their number.
 _LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
 _NOTHING = memoryview(b"")
+# Parameters of tensors that mean something over HTTP only; KServe leaks the first into answers.
+_HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ def _describe(view: memoryview, limits: MessageLimits) -> Described:
     datatype = parse_datatype(name, spelled)
     shape = tuple(dims)
     count = check_shape(name, datatype, shape, limits)
-    parameters = _parameters(entries, limits)
+    parameters = _custom(_parameters(entries, limits))
     plain = not parameters and contents is None and datatype not in _LOOKED_INTO
     return Described(
         name,
@@ -240,7 +242,13 @@ def _output(view: memoryview, limits: MessageLimits) -> tuple[str, Parameters]:
         elif key == _OUTPUT_PARAMETERS:
             entries.append(value)
     check_name("output name", name, limits.name_bytes, "name_bytes")
-    return name, _parameters(entries, limits)
+    return name, _custom(_parameters(entries, limits))
+
+
+def _custom(parameters: Parameters) -> Parameters:
+    if not parameters or _HTTP_ONLY.isdisjoint(parameters):
+        return parameters
+    return {key: value for key, value in parameters.items() if key not in _HTTP_ONLY}
 
 
 def _parameters(entries: list[memoryview], limits: MessageLimits) -> Parameters:
