@@ -32,6 +32,28 @@ Refused = Callable[[str, GatewayError], None]
 def _ignore(_codec: str, _error: GatewayError) -> None: ...
 
 
+Stamp = Callable[[A, str], A]
+"""Writes the request id on an answer."""
+
+_REQUEST_ID = "x-request-id"
+
+
+def _no_stamp(answer: A, _request_id: str) -> A:
+    return answer
+
+
+def stamp_http(answer: HttpResponse, request_id: str) -> HttpResponse:
+    """Return *answer* with the request id as a header."""
+    headers = Headers((*answer.headers.pairs, (_REQUEST_ID, request_id)))
+    return HttpResponse(answer.status, headers, answer.body, answer.compressible)
+
+
+def stamp_grpc(answer: GrpcResponse, request_id: str) -> GrpcResponse:
+    """Return *answer* with the request id as trailing metadata."""
+    metadata = (*answer.metadata, (_REQUEST_ID, request_id))
+    return GrpcResponse(answer.message, answer.status, answer.details, metadata)
+
+
 class Frontend(Generic[Q, A]):
     """A server's side of one codec.
 
@@ -39,12 +61,21 @@ class Frontend(Generic[Q, A]):
         codec: Reads requests and writes answers.
         service: Answers calls.
         refused: Told of each request that was refused before the service saw it.
+        stamp: Writes the request id on the answer to a call, on the first of a stream.
     """
 
-    def __init__(self, codec: Codec[Q, A], service: Service, *, refused: Refused = _ignore) -> None:
+    def __init__(
+        self,
+        codec: Codec[Q, A],
+        service: Service,
+        *,
+        refused: Refused = _ignore,
+        stamp: Stamp[A] = _no_stamp,
+    ) -> None:
         self._codec = codec
         self._service = service
         self._refused = refused
+        self._stamp = stamp
         # Unique within the process and, by its random part, between processes.
         self._prefix = os.urandom(6).hex()
         self._numbers = itertools.count(1)
