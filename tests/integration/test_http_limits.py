@@ -321,7 +321,24 @@ async def test_reader_that_does_not_read_is_cut() -> None:
         await raw.send(post(body))
         await eventually(lambda: running.budget.used_bytes > 0)
         await eventually(lambda: running.budget.used_bytes == 0)
+        assert running.limits_hit == ["write_idle_timeout_s"]
         await raw.close()
+
+
+async def test_slow_reader_that_reads_is_served() -> None:
+    """Progress, however slow, keeps a connection past many write deadlines."""
+    body = b"x" * (16 << 20)
+    async with serving(Echo(), write_idle_timeout_s=0.15) as running:
+        raw = await running.connect()
+        await raw.send(post(body))
+        _, headers = await raw.head()
+        left = int(headers.get("content-length") or 0)
+        for _ in range(10):
+            left -= len(await raw.reader.readexactly(1 << 20))
+            await asyncio.sleep(0.05)
+        left -= len(await raw.reader.readexactly(left))
+        await raw.close()
+        assert (left, running.limits_hit) == (0, [])
 
 
 async def test_pipelining_is_bounded() -> None:

@@ -6,13 +6,14 @@ import asyncio
 import gzip
 import time
 import zlib
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from gateway.transports.base import Budget, ServerLimits
 from gateway.transports.reference.http_server import HttpServer
-from gateway.wire.http import Headers, HttpResponse
-from tests.integration.http_kit import Echo, Parts, Slow, parse, post, serving
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.integration.http_kit import Echo, Parts, Slow, eventually, parse, post, serving
 
 CLOSE = "Connection: close"
 
@@ -300,7 +301,7 @@ async def test_header_values_of_answers_are_escaped() -> None:
     """Line ends and other odd characters never reach the wire."""
 
     class Odd(Echo):
-        async def __call__(self, wire, /):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
             yield HttpResponse(200, Headers((("X-A", "a\r\nX-B: b\x00é"), ("X C", "d"))), (b"",))
 
     async with serving(Odd()) as running:
@@ -317,3 +318,61 @@ async def test_address_in_use_is_an_os_error() -> None:
         )
         with pytest.raises(OSError, match="in use"):
             await server.start()
+
+
+async def test_http_1_0_stream_ends_with_the_connection() -> None:
+    """A client of HTTP/1.0 gets a stream without chunks, kept open for no more."""
+    parts = Parts()
+    async with serving(parts) as running:
+        raw = await running.connect()
+        await raw.send(b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        parts.parts.put_nowait(b"one")
+        _, headers = await raw.head()
+        parts.parts.put_nowait(b"two")
+        parts.parts.put_nowait(None)
+        assert await raw.rest() == b"onetwo"
+        await raw.close()
+    assert headers.get("transfer-encoding") is None
+
+
+async def test_answer_without_content_has_no_length() -> None:
+    """204 has neither body nor Content-Length, and the connection goes on."""
+
+    class Nothing(Echo):
+        async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+            yield HttpResponse(204)
+
+    async with serving(Nothing()) as running:
+        raw = await running.connect()
+        for _ in range(2):
+            await raw.send(post(b""))
+            status, headers = await raw.head()
+            assert (status, headers.get("content-length")) == (204, None)
+        await raw.close()
+
+
+async def test_bug_of_a_frontend_is_500_without_details() -> None:
+    """An exception that is not ours to show is answered in general terms."""
+
+    class Buggy(Echo):
+        async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+            if wire.body:
+                raise RuntimeError("secret")
+            yield HttpResponse(200)
+
+    async with serving(Buggy()) as running:
+        data = await running.ask(post(b"x"))
+    assert [500] == parse(data)
+    assert b"secret" not in data
+
+
+async def test_client_that_leaves_within_its_body_frees_what_it_held() -> None:
+    """A body that breaks off gives its bytes back and asks no frontend."""
+    echo = Echo()
+    async with serving(echo) as running:
+        raw = await running.connect()
+        await raw.send(post(b"x" * 10, length=1000))
+        await eventually(lambda: running.budget.used_bytes == 1000)
+        await raw.close()
+        await eventually(lambda: running.budget.used_bytes == 0)
+    assert echo.seen == []

@@ -86,6 +86,8 @@ class Connection(RequestHandler):
         self._broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
         self._probe_timer: asyncio.TimerHandle | None = None
+        self.taken = asyncio.Event()
+        self.taken.set()
         self.answered = 0
         self.head_sent = False
         self.draining = False
@@ -137,6 +139,16 @@ class Connection(RequestHandler):
             BaseProtocol.connection_lost(self, exc)
             return
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Note that the kernel has not taken all that was written."""
+        super().pause_writing()
+        self.taken.clear()
+
+    def resume_writing(self) -> None:
+        """Note that it has."""
+        super().resume_writing()
+        self.taken.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""

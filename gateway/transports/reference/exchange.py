@@ -224,4 +224,6 @@ class Exchange:
         return HttpResponse(response.status, Headers((*response.headers.pairs, *extra)), body)
 
     async def _flush(self) -> None:
-        await flushed(self._connection, self._listener.limits.write_idle_timeout_s)
+        connection = self._connection
+        idle_s = self._listener.limits.write_idle_timeout_s
+        await flushed(connection.transport, connection.taken, idle_s)

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 
-from aiohttp.base_protocol import BaseProtocol
-
 from gateway.transports.headers import writable
 from gateway.wire.http import Buffer, HttpResponse, size_of
 
@@ -93,21 +91,27 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
         transport.write(b"0\r\n\r\n")
 
 
-async def flushed(protocol: BaseProtocol, idle_timeout_s: float) -> None:
+async def flushed(
+    transport: asyncio.Transport | None, taken: asyncio.Event, idle_timeout_s: float
+) -> None:
     """Wait until the kernel has taken everything that was written.
 
+    Args:
+        transport: Of the connection; None once it is lost.
+        taken: Set while nothing waits to be written.
+        idle_timeout_s: How long the reader may take nothing.
+
     Raises:
-        NotTaken: The reader took nothing for *idle_timeout_s*; the connection is cut.
+        NotTaken: The reader took nothing for so long; the connection is cut.
         ConnectionError: The client has left.
     """
-    transport = protocol.transport
     if transport is None:
         raise ConnectionResetError("the client has left")
     left = transport.get_write_buffer_size()
-    while protocol.writing_paused:
+    while not taken.is_set():
         try:
             async with asyncio.timeout(idle_timeout_s):
-                await protocol._drain_helper()  # noqa: SLF001  # what aiohttp's writer awaits
+                await taken.wait()
         except TimeoutError:
             now_left = transport.get_write_buffer_size()
             if now_left >= left:
