@@ -34,7 +34,7 @@ A = TypeVar("A")
 Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
-# What a codec raises about a message's bytes: here they are the upstream's.
+# What codec and client raise about a message's bytes and size: here they are the upstream's.
 _BROKEN = (MalformedMessage, InvalidTensor, TooLarge)
 
 _MARGIN_S = 0.005
@@ -79,8 +79,8 @@ class Upstream(Generic[Q, A]):
         if isinstance(call, StreamInferRequest):
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
             return cast("R", self._items(call, wire, deadline))
-        answer = await self._client.send(wire, deadline=deadline)
         try:
+            answer = await self._client.send(wire, deadline=deadline)
             return self._codec.decode_reply(call, answer)
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself said so, in good form
@@ -93,12 +93,11 @@ class Upstream(Generic[Q, A]):
         answers = self._client.stream(wire, deadline=deadline)
         try:
             async for answer in answers:
-                try:
-                    yield self._codec.decode_item(call, answer)
-                except _BROKEN as error:
-                    if error.origin is not None:
-                        raise
-                    raise self._broken(call, error) from error
+                yield self._codec.decode_item(call, answer)
+        except _BROKEN as error:
+            if error.origin is not None:
+                raise
+            raise self._broken(call, error) from error
         finally:
             close = getattr(answers, "aclose", None)
             if close is not None:

@@ -204,3 +204,14 @@ async def test_a_server_that_will_not_say_has_no_name() -> None:
 
     assert await SettlingUpstream(ScriptedService(refusal), make)(READY) is True
     assert [""] == names
+
+
+async def test_an_answer_over_the_limit_is_the_upstreams_fault() -> None:
+    """A client that stops reading a huge answer does not make the caller's request too large."""
+
+    class Full(TextClient):
+        async def send(self, wire: str, /, *, deadline: float | None) -> str:
+            raise TooLarge("the answer has 65 MiB", limit="message_bytes")
+
+    with pytest.raises(UpstreamProtocolError, match="65 MiB"):
+        await upstream(Full())(ServerLiveRequest())
