@@ -166,6 +166,11 @@ class Backend(abc.ABC):
         """Whether the model can take inferences."""
         return self._signature is not None
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether `on_thread` can be used."""
+        return self._threads is not None
+
     async def start(self) -> None:
         """Load the model on a thread of its own.
 
@@ -175,12 +180,13 @@ class Backend(abc.ABC):
         if self.loaded:
             return
         name = f"model-{self.model.name}-{self.model.version}"
-        self._threads = ThreadPoolExecutor(self._instances, thread_name_prefix=name)
+        self._threads = threads = ThreadPoolExecutor(self._instances, thread_name_prefix=name)
         try:
             await self.on_thread(self.load)
             self._signature = Signature(self.metadata, self.model.version)
         except BaseException:
-            self._close_threads()
+            self._threads = None
+            threads.shutdown(wait=False)
             raise
 
     async def stop(self, timeout_s: float = 5.0) -> None:
@@ -188,7 +194,8 @@ class Backend(abc.ABC):
 
         A model that is still running after *timeout_s* is left as it is, with a warning.
         """
-        if self._signature is None:
+        threads = self._threads
+        if self._signature is None or threads is None:
             return
         self._signature = None
         try:
@@ -200,7 +207,8 @@ class Backend(abc.ABC):
         else:
             await self.on_thread(self.unload)
             self._places = asyncio.Semaphore(self._instances)
-        self._close_threads()
+        self._threads = None
+        threads.shutdown(wait=False)
 
     async def run(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Return the model's outputs: `infer`, on a thread."""
@@ -319,8 +327,12 @@ class Backend(abc.ABC):
 
     async def _only_answer(self, inputs: Inputs, job: Job) -> Arrays:
         answers = self.answers(inputs, job)
+        found: list[Arrays] = []
         try:
-            found = [arrays async for arrays in _first_two(answers)]
+            async for arrays in answers:
+                found.append(arrays)
+                if len(found) > 1:
+                    break
         finally:
             await close_stream(answers)
         if len(found) != 1:
@@ -334,13 +346,13 @@ class Backend(abc.ABC):
     async def _responses(
         self, call: InferRequest, inputs: Inputs, job: Job, signature: Signature
     ) -> AsyncIterator[InferResponse]:
-        answers = self.answers(inputs, job)
-        try:
-            with self.faults():
+        with self.faults():
+            answers = self.answers(inputs, job)
+            try:
                 async for arrays in answers:
                     yield self._response(call, job, signature, arrays)
-        finally:
-            await close_stream(answers)
+            finally:
+                await close_stream(answers)
 
     def _response(
         self, call: InferRequest, job: Job, signature: Signature, arrays: Arrays
@@ -353,19 +365,5 @@ class Backend(abc.ABC):
             final=not self.decoupled,
         )
 
-    def _close_threads(self) -> None:
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False)
-
     def _not_ready(self) -> NotReady:
         return NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
-
-
-async def _first_two(answers: AsyncIterator[Arrays]) -> AsyncIterator[Arrays]:
-    count = 0
-    async for arrays in answers:
-        yield arrays
-        count += 1
-        if count == 2:  # noqa: PLR2004  # one more than the one there may be
-            return

@@ -147,7 +147,8 @@ class PythonBackend(Backend):
                 yield self._arrays(answer)
         finally:
             # A thread that still runs it, because the caller left, drops the last reference to it.
-            if job.thread is None or job.thread.done():
+            # So does a model that has been stopped meanwhile.
+            if self.has_threads and (job.thread is None or job.thread.done()):
                 await self.on_thread(generator.close)  # type: ignore[attr-defined]  # a generator
 
     def _call(self, inputs: Inputs, job: Job) -> Any:

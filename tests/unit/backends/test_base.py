@@ -1,0 +1,559 @@
+"""Backends: places, queue, cancellation, faults, and the checks of requests and outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.backends.base import Backend, Inputs, Job, LoadError
+from gateway.backends.checks import Arrays, fits
+from gateway.ir.calls import (
+    InferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.streams import close_stream
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from tests.fakes import FakeClock, settle
+
+M = ModelRef("m", "1")
+METADATA = ModelMetadata(
+    name="m",
+    versions=("1",),
+    platform="test",
+    inputs=(
+        TensorMetadata("A", Datatype.INT32, (-1, 2)),
+        TensorMetadata("B", Datatype.BYTES, None),
+    ),
+    outputs=(
+        TensorMetadata("Y", Datatype.INT32, (-1, 2)),
+        TensorMetadata("Z", Datatype.BYTES, (1,)),
+    ),
+)
+A = np.array([[1, 2]], np.int32)
+B = np.array([b"x"], object)
+CALL = InferRequest(
+    model=ModelRef("m"), inputs=(array_tensor("A", A), array_tensor("B", B)), id="7"
+)
+
+
+def double(inputs: Inputs, _job: Job) -> Arrays:
+    return {"Y": inputs["A"] * 2, "Z": inputs["B"]}
+
+
+class Model(Backend):
+    """A model whose `infer` is a function of the test's."""
+
+    def __init__(self, function: Callable[[Inputs, Job], Arrays] = double, **settings: Any) -> None:
+        super().__init__("m", **settings)
+        self.function = function
+        self.loads = 0
+        self.unloads = 0
+        self.load_error: BaseException | None = None
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        return METADATA
+
+    def load(self) -> None:
+        self.loads += 1
+        if self.load_error is not None:
+            raise self.load_error
+
+    def unload(self) -> None:
+        self.unloads += 1
+
+    def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
+        return self.function(inputs, job)
+
+
+async def started(function: Callable[[Inputs, Job], Arrays] = double, **settings: Any) -> Model:
+    model = Model(function, **settings)
+    await model.start()
+    return model
+
+
+class Gate:
+    """A model's function that waits until the test opens the gate."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.running = 0
+        self.jobs: list[Job] = []
+
+    def __call__(self, inputs: Inputs, job: Job) -> Arrays:
+        self.jobs.append(job)
+        self.running += 1
+        self.open.wait(5)
+        self.running -= 1
+        return double(inputs, job)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
+async def test_answers_metadata_readiness_and_inference() -> None:
+    """A loaded model answers in its own name and version, with the request's id."""
+    model = await started()
+    assert METADATA == await model(ModelMetadataRequest(model=M))
+    assert await model(ModelReadyRequest(model=M)) is True
+    reply = await model(CALL)
+    assert (M, "7", True) == (reply.model, reply.id, reply.final)
+    assert (array_tensor("Y", A * 2), array_tensor("Z", B)) == reply.outputs
+    await model.stop()
+
+
+async def test_not_loaded_is_not_ready() -> None:
+    """Before it is loaded and after it is unloaded a model refuses, and says so."""
+    model = Model()
+    for _ in range(2):
+        assert await model(ModelReadyRequest(model=M)) is False
+        calls: list[Any] = [
+            CALL,
+            StreamInferRequest(request=CALL),
+            ModelMetadataRequest(model=M),
+        ]
+        for call in calls:
+            with pytest.raises(NotReady, match="model 'm version 1' is not loaded"):
+                await model(call)
+        await model.start()
+        await model.stop()
+        await model.stop()
+    with pytest.raises(NotReady):
+        await model.on_thread(lambda: None)
+
+
+async def test_loading_twice_loads_once_and_again_after_unloading() -> None:
+    """Starting a loaded model changes nothing; a stopped one can be started again."""
+    model = await started()
+    await model.start()
+    assert (1, 0) == (model.loads, model.unloads)
+    await model.stop()
+    await model.start()
+    assert (2, 1) == (model.loads, model.unloads)
+    assert M == (await model(CALL)).model
+    await model.stop()
+
+
+async def test_load_error_rises_and_leaves_nothing() -> None:
+    """A model that cannot be loaded says why and is not ready."""
+    model = Model()
+    model.load_error = LoadError("no such file")
+    with pytest.raises(LoadError, match="no such file"):
+        await model.start()
+    assert (False, None) == (model.loaded, model._threads)
+
+
+async def test_other_calls_are_unsupported() -> None:
+    """A model is not a server."""
+    with pytest.raises(Unsupported, match="model 'm' does not support ServerLiveRequest"):
+        await Model()(ServerLiveRequest())
+
+
+def changed(*inputs: Tensor, outputs: tuple[RequestedOutput, ...] = ()) -> InferRequest:
+    return InferRequest(model=M, inputs=inputs, outputs=outputs)
+
+
+IN_A, IN_B = CALL.inputs
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            changed(IN_A),
+            "model 'm version 1' needs input 'B', the request has 'A'",
+        ),
+        (changed(), "model 'm version 1' needs input 'A', the request has none"),
+        (
+            changed(IN_A, IN_B, IN_B.renamed("C")),
+            "model 'm version 1' has no input 'C'; its inputs are 'A', 'B'",
+        ),
+        (changed(IN_A, IN_A), "input 'A' is in the request twice"),
+        (
+            changed(array_tensor("A", A.astype(np.int64)), IN_B),
+            "input 'A' has datatype INT64, model 'm version 1' needs INT32",
+        ),
+        (
+            changed(Tensor("A", None, (1, 2), IN_A.data), IN_B),
+            "input 'A' has datatype none, model 'm version 1' needs INT32",
+        ),
+        (
+            changed(array_tensor("A", np.zeros((1, 3), np.int32)), IN_B),
+            "input 'A' has shape [1, 3], model 'm version 1' needs [-1, 2]",
+        ),
+        (
+            changed(Tensor("A", Datatype.INT32, None, IN_A.data), IN_B),
+            "input 'A' has shape none, model 'm version 1' needs [-1, 2]",
+        ),
+        (
+            changed(IN_A, IN_B, outputs=(RequestedOutput("Q"),)),
+            "model 'm version 1' has no output 'Q'; its outputs are 'Y', 'Z'",
+        ),
+    ],
+)
+async def test_requests_that_do_not_fit(call: InferRequest, message: str) -> None:
+    """A request that does not fit the metadata is refused before the model runs."""
+    model = await started(lambda _inputs, _job: pytest.fail("the model ran"))
+    calls: list[Any] = [call, StreamInferRequest(model=M, request=call)]
+    for asked in calls:
+        with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
+            await model(asked)
+    await model.stop()
+
+
+async def test_classification_is_unsupported() -> None:
+    """Classes are refused by name, not answered with something else."""
+    model = await started()
+    with pytest.raises(Unsupported, match="output 'Y' is asked for as classes"):
+        await model(CALL.changed(outputs=(RequestedOutput("Y", classes=3),)))
+    await model.stop()
+
+
+async def test_outputs_come_in_the_models_order() -> None:
+    """Only the outputs asked for are answered, in the model's order, once each."""
+    model = await started()
+    for names, expected in (("Z", ["Z"]), ("ZY", ["Y", "Z"]), ("YY", ["Y"])):
+        reply = await model(CALL.changed(outputs=tuple(map(RequestedOutput, names))))
+        assert expected == [output.name for output in reply.outputs]
+    await model.stop()
+
+
+def giving(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[Inputs, Job], Arrays]:
+    return lambda _inputs, _job: arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"Y": A}, "gave no output 'Z'; it gave 'Y'"),
+        ({"Y": A, "Z": B, "Q": A}, "gave output 'Q', which it does not declare"),
+        ({"Y": A[0], "Z": B}, "gave output 'Y' of shape [2], it declares [-1, 2]"),
+        (
+            {"Y": A.astype(np.float32), "Z": B},
+            (
+                "gave an output it does not declare so: tensor 'Y' has numpy dtype float32, "
+                "INT32 needs int32"
+            ),
+        ),
+        (
+            {"Y": A, "Z": A},
+            (
+                "gave an output it does not declare so: tensor 'Z' has numpy dtype int32, "
+                "BYTES needs object"
+            ),
+        ),
+        (
+            {"Y": A, "Z": np.array([3], object)},
+            (
+                "gave an output it does not declare so: tensor 'Z' has an element of type int, "
+                "BYTES needs bytes or str"
+            ),
+        ),
+    ],
+)
+async def test_outputs_that_do_not_fit_are_the_models_fault(
+    arrays: Mapping[str, npt.NDArray[Any]], message: str
+) -> None:
+    """What a model gives is checked against what it declares."""
+    model = await started(giving(arrays))
+    with pytest.raises(UpstreamError, match=f"^model 'm version 1' {re.escape(message)}$"):
+        await model(CALL)
+    await model.stop()
+
+
+async def test_outputs_are_not_copied() -> None:
+    """An output shares the model's memory; text and strings become BYTES."""
+    given = {"Y": A, "Z": np.array(["é"], object)}
+    model = await started(giving(given))
+    reply = await model(CALL)
+    assert np.shares_memory(A, reply.outputs[0].data.array)  # type: ignore[union-attr]  # ArrayData
+    assert array_tensor("Z", np.array(["é".encode()], object)) == reply.outputs[1]
+    await model.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("two\nlines"), "ValueError: two lines"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (StopIteration(), "StopIteration:"),
+        (SystemExit(3), "SystemExit: 3"),
+        (RuntimeError("x" * 9000), "RuntimeError: " + "x" * 486),
+    ],
+)
+async def test_what_a_model_raises_is_passed_on_in_one_line(
+    error: BaseException, text: str
+) -> None:
+    """A model's failure is its own text without a traceback, and is logged once."""
+
+    def fail(_inputs: Inputs, _job: Job) -> Arrays:
+        raise error
+
+    model = await started(fail)
+    with capture_logs() as logs:
+        for _ in range(2):
+            with pytest.raises(UpstreamError) as caught:
+                await model(CALL)
+            assert f"model 'm version 1' failed: {text}" == caught.value.message
+    assert [("model failed", error)] == [(entry["event"], entry["exc_info"]) for entry in logs]
+    await model.stop()
+
+
+async def test_a_model_may_refuse_in_the_gateways_terms() -> None:
+    """An error of ours passes as it is."""
+    error = InvalidRequest("A must be positive")
+
+    def refuse(_inputs: Inputs, _job: Job) -> Arrays:
+        raise error
+
+    model = await started(refuse)
+    with pytest.raises(InvalidRequest) as caught:
+        await model(CALL)
+    assert caught.value is error
+    await model.stop()
+
+
+async def test_the_event_loop_runs_while_a_model_blocks() -> None:
+    """Other work goes on while a model runs."""
+    gate = Gate()
+    model = await started(gate)
+    task = asyncio.ensure_future(model(CALL))
+    await until(lambda: gate.running == 1)
+    assert not task.done()
+    gate.open.set()
+    assert M == (await task).model
+    await model.stop()
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+async def test_so_many_run_at_a_time(instances: int) -> None:
+    """As many inferences run as there are instances; the others wait for a place."""
+    gate = Gate()
+    model = await started(gate, instances=instances)
+    tasks = [asyncio.ensure_future(model(CALL)) for _ in range(4)]
+    await until(lambda: gate.running == instances)
+    await settle()
+    assert instances == len(gate.jobs)
+    gate.open.set()
+    await asyncio.gather(*tasks)
+    assert 4 == len(gate.jobs)
+    await model.stop()
+
+
+@pytest.mark.parametrize("queue", [0, 2])
+async def test_full_queue_refuses(queue: int) -> None:
+    """One more than runs and waits is refused; the last that may wait is not."""
+    gate = Gate()
+    model = await started(gate, queue=queue)
+    tasks = [asyncio.ensure_future(model(CALL)) for _ in range(1 + queue)]
+    await until(lambda: gate.running == 1)
+    with pytest.raises(Overloaded) as caught:
+        await model(CALL)
+    assert (
+        f"model 'm version 1' runs 1 inferences and {queue} wait, which is all it may have",
+        "queue",
+    ) == (caught.value.message, caught.value.limit)
+    gate.open.set()
+    await asyncio.gather(*tasks)
+    await model.stop()
+
+
+async def test_call_cancelled_while_it_waits_never_runs() -> None:
+    """A caller that leaves before its turn costs the model nothing."""
+    gate = Gate()
+    model = await started(gate)
+    first, second = (asyncio.ensure_future(model(CALL)) for _ in range(2))
+    await until(lambda: gate.running == 1)
+    second.cancel()
+    await settle()
+    gate.open.set()
+    await first
+    assert (1, 0, True) == (len(gate.jobs), model._waiting, second.cancelled())
+    await model.stop()
+
+
+async def test_call_cancelled_while_it_runs_tells_the_model_and_keeps_its_place() -> None:
+    """The model learns that nobody waits; the thread's place is free only when it has ended."""
+    gate = Gate()
+    model = await started(gate)
+    first = asyncio.ensure_future(model(CALL))
+    await until(lambda: gate.running == 1)
+    first.cancel()
+    await settle()
+    assert (True, True) == (first.cancelled(), gate.jobs[0].cancelled.is_set())
+    second = asyncio.ensure_future(model(CALL))
+    await settle()
+    assert 1 == len(gate.jobs), "the thread is still busy"
+    gate.open.set()
+    await second
+    assert 2 == len(gate.jobs)
+    await model.stop()
+
+
+async def test_failure_of_an_abandoned_call_is_nobodys() -> None:
+    """A model that fails after its caller left disturbs no one."""
+    gate = Gate()
+
+    def fail(inputs: Inputs, job: Job) -> Arrays:
+        gate(inputs, job)
+        raise ValueError("too late")
+
+    model = await started(fail)
+    task = asyncio.ensure_future(model(CALL))
+    await until(lambda: gate.running == 1)
+    task.cancel()
+    await settle()
+    gate.open.set()
+    await model.stop()
+    assert task.cancelled()
+
+
+async def test_deadline_that_passed_in_the_queue() -> None:
+    """A request whose time is over when its turn comes is not run."""
+    gate, clock = Gate(), FakeClock(100.0)
+    model = await started(gate, clock=clock)
+    first = asyncio.ensure_future(model(CALL))
+    second = asyncio.ensure_future(model(CALL.changed(context=Context(deadline=101.0))))
+    await until(lambda: gate.running == 1)
+    clock.advance(1)
+    gate.open.set()
+    await first
+    with pytest.raises(DeadlineExceeded, match="the deadline passed while the request waited"):
+        await second
+    assert 1 == len(gate.jobs)
+    assert M == (await model(CALL)).model, "the place is free"
+    await model.stop()
+
+
+async def test_stop_waits_for_what_runs() -> None:
+    """Unloading comes after the last inference."""
+    gate = Gate()
+    model = await started(gate)
+    task = asyncio.ensure_future(model(CALL))
+    await until(lambda: gate.running == 1)
+    stopping = asyncio.ensure_future(model.stop())
+    await settle()
+    assert (False, 0) == (model.loaded, model.unloads)
+    gate.open.set()
+    await asyncio.gather(task, stopping)
+    assert 1 == model.unloads
+
+
+async def test_stop_gives_up_on_a_model_that_hangs() -> None:
+    """A model that does not end does not hold up the gateway's end."""
+    gate = Gate()
+    model = await started(gate)
+    task = asyncio.ensure_future(model(CALL))
+    await until(lambda: gate.running == 1)
+    with capture_logs() as logs:
+        await model.stop(timeout_s=0.01)
+    assert (["model still runs"], 0) == ([entry["event"] for entry in logs], model.unloads)
+    gate.open.set()
+    assert M == (await task).model
+
+
+async def test_job_tells_the_model_about_the_request() -> None:
+    """A model may look at id, parameters, deadline and outputs, and add parameters."""
+    jobs: list[Job] = []
+
+    def look(inputs: Inputs, job: Job) -> Arrays:
+        jobs.append(job)
+        job.reply_parameters["took"] = 3
+        return double(inputs, job)
+
+    model = await started(look)
+    deadline = time.monotonic() + 60
+    reply = await model(
+        CALL.changed(
+            parameters={"k": 1.5},
+            outputs=(RequestedOutput("Z"),),
+            context=Context(deadline=deadline),
+        )
+    )
+    job = jobs[0]
+    assert (M, "7", {"k": 1.5}, ("Z",), deadline) == (
+        job.model,
+        job.id,
+        job.parameters,
+        job.outputs,
+        job.deadline,
+    )
+    assert {"took": 3} == reply.parameters
+    await model.stop()
+
+
+async def test_stream_of_a_plain_model_has_one_answer() -> None:
+    """A model that is not decoupled answers a stream once, and the answer is final."""
+    model = await started()
+    items = await model(StreamInferRequest(model=M, request=CALL))
+    assert [True] == [item.final async for item in items]
+    assert M == (await model(CALL)).model, "the place is free"
+    await model.stop()
+
+
+async def test_stream_that_is_not_read_gives_its_place_back_when_closed() -> None:
+    """A place taken for a stream is free once the stream is closed."""
+    model = await started(queue=0)
+    items = await model(StreamInferRequest(model=M, request=CALL))
+    with pytest.raises(Overloaded):
+        await model(CALL)
+    await close_stream(items)
+    assert M == (await model(CALL)).model
+    await model.stop()
+
+
+def test_there_must_be_an_instance() -> None:
+    """A model without instances is a mistake of the configuration."""
+    with pytest.raises(ValueError, match="model 'm': instances is 0, at least 1 is needed"):
+        Model(instances=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "declared", "expected"),
+    [
+        ((), None, True),
+        ((), (), True),
+        ((1,), (), False),
+        ((3, 2), (-1, 2), True),
+        ((0, 2), (-1, 2), True),
+        ((2, 3), (-1, 2), False),
+    ],
+)
+def test_fits(shape: tuple[int, ...], declared: tuple[int, ...] | None, expected: bool) -> None:
+    """A shape fits when every dimension is as declared or may vary."""
+    assert expected == fits(shape, declared)
+
+
+def test_load_error_has_a_code_every_protocol_knows() -> None:
+    """A LoadError can be answered like any other error."""
+    assert isinstance(LoadError("x"), GatewayError)
+    assert "not_ready" == LoadError.code.value

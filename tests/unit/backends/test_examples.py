@@ -1,0 +1,112 @@
+"""The example models compute what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.backends.python import PythonBackend
+from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, UpstreamError
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from tests.fakes import settle
+
+ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
+
+
+async def ask(name: str, *inputs: Tensor, **fields: Any) -> InferResponse:
+    model = PythonBackend("m", f"gateway.backends.examples:{name}")
+    await model.start()
+    try:
+        return await model(InferRequest(model=ModelRef("m"), inputs=inputs, **fields))
+    finally:
+        await model.stop()
+
+
+def values(reply: InferResponse) -> list[Any]:
+    return [as_numpy(output).tolist() for output in reply.outputs]
+
+
+async def test_simple_adds_and_subtracts() -> None:
+    """OUTPUT0 is the sum, OUTPUT1 the difference."""
+    inputs = array_tensor("INPUT0", ROW), array_tensor("INPUT1", ROW * 2)
+    assert [(ROW * 3).tolist(), (-ROW).tolist()] == values(await ask("simple", *inputs))
+
+
+async def test_simple_string_does_so_in_decimal() -> None:
+    """Numbers as text may have any size; what is no number is the caller's mistake."""
+    big = 1 << 70
+    first = items_tensor("INPUT0", (1, 16), [str(big).encode()] * 16)
+    second = items_tensor("INPUT1", (1, 16), [b"-1"] * 16)
+    expected = [[[str(big - 1).encode()] * 16], [[str(big + 1).encode()] * 16]]
+    assert expected == values(await ask("simple_string", first, second))
+    wrong = items_tensor("INPUT1", (1, 16), [b"1"] * 15 + [b"one"])
+    with pytest.raises(InvalidRequest, match=r"input 'INPUT1' has the element b'one' at \[0, 15\]"):
+        await ask("simple_string", first, wrong)
+
+
+@pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3), (1, 2, 1, 2, 1)], ids=str)
+async def test_identity_gives_back_every_datatype_and_shape(
+    datatype: Datatype, shape: tuple[int, ...]
+) -> None:
+    """There is an identity for each datatype, and it takes any shape."""
+    count = int(np.prod(shape))
+    if datatype is Datatype.BYTES:
+        given = items_tensor("INPUT0", shape, [b"\xff\x00" * n for n in range(count)])
+    else:
+        array = np.arange(count).astype(datatype.numpy_dtype).reshape(shape)
+        given = array_tensor("INPUT0", array, datatype)
+    reply = await ask(f"identity_{datatype.name.lower()}", given)
+    assert (given.renamed("OUTPUT0"),) == reply.outputs
+
+
+async def test_slow_gives_the_number_back() -> None:
+    """It waits so many milliseconds; a negative number is none."""
+    for number in (1, -5):
+        given = array_tensor("INPUT0", np.array([number], np.int32))
+        assert [[number]] == values(await ask("slow", given))
+
+
+async def test_slow_ends_when_its_caller_leaves() -> None:
+    """A caller that leaves frees the model long before its time."""
+    model = PythonBackend("m", "gateway.backends.examples:slow")
+    await model.start()
+    given = array_tensor("INPUT0", np.array([60_000], np.int32))
+    task = asyncio.ensure_future(model(InferRequest(model=ModelRef("m"), inputs=(given,))))
+    await settle()
+    task.cancel()
+    await model.stop(timeout_s=5)
+    assert (True, False) == (task.cancelled(), model.loaded)
+    assert not model._places.locked(), "it did not run for a minute"
+
+
+async def test_fail_fails() -> None:
+    """It fails in its own words."""
+    with pytest.raises(UpstreamError, match="failed: ValueError: this model fails on purpose"):
+        await ask("fail", array_tensor("INPUT0", np.array([0], np.int32)))
+
+
+async def test_repeat_stream_answers_once_for_each_element() -> None:
+    """Each answer has the element and its index."""
+    model = PythonBackend("m", "gateway.backends.examples:repeat_stream")
+    await model.start()
+    given = array_tensor("IN", np.array([7, 9], np.int32))
+    request = InferRequest(model=ModelRef("m"), inputs=(given,))
+    items = await model(StreamInferRequest(model=ModelRef("m"), request=request))
+    assert [[[7], [0]], [[9], [1]]] == [values(item) async for item in items]
+    await model.stop()
+
+
+async def test_params_echo_gives_the_parameters_back() -> None:
+    """As JSON in an output, and as parameters of the answer."""
+    given = array_tensor("INPUT0", np.zeros(0, np.int32))
+    reply = await ask("params_echo", given, parameters={"b": True, "a": 1.5, "c": "x", "d": 3})
+    assert [[b'{"a": 1.5, "b": true, "c": "x", "d": 3}']] == values(reply)
+    assert {"echo_a": 1.5, "echo_b": True, "echo_c": "x", "echo_d": 3} == reply.parameters

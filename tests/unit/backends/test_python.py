@@ -1,0 +1,469 @@
+"""Python callables as models: every kind of callable, and what goes wrong when loading one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.backends.base import Backend, Job, LoadError
+from gateway.backends.plan import Plan
+from gateway.backends.python import PythonBackend, declares, from_plan
+from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import NotReady, Unsupported, UpstreamError
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.streams import close_stream
+from gateway.ir.tensor import array_tensor
+from tests.fakes import settle
+
+M = ModelRef("m", "1")
+X = (TensorMetadata("X", Datatype.INT32, (-1,)),)
+Y = (TensorMetadata("Y", Datatype.INT32, (-1,)),)
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def call(*values: int) -> InferRequest:
+    return InferRequest(model=M, inputs=(array_tensor("X", np.array(values, np.int32)),))
+
+
+def stream(*values: int) -> StreamInferRequest:
+    return StreamInferRequest(model=M, request=call(*values))
+
+
+def numbers(reply: InferResponse) -> list[int]:
+    found: list[int] = as_numpy(reply.outputs[0]).tolist()
+    return found
+
+
+async def started(source: Any, **settings: Any) -> PythonBackend:
+    model = PythonBackend("m", source, **{"inputs": X, "outputs": Y, **settings})
+    await model.start()
+    return model
+
+
+def plain(inputs: Arrays) -> Arrays:
+    return {"Y": inputs["X"] * 2}
+
+
+def with_job(inputs: Arrays, job: Job) -> Arrays:
+    return {"Y": inputs["X"] * int(job.parameters.get("factor", 2))}
+
+
+async def coroutine(inputs: Arrays) -> Arrays:
+    await asyncio.sleep(0)
+    return {"Y": inputs["X"] * 2}
+
+
+class Doubler:
+    """Called like a function."""
+
+    inputs, outputs = X, Y
+
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+        self.closed = 0
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        return {"Y": inputs["X"] * self.factor}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class AsyncDoubler:
+    """Called like a coroutine function."""
+
+    async def __call__(self, inputs: Arrays, _job: Job) -> Arrays:
+        return {"Y": inputs["X"] * 2}
+
+
+def with_default(inputs: Arrays, factor: int = 2) -> Arrays:
+    return {"Y": inputs["X"] * factor}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        plain,
+        with_job,
+        with_default,
+        coroutine,
+        Doubler(),
+        Doubler,
+        AsyncDoubler(),
+        Doubler().__call__,
+        lambda inputs: {"Y": inputs["X"] * 2},
+        f"{__name__}:plain",
+    ],
+    ids=str,
+)
+async def test_every_kind_of_callable_is_a_model(source: Any) -> None:
+    """Functions, coroutines, objects, classes and dotted names all answer the same way."""
+    model = await started(source)
+    assert [2, 6] == numbers(await model(call(1, 3)))
+    await model.stop()
+
+
+async def test_class_is_made_with_options_and_closed() -> None:
+    """A class gets its options when loaded; its object is closed when unloaded."""
+    made: list[Doubler] = []
+
+    class Noted(Doubler):
+        def __init__(self, factor: int) -> None:
+            super().__init__(factor)
+            made.append(self)
+
+    model = await started(Noted, options={"factor": 5}, inputs=None, outputs=None)
+    assert [10] == numbers(await model(call(2)))
+    await model.stop()
+    model.unload()
+    assert [1] == [one.closed for one in made]
+
+
+async def test_object_without_close_is_let_go() -> None:
+    """What has no `close` needs none."""
+    model = await started(AsyncDoubler())
+    await model.stop()
+    assert not model.loaded
+
+
+async def test_model_may_look_at_the_request() -> None:
+    """A model that takes two arguments is given the job."""
+    model = await started(with_job)
+    assert [6] == numbers(await model(call(2).changed(parameters={"factor": 3})))
+    await model.stop()
+
+
+async def test_metadata_is_what_is_declared() -> None:
+    """Attributes declare a model; the configuration wins over them."""
+
+    @declares(inputs=X, outputs=Y)
+    def model(inputs: Arrays) -> Arrays:
+        return plain(inputs)
+
+    loaded = await started(model, inputs=None, outputs=None, max_batch_size=4)
+    expected = ModelMetadata(
+        name="m", versions=("1",), platform="python", inputs=X, outputs=Y, max_batch_size=4
+    )
+    assert expected == await loaded(ModelMetadataRequest(model=M))
+    await loaded.stop()
+    other = (TensorMetadata("X", Datatype.INT32, (2,)),)
+    loaded = await started(model, inputs=other, outputs=None)
+    assert other == loaded.metadata.inputs
+    await loaded.stop()
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise ValueError("no\nlicence")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("no_colon", "Python model 'no_colon' is not of the form 'package.module:attribute'"),
+        (
+            "gateway.nowhere:x",
+            (
+                "Python model 'gateway.nowhere:x' cannot be imported: "
+                "ModuleNotFoundError: No module named 'gateway.nowhere'"
+            ),
+        ),
+        (
+            "gateway.backends.examples:nothing",
+            (
+                "Python model 'gateway.backends.examples:nothing' cannot be found: AttributeError: "
+                "module 'gateway.backends.examples' has no attribute 'nothing'"
+            ),
+        ),
+        (
+            "gateway.backends.examples:Arrays.x",
+            "Python model 'gateway.backends.examples:Arrays.x' cannot be found: ",
+        ),
+        (
+            "gateway.backends.examples:_PAIR",
+            "Python model 'gateway.backends.examples:_PAIR' is a tuple, which cannot be called",
+        ),
+        (Broken, f"Python model {repr(Broken)!r} cannot be made: ValueError: no licence"),
+    ],
+    ids=str,
+)
+async def test_load_errors_name_model_and_cause_in_one_line(source: Any, message: str) -> None:
+    """What cannot be loaded says which model it is and why."""
+    with pytest.raises(
+        LoadError, match="^" + re.escape(f"model 'm version 1': {message}")
+    ) as caught:
+        await started(source)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+async def test_undeclared_model_cannot_be_loaded(kind: str) -> None:
+    """Without a declaration a request cannot be checked."""
+    with pytest.raises(LoadError, match=f"does not declare its {kind}: give it an attribute"):
+        await started(plain, **{kind: None})
+
+
+def test_metadata_needs_loading() -> None:
+    """What a model declares is known once it is loaded."""
+    with pytest.raises(NotReady, match="is not loaded"):
+        _ = PythonBackend("m", plain).metadata
+
+
+@pytest.mark.parametrize(
+    "source", [lambda _inputs: None, lambda _inputs: [1]], ids=["none", "list"]
+)
+async def test_model_must_return_a_dict(source: Callable[..., Any]) -> None:
+    """Anything but a dict is the model's failure."""
+    model = await started(source)
+    with pytest.raises(UpstreamError, match=r"TypeError: the model returned .*, needed is a dict"):
+        await model(call(1))
+    await model.stop()
+
+
+async def failing(_inputs: Arrays) -> Arrays:
+    raise ValueError("boom")
+
+
+async def test_coroutine_that_fails_is_the_models_failure() -> None:
+    """A coroutine's exception becomes the same error as a function's."""
+    model = await started(failing)
+    with pytest.raises(UpstreamError, match="failed: ValueError: boom"):
+        await model(call(1))
+    await model.stop()
+
+
+async def test_coroutine_is_cancelled_with_its_caller() -> None:
+    """A caller that leaves cancels a coroutine at once."""
+    left = asyncio.Event()
+
+    async def waiting(_inputs: Arrays) -> Arrays:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        return {}
+
+    model = await started(waiting)
+    task = asyncio.ensure_future(model(call(1)))
+    await settle()
+    task.cancel()
+    await settle()
+    assert left.is_set()
+    await model.stop()
+
+
+def each(inputs: Arrays) -> Iterator[Arrays]:
+    for value in inputs["X"]:
+        if value < 0:
+            raise ValueError("negative")
+        yield {"Y": np.array([value], np.int32)}
+
+
+async def each_async(inputs: Arrays) -> AsyncIterator[Arrays]:
+    for answer in each(inputs):
+        await asyncio.sleep(0)
+        yield answer
+
+
+class EachObject:
+    def __call__(self, inputs: Arrays) -> Iterator[Arrays]:
+        yield from each(inputs)
+
+
+GENERATORS = pytest.mark.parametrize("source", [each, each_async, EachObject()], ids=str)
+
+
+@GENERATORS
+async def test_generator_gives_several_answers(source: Any) -> None:
+    """A generator answers a stream as often as it yields, perhaps never."""
+    model = await started(source)
+    assert model.decoupled
+    for values in ([1, 2, 3], []):
+        items = [item async for item in await model(stream(*values))]
+        assert [[value] for value in values] == [numbers(item) for item in items]
+        assert not any(item.final for item in items)
+    await model.stop()
+
+
+@GENERATORS
+async def test_one_answer_of_a_generator_can_be_asked_for_plainly(source: Any) -> None:
+    """A request without a stream works when there is exactly one answer, else it says why not."""
+    model = await started(source)
+    assert [5] == numbers(await model(call(5)))
+    with pytest.raises(
+        Unsupported, match="is decoupled and gave more than one answer: ask it with"
+    ):
+        await model(call(1, 2, 3))
+    with pytest.raises(Unsupported, match="model 'm version 1' is decoupled and gave no answer"):
+        await model(call())
+    await model.stop()
+
+
+@GENERATORS
+async def test_generator_that_fails_ends_its_stream_with_the_error(source: Any) -> None:
+    """What came before a failure has been answered."""
+    model = await started(source)
+    items = await model(stream(1, -1, 2))
+    assert [1] == numbers(await anext(items))
+    with pytest.raises(UpstreamError, match="failed: ValueError: negative"):
+        await anext(items)
+    assert [5] == numbers(await model(call(5))), "the place is free"
+    await model.stop()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_closed_stream_closes_the_generator(asynchronous: bool) -> None:
+    """A stream that is not read to its end lets the generator clean up."""
+    closed = threading.Event()
+
+    def endless(_inputs: Arrays) -> Iterator[Arrays]:
+        try:
+            while True:
+                yield {"Y": np.zeros(1, np.int32)}
+        finally:
+            closed.set()
+
+    async def endless_async(inputs: Arrays) -> AsyncIterator[Arrays]:
+        try:
+            while True:
+                yield {"Y": inputs["X"]}
+        finally:
+            closed.set()
+
+    model = await started(endless_async if asynchronous else endless)
+    items = await model(stream(1))
+    await anext(items)
+    await close_stream(items)
+    assert closed.is_set()
+    await model.stop()
+
+
+async def test_generator_whose_caller_left_is_told_and_dropped() -> None:
+    """A generator that is running when its caller leaves learns of it and is closed."""
+    entered, closed = threading.Event(), threading.Event()
+
+    def stuck(_inputs: Arrays, job: Job) -> Iterator[Arrays]:
+        try:
+            entered.set()
+            job.cancelled.wait(5)
+            yield {"Y": np.zeros(1, np.int32)}
+        finally:
+            closed.set()
+
+    model = await started(stuck)
+    items = await model(stream(1))
+    task = asyncio.ensure_future(anext(items))
+    end = time.monotonic() + 5
+    while not entered.is_set():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await model.stop()
+    del items, task
+    assert closed.wait(5)
+
+
+async def test_callable_that_tells_nothing_gets_the_inputs() -> None:
+    """A callable without a readable signature is called with the inputs alone."""
+
+    class Opaque:
+        __signature__ = "unreadable"
+
+        def __call__(self, inputs: Arrays) -> Arrays:
+            return plain(inputs)
+
+    model = await started(Opaque())
+    assert [2] == numbers(await model(call(1)))
+    await model.stop()
+
+
+def test_python_models_are_backends() -> None:
+    """The registry may treat them like any other."""
+    assert isinstance(PythonBackend("m", plain), Backend)
+
+
+async def test_stream_of_a_plain_callable_has_one_answer() -> None:
+    """A model that returns once answers a stream once."""
+    model = await started(plain)
+    assert [[2, 4]] == [numbers(item) async for item in await model(stream(1, 2))]
+    await model.stop()
+
+
+def test_unloaded_model_is_not_called() -> None:
+    """A model that was let go of cannot run."""
+    with pytest.raises(NotReady, match="is not loaded"):
+        PythonBackend("m", plain).infer({}, Job(M))
+
+
+def plan(**options: Any) -> Plan:
+    return Plan(name="m", options={"callable": "gateway.backends.examples:simple", **options})
+
+
+async def test_plan_makes_a_model() -> None:
+    """A configuration gives callable, version, limits and what the model is made with."""
+    signature = ModelMetadata(name="m", inputs=X, outputs=Y)
+    options = {
+        "callable": f"{__name__}:Doubler",
+        "version": "3",
+        "arguments": {"factor": 4},
+        "instances": "2",
+        "queue": "0",
+        "max_batch_size": "8",
+    }
+    model = from_plan(Plan(name="m", options=options, signature=signature))
+    await model.start()
+    metadata = await model(ModelMetadataRequest(model=ModelRef("m", "3")))
+    assert (("3",), X, Y, 8) == (
+        metadata.versions,
+        metadata.inputs,
+        metadata.outputs,
+        metadata.max_batch_size,
+    )
+    assert [8] == numbers(await model(call(2).changed(model=ModelRef("m"))))
+    await model.stop()
+
+
+async def test_plan_needs_little() -> None:
+    """The callable is enough."""
+    model = from_plan(plan())
+    await model.start()
+    metadata = await model(ModelMetadataRequest(model=M))
+    assert (("1",), None) == (metadata.versions, metadata.max_batch_size)
+    await model.stop()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Plan(name="m"), "model 'm': option 'callable' is None"),
+        (plan(color="red"), "model 'm' has no option 'color'; there is: callable"),
+        (plan(instances="0"), "option 'instances' is '0', needed is a whole number of at least 1"),
+    ],
+)
+def test_plan_refuses_what_it_does_not_know(wrong: Plan, message: str) -> None:
+    """A mistake of the configuration is named."""
+    with pytest.raises(ValueError, match=message):
+        from_plan(wrong)
+
+
+async def test_stream_left_open_when_the_model_stops_can_be_closed() -> None:
+    """A stream that outlives its model closes without a word."""
+    model = await started(each)
+    items = await model(stream(1, 2))
+    assert [1] == numbers(await anext(items))
+    await model.stop(timeout_s=0.01)
+    await close_stream(items)
+    assert not model.has_threads

@@ -1,0 +1,115 @@
+"""Versions: one name, several versions, the newest by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gateway.backends.base import LoadError
+from gateway.backends.python import PythonBackend
+from gateway.backends.versions import Versions
+from gateway.ir.calls import (
+    InferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import ModelNotFound
+from gateway.ir.metadata import ModelState, RepositoryEntry, TensorMetadata
+
+OUT = (TensorMetadata("VERSION", Datatype.INT32, (1,)),)
+
+
+def backend(
+    version: str, name: str = "m", outputs: Sequence[TensorMetadata] | None = OUT
+) -> PythonBackend:
+    number = np.array([int(version) if version.isdecimal() else 0], np.int32)
+    return PythonBackend(
+        name, lambda _inputs: {"VERSION": number}, version, inputs=(), outputs=outputs
+    )
+
+
+@pytest.mark.parametrize(("asked", "found"), [("", "10"), ("9", "9"), ("10", "10"), ("2", "2")])
+async def test_newest_is_the_highest_number(asked: str, found: str) -> None:
+    """Without a version the highest number answers; a named one answers itself."""
+    model = Versions("m", [backend("9"), backend("10"), backend("2")])
+    await model.start()
+    reply = await model(InferRequest(model=ModelRef("m", asked)))
+    assert (ModelRef("m", found), [int(found)]) == (
+        reply.model,
+        as_numpy(reply.outputs[0]).tolist(),
+    )
+    await model.stop()
+
+
+@pytest.mark.parametrize("version", ["3", "09", "x", "-1"])
+async def test_unknown_version_is_not_found(version: str) -> None:
+    """A version that is not there is refused, and the ones there are named."""
+    model = Versions("m", [backend("9"), backend("2")])
+    with pytest.raises(ModelNotFound, match=f"model 'm' has no version '{version}'; it has 2, 9"):
+        await model(InferRequest(model=ModelRef("m", version)))
+
+
+async def test_metadata_lists_all_versions() -> None:
+    """Metadata of any version names every one, in the order of their numbers."""
+    model = Versions("m", [backend("10"), backend("9")])
+    await model.start()
+    for asked in ("", "9"):
+        metadata = await model(ModelMetadataRequest(model=ModelRef("m", asked)))
+        assert ("m", ("9", "10"), OUT) == (metadata.name, metadata.versions, metadata.outputs)
+    await model.stop()
+
+
+async def test_ready_and_index_follow_loading() -> None:
+    """Before loading and after unloading nothing is ready."""
+    model = Versions("m", [backend("10"), backend("9")])
+
+    async def state() -> tuple[bool, bool, tuple[RepositoryEntry, ...]]:
+        ready = await model(ModelReadyRequest(model=ModelRef("m")))
+        return model.ready(), ready, await model(RepositoryIndexRequest())
+
+    def entries(state: ModelState) -> tuple[RepositoryEntry, ...]:
+        return tuple(RepositoryEntry("m", version, state) for version in ("9", "10"))
+
+    assert (False, False, entries(ModelState.UNAVAILABLE)) == await state()
+    await model.start()
+    assert (True, True, entries(ModelState.READY)) == await state()
+    await model.stop()
+    await model.stop()
+    assert (False, False, entries(ModelState.UNAVAILABLE)) == await state()
+
+
+async def test_one_that_cannot_be_loaded_unloads_the_others() -> None:
+    """A model is loaded whole or not at all."""
+    good, bad = backend("1"), backend("2", outputs=None)
+    with pytest.raises(LoadError, match="does not declare its outputs"):
+        await Versions("m", [good, bad]).start()
+    assert (False, False) == (good.loaded, bad.loaded)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ([], "model 'm' has no versions"),
+        (["1", "x"], "model 'm': version 'x' is not a number"),
+        (["²"], "model 'm': version '²' is not a number"),
+        (["1", "1"], "model 'm' has a version twice"),
+    ],
+)
+def test_mistakes_of_the_configuration(versions: list[str], message: str) -> None:
+    """Versions are numbers that differ, and there is at least one."""
+    with pytest.raises(ValueError, match=message):
+        Versions("m", [backend(version) for version in versions])
+
+
+async def test_a_call_without_a_model_means_the_newest() -> None:
+    """A call that names no model has reached the right one."""
+    model = Versions("m", [backend("1"), backend("2")])
+    await model.start()
+    assert ModelRef("m", "2") == (await model(InferRequest())).model
+    await model.stop()
