@@ -195,7 +195,7 @@ def _tensor(message: Message, place: int) -> TensorMetadata:
     datatype = DATATYPES[number]
     if description_at:
         datatype = _meant(message.data(at + description_at, "a description"), datatype)
-    shape = message.shape(at + shape_at, f"metadata of {name!r}") if shape_at else None
+    shape = message.shape(at + shape_at, name) if shape_at else None
     if shape is not None and any(not -1 <= dim <= message.limits.dim for dim in shape):
         raise InvalidTensor(f"metadata has {name!r} of shape {list(shape)}")
     return TensorMetadata(name, datatype, shape)

@@ -9,7 +9,7 @@ Source: dossier, sections 4 and 9.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -68,9 +68,20 @@ class Said:
 
 
 def decode_infer(
-    message: Message, at: int, model: ModelRef, context: Context, settings: Settings
-) -> tuple[InferRequest, list[str]]:
-    """Return the inference request whose table stands at *at*, and its output names as they are.
+    message: Message,
+    at: int,
+    model: ModelRef,
+    context: Callable[[tuple[str, ...]], Context],
+    settings: Settings,
+) -> InferRequest:
+    """Return the inference request whose table stands at *at*.
+
+    Args:
+        message: Given to `open_request`.
+        at: From `open_request`.
+        model: The model it is for.
+        context: Makes the context, given the names of outputs as they are in the message.
+        settings: The listener's.
 
     Raises:
         GatewayError: It cannot be used.
@@ -81,9 +92,9 @@ def decode_infer(
     said = read_config(config, limits)
     # "" is the output at this place, and the place counts among the model's own.
     asked = () if "" in names else tuple([RequestedOutput(name) for name in dict.fromkeys(names)])
-    request = InferRequest(
+    return InferRequest(
         model=model,
-        context=context,
+        context=context(tuple(names)),
         inputs=tensors,
         outputs=asked,
         id=said.id,
@@ -91,7 +102,6 @@ def decode_infer(
         timeout_us=said.timeout_us,
         parameters=said.parameters,
     )
-    return request, names
 
 
 def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffer]:

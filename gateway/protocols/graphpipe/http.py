@@ -239,16 +239,17 @@ class HttpCodec:
                 raise no_model(wire.path)
             if at is None:
                 return ModelMetadataRequest(model=model, context=_context(wire, Form(asked)))
-            request, names = calls.decode_infer(
-                message, at, model, _context(wire, Form(asked)), self._settings
+            return calls.decode_infer(
+                message,
+                at,
+                model,
+                lambda names: _context(wire, Form(Asked.INFER, names)),
+                self._settings,
             )
         except GatewayError as error:
             # Tells `encode_error` that there was a message, and which kind it was.
             error.origin = Origin(NAME, wire, Form(asked))
             raise
-        if not names:
-            return request
-        return request.within(origin=Origin(NAME, wire, Form(asked, tuple(names))))
 
     def _got(self, wire: HttpRequest) -> Call[Any]:
         context = _context(wire, Form(Asked.SHOWN))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.ir.data import ItemsData, RawData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import check_shape
 from gateway.ir.tensor import Shape, Tensor
@@ -28,20 +29,6 @@ _TENSOR: Final = table("a Tensor table", 1, 4, 4, 4)
 
 _INFER, _METADATA = 1, 2
 _NOTHING: Final = memoryview(b"")
-
-
-class InferMessage(NamedTuple):
-    """An inference request as it came.
-
-    Attributes:
-        config: Opaque bytes; empty when absent.
-        tensors: Named as the message names them; "" where it does not.
-        output_names: In order, "" and repeated ones as they are.
-    """
-
-    config: memoryview
-    tensors: tuple[Tensor, ...]
-    output_names: list[str]
 
 
 def open_request(message: Message) -> int | None:
@@ -67,27 +54,33 @@ def open_request(message: Message) -> int | None:
     return None
 
 
-def read_infer_request(message: Message, at: int, *, lenient: bool) -> InferMessage:
+def read_infer_request(
+    message: Message, at: int, *, lenient: bool
+) -> tuple[memoryview, tuple[Tensor, ...], list[str]]:
     """Return the inference request whose table stands at *at*.
 
     Args:
-        message: From `open_request`.
+        message: Given to `open_request`.
         at: From `open_request`.
         lenient: As the Go server does, take missing names for "" and leave out surplus ones.
+
+    Returns:
+        Its config, opaque bytes, empty when absent; its tensors, named as the message names them,
+        "" where it does not; and the names of its outputs, "" and repeated ones as they are.
 
     Raises:
         GatewayError: Something in it is not as it must be.
     """
     config_at, inputs_at, tensors_at, outputs_at = message.fields(at, _INFER_REQUEST)
     config = message.data(at + config_at, "config") if config_at else _NOTHING
-    names = message.names(at + inputs_at, "input names") if inputs_at else []
-    output_names = message.names(at + outputs_at, "output names") if outputs_at else []
+    names = message.names(at + inputs_at, "input name") if inputs_at else []
+    output_names = message.names(at + outputs_at, "output name") if outputs_at else []
     start, count = message.vector(at + tensors_at, 4, "the input tensors") if tensors_at else (0, 0)
     if names:
         if len(names) != count:
             names = _fitting(names, count, lenient=lenient)
         _check_twins(names)
-    return InferMessage(config, _tensors(message, start, count, names), output_names)
+    return config, _tensors(message, start, count, names), output_names
 
 
 def read_infer_response(
@@ -129,47 +122,76 @@ def _tensors(message: Message, start: int, count: int, names: Sequence[str]) -> 
         raise TooLarge(f"{count} tensors, at most {most} are allowed", limit="tensors")
     message.visit(count)
     found = []
+    total = 0
     for index in range(count):
         name = names[index] if names else ""
-        at = message.follow(start + 4 * index, "a tensor")
-        found.append(_tensor(message, at, name, name or f"#{index}"))
+        tensor, size = _tensor(message, message.follow(start + 4 * index, "a tensor"), name, index)
+        total += size
+        found.append(tensor)
+    message.hand_out(total)
     return tuple(found)
 
 
-def _tensor(message: Message, at: int, name: str, label: str) -> Tensor:
-    """Return the tensor whose table stands at *at*; *label* is its name in errors."""
+def _tensor(message: Message, at: int, name: str, index: int) -> tuple[Tensor, int]:
+    """Return the tensor whose table stands at *at*, and the bytes of its data.
+
+    The strings of a String tensor are counted as they are read, and not here.
+    """
     type_at, shape_at, data_at, strings_at = message.fields(at, _TENSOR)
+    label = name or f"#{index}"
     number = message.view[at + type_at] if type_at else 0
     datatype = DATATYPES[number] if number <= STRING else None
     if datatype is None:
         raise InvalidTensor(f"tensor {label!r} is of type {number}, GraphPipe has 1 to {STRING}")
-    shape = message.shape(at + shape_at, f"tensor {label!r}") if shape_at else ()
+    shape = message.shape(at + shape_at, label) if shape_at else ()
+    start, size = message.vector(at + data_at, 1, "data") if data_at else (0, 0)
+    if strings_at or number == STRING:
+        strings = message.vector(at + strings_at, 4, "string_val") if strings_at else (0, 0)
+        if number == STRING:
+            return _strings(message, name, label, shape, strings, size), 0
+        if strings[1]:
+            raise _misplaced(label, number, f"{strings[1]} strings in string_val")
+    if size != prod(shape) * datatype.size_bytes or not size or min(shape, default=0) < 0:
+        # What agrees with bytes that are here keeps every limit but that on elements.
+        _check_numeric(message, label, number, shape, size)
+    elif size > message.limits.elements or size > message.limits.dim:
+        check_shape(label, datatype, shape, message.limits)
+    return Tensor(name, datatype, shape, RawData(message.view[start : start + size])), size
+
+
+def _strings(
+    message: Message,
+    name: str,
+    label: str,
+    shape: Shape,
+    strings: tuple[int, int],
+    data_bytes: int,
+) -> Tensor:
+    """Return the String tensor whose *strings* are a vector of that start and count."""
+    start, found = strings
+    count = check_shape(label, Datatype.BYTES, shape, message.limits)
+    _check_empty(message, label, shape, count)
+    if data_bytes:
+        raise _misplaced(label, STRING, f"{data_bytes} bytes in data")
+    if found != count:
+        raise _misfit(label, STRING, shape, f"{found} strings", str(count))
+    items = read_strings(message, start, count, f"an element of tensor {label!r}")
+    return Tensor(name, Datatype.BYTES, shape, ItemsData(items))
+
+
+def _check_numeric(message: Message, label: str, number: int, shape: Shape, size: int) -> None:
+    """Refuse a tensor whose shape cannot be, or is not that of *size* bytes of data."""
+    datatype = DATATYPES[number]
     count = check_shape(label, datatype, shape, message.limits)
-    if not count:
-        _check_empty(message, label, shape)
-    data_start, data_bytes = message.vector(at + data_at, 1, "data") if data_at else (0, 0)
-    strings_start, strings = (
-        message.vector(at + strings_at, 4, "string_val") if strings_at else (0, 0)
-    )
-    if number == STRING:
-        if data_bytes:
-            raise _misplaced(label, number, f"{data_bytes} bytes in data")
-        if strings != count:
-            raise _misfit(label, number, shape, f"{strings} strings", str(count))
-        items = read_strings(message, strings_start, strings, f"tensor {label!r}")
-        return Tensor(name, datatype, shape, ItemsData(items))
-    if strings:
-        raise _misplaced(label, number, f"{strings} strings in string_val")
-    needed = count * datatype.size_bytes
-    if data_bytes != needed:
-        raise _misfit(label, number, shape, f"{data_bytes} bytes", str(needed))
-    message.hand_out(data_bytes)
-    return Tensor(name, datatype, shape, RawData(message.view[data_start : data_start + needed]))
+    _check_empty(message, label, shape, count)
+    needed = count * (0 if datatype is None else datatype.size_bytes)
+    if size != needed:
+        raise _misfit(label, number, shape, f"{size} bytes", str(needed))
 
 
-def _check_empty(message: Message, label: str, shape: Shape) -> None:
+def _check_empty(message: Message, label: str, shape: Shape, count: int) -> None:
     """Refuse a shape without elements whose other dimensions are absurd: numpy cannot hold it."""
-    others = prod([dim for dim in shape if dim])
+    others = 0 if count else prod([dim for dim in shape if dim])
     if others > message.limits.elements:
         raise InvalidTensor(
             f"tensor {label!r} has shape {list(shape)}: no elements, and dimensions of {others}"

@@ -98,16 +98,21 @@ def _queried(query: str, limits: MessageLimits) -> ModelRef | None:
 
 
 def _decoded(kind: str, text: str, limits: MessageLimits) -> str:
+    if not text.isascii() or "%" in text:
+        text = _unquoted(kind, text)
+    check_name(kind, text, limits.model_name_bytes, "model_name_bytes")
+    return text
+
+
+def _unquoted(kind: str, text: str) -> str:
     if not text.isascii() or not _ESCAPED.fullmatch(text):
         raise MalformedMessage(
             f"{kind} {text[:_SHOWN]!r} in the URL is not percent-encoded: "
             "needed are ASCII and '%' with two hexadecimal digits"
         )
     try:
-        name = unquote_to_bytes(text).decode()
+        return unquote_to_bytes(text).decode()
     except UnicodeDecodeError as error:
         raise MalformedMessage(
             f"{kind} {text[:_SHOWN]!r} in the URL is not UTF-8: {error.reason}"
         ) from error
-    check_name(kind, name, limits.model_name_bytes, "model_name_bytes")
-    return name

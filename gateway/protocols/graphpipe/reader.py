@@ -10,6 +10,7 @@ Source: dossier, sections 3 and 10.3; FlatBuffers internals, "Encoding".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
@@ -26,6 +27,7 @@ _HALVES: Final = Struct("<2H").unpack_from
 _SHAPES: Final = tuple(Struct(f"<{rank}q").unpack_from for rank in range(33))
 
 _VISITS: Final = 10_000
+_NOTHING: Final = memoryview(b"")
 _SMALLEST: Final = 8
 # A table begins with the way to its vtable, a vtable with two sizes.
 _TABLE_START: Final = 4
@@ -43,16 +45,19 @@ class Table:
         name: For errors.
         widths: Bytes that each field takes in the table, by slot.
         vtable_bytes: Size of the vtable that has all of them.
+        halves: Reads a vtable of that size.
     """
 
     name: str
     widths: tuple[int, ...]
     vtable_bytes: int
+    halves: Callable[[memoryview | bytes, int], tuple[int, ...]]
 
 
 def table(name: str, *widths: int) -> Table:
     """Describe a kind of table."""
-    return Table(name, widths, 4 + 2 * len(widths))
+    form = Struct(f"<{2 + len(widths)}H")
+    return Table(name, widths, form.size, form.unpack_from)
 
 
 class Message:
@@ -67,7 +72,7 @@ class Message:
         TooLarge: It has more bytes than are allowed.
     """
 
-    __slots__ = ("_bytes_left", "_visits_left", "limits", "size", "view")
+    __slots__ = ("_handed_out", "_visits_left", "limits", "size", "view")
 
     def __init__(self, view: memoryview, limits: MessageLimits) -> None:
         size = view.nbytes
@@ -85,53 +90,52 @@ class Message:
         self.size = size
         self.limits = limits
         self._visits_left = _VISITS
-        self._bytes_left = max(_ALIASES * size, _FREE_BYTES)
+        self._handed_out = 0
 
     def root(self) -> int:
         """Return where the root table stands."""
-        (at,) = _WORD(self.view, 0)
+        at: int = _WORD(self.view, 0)[0]
         if not _TABLE_START <= at <= self.size - _TABLE_START:
             raise MalformedMessage(
                 f"the root table would be at {at} of {self.size} bytes: this is no GraphPipe "
                 "message (the bare message is needed, without a size before it)"
             )
-        return int(at)
+        return at
 
     def fields(self, at: int, kind: Table) -> tuple[int, ...]:
         """Return where the fields of the table at *at* stand in it, by slot; 0 for absent ones.
 
         Every field that is present lies inside the table, and the table inside the message.
+
+        Args:
+            at: From `root` or `follow`.
+            kind: Which table it is.
         """
         view, size = self.view, self.size
-        if at + 4 > size:
-            raise self._broken(f"{kind.name} would be at {at}")
         vtable = at - _SIGNED(view, at)[0]
-        if not 0 <= vtable <= size - 4:
+        if not 0 <= vtable <= size - _TABLE_START:
             raise self._broken(f"the vtable of {kind.name} would be at {vtable}")
-        vtable_bytes, table_bytes = _HALVES(view, vtable)
-        if vtable_bytes < _TABLE_START or vtable_bytes & 1 or table_bytes < _TABLE_START:
-            raise self._broken(
-                f"{kind.name} would have {table_bytes} bytes, and its vtable {vtable_bytes}: "
-                "4 or more, and an even number for the vtable, are needed"
-            )
+        if vtable + kind.vtable_bytes <= size:
+            halves = kind.halves(view, vtable)
+        else:  # a shorter one, at the very end
+            halves = kind.halves(bytes(view[vtable:]).ljust(kind.vtable_bytes, b"\0"), 0)
+        vtable_bytes, table_bytes, fields = _fields(kind, halves)
         if vtable + vtable_bytes > size or at + table_bytes > size:
             raise self._broken(
                 f"{kind.name} at {at} would have {table_bytes} bytes, and its vtable at {vtable} "
                 f"{vtable_bytes}"
             )
-        known = vtable + (min(kind.vtable_bytes, vtable_bytes))
-        return _fields(kind, bytes(view[vtable:known]))
+        return fields
 
     def follow(self, at: int, what: str) -> int:
         """Return what the offset at *at*, which is inside the message, points to.
 
         At least 4 bytes are there.
         """
-        (distance,) = _WORD(self.view, at)
-        target = at + distance
-        if not distance or target + 4 > self.size:
+        target: int = at + _WORD(self.view, at)[0]
+        if target == at or target + 4 > self.size:
             raise self._broken(f"{what} would be at {target}")
-        return int(target)
+        return target
 
     def vector(self, at: int, width: int, what: str) -> tuple[int, int]:
         """Return where the elements of a vector begin, and how many there are.
@@ -141,9 +145,13 @@ class Message:
             width: Bytes of an element.
             what: For errors.
         """
-        start = self.follow(at, what) + 4
-        (count,) = _WORD(self.view, start - 4)
-        if count * width > self.size - start:
+        view, size = self.view, self.size
+        target = at + _WORD(view, at)[0]
+        start = target + 4
+        if target == at or start > size:
+            raise self._broken(f"{what} would be at {target}")
+        (count,) = _WORD(view, target)
+        if count * width > size - start:
             raise self._broken(f"{what} would have {count} elements")
         return start, count
 
@@ -154,14 +162,16 @@ class Message:
             raise TooLarge(f"the GraphPipe message has more than {_VISITS} parts", limit="visits")
 
     def hand_out(self, count: int) -> None:
-        """Spend *count* of the bytes that may be handed out."""
-        self._bytes_left -= count
-        if self._bytes_left < 0:
-            raise TooLarge(
-                f"the parts of a GraphPipe message of {self.size} bytes overlap: they hold more "
-                f"than {max(_ALIASES * self.size, _FREE_BYTES)} bytes",
-                limit="aliases",
-            )
+        """Count *count* more bytes as handed out; more than the message has are aliases."""
+        self._handed_out += count
+        if self._handed_out > self.size:
+            most = max(_ALIASES * self.size, _FREE_BYTES)
+            if self._handed_out > most:
+                raise TooLarge(
+                    f"the parts of a GraphPipe message of {self.size} bytes overlap: they hold "
+                    f"more than {most} bytes",
+                    limit="aliases",
+                )
 
     def data(self, at: int, what: str) -> memoryview:
         """Return the bytes of the string or byte vector that the offset at *at* points to.
@@ -169,6 +179,8 @@ class Message:
         A string's NUL is not asked for: the Go client writes none.
         """
         start, count = self.vector(at, 1, what)
+        if not count:
+            return _NOTHING
         self.hand_out(count)
         return self.view[start : start + count]
 
@@ -180,17 +192,37 @@ class Message:
             raise MalformedMessage(f"{what} is not UTF-8: {error.reason}") from error
 
     def names(self, at: int, what: str) -> list[str]:
-        """Return the vector of names that the offset at *at* points to."""
+        """Return the vector of names that the offset at *at* points to.
+
+        Args:
+            at: Where the offset stands.
+            what: What one of them is, for errors.
+        """
         start, count = self.vector(at, 4, what)
         if not count:
             return []
-        limits = self.limits
-        if count > limits.tensors:
-            raise TooLarge(f"{count} {what}, at most {limits.tensors} are allowed", limit="tensors")
+        view, size, most = self.view, self.size, self.limits.tensors
+        if count > most:
+            raise TooLarge(f"{count} {what}s, at most {most} are allowed", limit="tensors")
         self.visit(count)
-        found = [self.text(place, what) for place in range(start, start + 4 * count, 4)]
-        for name in found:
-            self.check_name(what, name)
+        longest = self.limits.name_bytes
+        found = []
+        total = 0
+        for place in range(start, start + 4 * count, 4):
+            begin = place + _WORD(view, place)[0] + 4
+            if begin > size or begin == place + 4:
+                raise self._broken(f"an {what} would be at {begin - 4}")
+            (length,) = _WORD(view, begin - 4)
+            if length > size - begin:
+                raise self._broken(f"an {what} would have {length} bytes")
+            if length > longest:
+                raise TooLarge(
+                    f"an {what} has {length} bytes, at most {longest} are allowed",
+                    limit="name_bytes",
+                )
+            total += length
+            found.append(self._name(view[begin : begin + length], what))
+        self.hand_out(total)
         return found
 
     def check_name(self, what: str, name: str) -> None:
@@ -200,33 +232,55 @@ class Message:
         except InvalidRequest as error:
             raise MalformedMessage(error.message) from error
 
-    def shape(self, at: int, what: str) -> Shape:
-        """Return the vector of dimensions that the offset at *at* points to, negative ones too."""
-        start, rank = self.vector(at, 8, what)
+    def shape(self, at: int, name: str) -> Shape:
+        """Return the dimensions that the offset at *at* points to, negative ones too.
+
+        Args:
+            at: Where the offset stands.
+            name: Of the tensor, for errors.
+        """
+        start, rank = self.vector(at, 8, "a shape")
         most = self.limits.rank
         if rank > most:
             raise TooLarge(
-                f"{what} has {rank} dimensions, at most {most} are allowed", limit="rank"
+                f"tensor {name!r} has {rank} dimensions, at most {most} are allowed", limit="rank"
             )
         if rank < len(_SHAPES):
             return _SHAPES[rank](self.view, start)
         return Struct(f"<{rank}q").unpack_from(self.view, start)
 
+    def _name(self, data: memoryview, what: str) -> str:
+        try:
+            name = str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedMessage(f"an {what} is not UTF-8: {error.reason}") from error
+        if not (name.isascii() and name.isprintable()):
+            self.check_name(f"an {what}", name)
+        return name
+
     def _broken(self, found: str) -> MalformedMessage:
         return MalformedMessage(f"{found}, the GraphPipe message has {self.size} bytes")
 
 
-# Writers of one kind send the same few vtables for ever: what they say is worked out once. The
-# text of a vtable is its key, so what is remembered depends on nothing else.
+# Writers of one kind send the same few vtables for ever: what they say is worked out once. What is
+# remembered depends on nothing but the key, the numbers of a vtable.
 @lru_cache(maxsize=_CACHED_VTABLES)
-def _fields(kind: Table, vtable: bytes) -> tuple[int, ...]:
-    """Return the places of a table's fields from its *vtable*, cut to the slots that are known."""
-    table_bytes = _HALVES(vtable)[1]
-    count = len(vtable) // 2 - 2
-    fields = Struct(f"<{count}H").unpack_from(vtable, 4)
+def _fields(kind: Table, halves: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """Return the sizes of a vtable and of its table, and where the fields of the table stand.
+
+    *halves* is as long as the whole vtable would be; what is past the end of this one is no part
+    of it.
+    """
+    vtable_bytes, table_bytes = halves[:2]
+    if vtable_bytes < _TABLE_START or vtable_bytes & 1 or table_bytes < _TABLE_START:
+        raise MalformedMessage(
+            f"{kind.name} would have {table_bytes} bytes, and its vtable {vtable_bytes}: "
+            "4 or more, and an even number for the vtable, are needed"
+        )
+    fields = halves[2 : vtable_bytes // 2]
     for place, width in zip(fields, kind.widths, strict=False):
         if place and (place < _TABLE_START or place + width > table_bytes):
             raise MalformedMessage(
                 f"a field of {kind.name} would be at {place}, the table has {table_bytes} bytes"
             )
-    return fields + (0,) * (len(kind.widths) - count)
+    return vtable_bytes, table_bytes, fields + (0,) * (len(kind.widths) - len(fields))

@@ -195,13 +195,11 @@ class StreamCodec:
             raise NotFound(
                 "a GraphPipe stream names no model and this listener has no default model"
             )
-        context = _context(wire, ())
         if at is None:
-            return ModelMetadataRequest(model=model, context=context)
-        request, names = calls.decode_infer(message, at, model, context, self._settings)
-        if not names:
-            return request
-        return request.within(origin=Origin(NAME, wire, tuple(names)))
+            return ModelMetadataRequest(model=model, context=_context(wire, ()))
+        return calls.decode_infer(
+            message, at, model, lambda names: _context(wire, names), self._settings
+        )
 
     def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
         """Write the answer to *call*; output data is not copied.

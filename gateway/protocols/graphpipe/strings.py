@@ -93,13 +93,13 @@ def _check(what: str, wrong: npt.NDArray[np.bool_], places: Positions, size: int
     if wrong.any():
         index = int(wrong.argmax())
         raise MalformedMessage(
-            f"{what}: element {index} would reach {int(places[index])}, the GraphPipe message "
+            f"{what} (number {index}) would reach {int(places[index])}, the GraphPipe message "
             f"has {size} bytes"
         )
 
 
 def _too_long(what: str, found: int, most: int) -> TooLarge:
     return TooLarge(
-        f"{what} has an element of {found} bytes, at most {most} are allowed",
+        f"{what} has {found} bytes, at most {most} are allowed",
         limit="bytes_element_size",
     )

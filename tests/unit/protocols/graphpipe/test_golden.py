@@ -1,0 +1,228 @@
+"""Every golden GraphPipe message: the valid ones mean what their index says, no other harms.
+
+The files were recorded from the Python client 1.0.4, the Go reference client, a JavaScript client
+and a C++ builder; `index.json` says which made what.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_items, as_numpy, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import Tensor
+from gateway.protocols.graphpipe.config import write_config
+from gateway.protocols.graphpipe.http import HttpCodec
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.cases import graphpipe_oracle as oracle
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "graphpipe"
+ENTRIES: list[dict[str, Any]] = json.loads((GOLDEN / "index.json").read_text())["entries"]
+VALID = [entry for entry in ENTRIES if entry["category"] == "request"]
+REFUSED = {"err_name_count", "err_duplicate_names"}
+INFER = [entry for entry in VALID if entry["kind"] == "infer" and entry["name"] not in REFUSED]
+METADATA = [entry for entry in VALID if entry["kind"] == "metadata"]
+MALFORMED = [entry for entry in ENTRIES if entry["category"] == "malformed"]
+CODEC = HttpCodec(DEFAULT_LIMITS, {})
+# A hostile message is refused, or read, in far less; this machine may be busy.
+MOST_S = 0.5
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    return str(entry["name"])
+
+
+def request_of(entry: dict[str, Any]) -> HttpRequest:
+    http = entry.get("http", {"method": "POST", "path": "/graphpipe/simple", "headers": {}})
+    body = (GOLDEN / entry["request"]["file"]).read_bytes()
+    headers = Headers(tuple(http["headers"].items()))
+    return HttpRequest(http["method"], http["path"], "", headers, (memoryview(body),))
+
+
+def response_of(entry: dict[str, Any]) -> HttpResponse:
+    body = (GOLDEN / entry["response"]["file"]).read_bytes()
+    return HttpResponse(entry["response_status"], body=(memoryview(body),))
+
+
+def infer_call(entry: dict[str, Any]) -> InferRequest:
+    call = CODEC.decode_call(request_of(entry))
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def joined(message: HttpRequest | HttpResponse) -> bytes:
+    return b"".join(message.body)
+
+
+def plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return float(value["float"]) if "float" in value else bytes.fromhex(value["hex"])
+    return value
+
+
+def values_of(tensor: Tensor) -> list[Any]:
+    if tensor.datatype is Datatype.BYTES:
+        return [bytes(item) for item in as_items(tensor)]
+    found: list[Any] = as_numpy(tensor).reshape(-1).tolist()
+    return found
+
+
+def check_tensor(expected: dict[str, Any], tensor: Tensor) -> None:
+    assert expected["datatype"] == (tensor.datatype and tensor.datatype.value)
+    assert tuple(expected["shape"]) == tensor.shape
+    values = [plain_value(value) for value in expected["values"]]
+    if tensor.datatype is not None and tensor.datatype.is_float:
+        np.testing.assert_array_equal(np.array(values), np.array(values_of(tensor)))
+    else:
+        assert values == values_of(tensor)
+
+
+def check_same(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
+    assert [(t.name, t.datatype, t.shape) for t in left] == [
+        (t.name, t.datatype, t.shape) for t in right
+    ]
+    assert left == right
+
+
+def test_there_are_as_many_as_recorded() -> None:
+    """The tests below run over everything that was recorded."""
+    assert (54, 85, 48, 4) == (len(VALID), len(MALFORMED), len(INFER), len(METADATA))
+
+
+@pytest.mark.parametrize("entry", INFER, ids=name_of)
+def test_request_means_what_its_index_says(entry: dict[str, Any]) -> None:
+    """Model, config, names and tensors of a recorded request are those that were sent."""
+    call = infer_call(entry)
+    assert ModelRef(entry["http"]["path"].rpartition("/")[2]) == call.model
+    assert entry["config"].encode() == write_config(call.parameters)
+    assert (entry["input_names"] or [""] * len(entry["inputs"])) == [t.name for t in call.inputs]
+    names = entry["output_names"]
+    assert ([] if "" in names else names) == [output.name for output in call.outputs]
+    for expected, tensor in zip(entry["inputs"], call.inputs, strict=True):
+        check_tensor(expected, tensor)
+
+
+@pytest.mark.parametrize("entry", INFER, ids=name_of)
+def test_request_written_again_reads_the_same(entry: dict[str, Any]) -> None:
+    """What we write for a recorded request reads the same by flatc's classes, and by us."""
+    call = infer_call(entry)
+    again = CODEC.encode_call(call)
+    sent = oracle.read_request(joined(request_of(entry)))
+    found = oracle.read_request(joined(again))
+    assert sent is not None
+    assert found is not None
+    assert (sent.config, sent.tensors) == (found.config, found.tensors)
+    assert tuple(n for n in sent.input_names if n) == found.input_names
+    assert tuple("" if "" in sent.output_names else n for n in sent.output_names if n) == (
+        found.output_names
+    )
+    read = CODEC.decode_call(HttpRequest("POST", again.path, body=(joined(again),)))
+    assert isinstance(read, InferRequest)
+    check_same(call.inputs, read.inputs)
+
+
+@pytest.mark.parametrize("entry", INFER, ids=name_of)
+def test_inputs_are_views_of_the_body(entry: dict[str, Any]) -> None:
+    """No tensor is copied on the way in."""
+    wire = request_of(entry)
+    call = CODEC.decode_call(wire)
+    assert isinstance(call, InferRequest)
+    body = np.frombuffer(wire.view, np.uint8)
+    for tensor in call.inputs:
+        is_text = tensor.datatype is Datatype.BYTES
+        for part in as_items(tensor) if is_text else [as_raw(tensor)]:
+            assert not part or np.shares_memory(body, np.frombuffer(part, np.uint8))
+
+
+@pytest.mark.parametrize("entry", [entry for entry in INFER if entry.get("outputs")], ids=name_of)
+def test_response_means_what_its_index_says(entry: dict[str, Any]) -> None:
+    """A recorded answer gives its outputs, and written again reads the same by flatc's classes."""
+    call = infer_call(entry)
+    reply: InferResponse = CODEC.decode_reply(call, response_of(entry))
+    names = [output.name for output in call.outputs]
+    assert (names or [""] * len(entry["outputs"])) == [tensor.name for tensor in reply.outputs]
+    for expected, tensor in zip(entry["outputs"], reply.outputs, strict=True):
+        check_tensor(expected, tensor)
+    again = CODEC.encode_reply(call, reply)
+    assert oracle.read_response(joined(response_of(entry))) == oracle.read_response(joined(again))
+    assert oracle.has_both_vectors(joined(again))
+
+
+@pytest.mark.parametrize("entry", [entry for entry in INFER if entry["errors"]], ids=name_of)
+def test_recorded_error_is_raised(entry: dict[str, Any]) -> None:
+    """An error in an answer of status 200 is raised with its text, and goes back as it came."""
+    call = infer_call(entry)
+    with pytest.raises(GatewayError) as raised:
+        CODEC.decode_reply(call, response_of(entry))
+    expected = entry["errors"][0]
+    kind = ModelNotFound if expected["code"] == 404 else InvalidRequest
+    assert (kind, expected["message"]) == (type(raised.value), raised.value.message)
+    again = CODEC.encode_error(call, raised.value)
+    errors = oracle.read_response(joined(again))[1]
+    assert ((expected["code"], expected["message"]),) == errors
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_names_that_do_not_fit_are_refused(name: str) -> None:
+    """Fewer names than tensors, and a name twice, are the client's fault."""
+    entry = next(entry for entry in VALID if entry["name"] == name)
+    with pytest.raises(InvalidRequest):
+        CODEC.decode_call(request_of(entry))
+
+
+@pytest.mark.parametrize("entry", METADATA, ids=name_of)
+def test_metadata_request_is_read(entry: dict[str, Any]) -> None:
+    """A recorded metadata request asks for the metadata of the model in its path."""
+    call = CODEC.decode_call(request_of(entry))
+    assert ModelMetadataRequest is type(call)
+    assert ModelRef(entry["http"]["path"].rpartition("/")[2]) == call.model
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in METADATA if entry["response_status"] == 200], ids=name_of
+)
+def test_metadata_means_what_its_index_says(entry: dict[str, Any]) -> None:
+    """Inputs and outputs come in the model's order, by name, type and shape."""
+    call = ModelMetadataRequest(model=ModelRef("simple"))
+    metadata = CODEC.decode_reply(call, response_of(entry))
+    plain = oracle.read_metadata(joined(response_of(entry)))
+    for expected, tensors in ((plain.inputs, metadata.inputs), (plain.outputs, metadata.outputs)):
+        assert [(e.name, e.shape) for e in expected] == [(t.name, t.shape) for t in tensors]
+    again = oracle.read_metadata(joined(CODEC.encode_reply(call, metadata)))
+    assert [(e.name, e.shape, e.number) for e in (*plain.inputs, *plain.outputs)] == [
+        (e.name, e.shape, e.number) for e in (*again.inputs, *again.outputs)
+    ]
+
+
+@pytest.mark.parametrize("entry", MALFORMED, ids=name_of)
+def test_malformed_message_is_refused_cleanly(entry: dict[str, Any]) -> None:
+    """A malformed message ends in an error answer, soon; those marked clean may be read."""
+    start = time.perf_counter()
+    call: Call[Any] | None = None
+    try:
+        call = CODEC.decode_call(request_of(entry))
+    except GatewayError as error:
+        answer = CODEC.encode_error(None, error)
+        tensors, errors = oracle.read_response(joined(answer))
+        assert (200, (), 1) == (answer.status, tensors, len(errors))
+        assert errors[0][0] in (400, 413)
+    assert time.perf_counter() - start < MOST_S
+    # By the dossier, this one is well-formed: only a model with inputs can refuse it.
+    if entry["expect"] == "reject" and entry["name"] != "neg_union_metadata_as_infer":
+        assert call is None
+
+
+def test_untouched_control_is_read() -> None:
+    """The message that the malformed ones were made of is good."""
+    entry = next(entry for entry in ENTRIES if entry["category"] == "control")
+    assert 2 == len(infer_call(entry).inputs)
