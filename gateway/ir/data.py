@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.ir.tensor import Tensor
 
 _LENGTH = struct.Struct("<I")
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,6 +186,31 @@ def _elsewhere(name: str, data: ShareData | SharedData) -> InvalidTensor:
         f"tensor {name!r} is share {data.index} of {data.whole.nbytes} bytes, and its size is not "
         "known before its datatype is"
     )
+
+
+def check_items(name: str, view: memoryview, expected: int) -> None:
+    """Check that the wire form of a BYTES tensor has *expected* elements, without keeping them.
+
+    Raises:
+        InvalidTensor: A length runs over the end, or the count is another.
+    """
+    end = view.nbytes
+    unpack = _LENGTH.unpack_from
+    if expected > _FEW and end % expected == 0 and end // expected >= _LENGTH.size:
+        # Often all elements are of one length: then one comparison says so.
+        rows = np.frombuffer(view, dtype=np.uint8).reshape(expected, -1)
+        lengths = rows[:, : _LENGTH.size].copy().view("<u4")
+        if bool((lengths == end // expected - _LENGTH.size).all()):
+            return
+    position = found = 0
+    while position + 4 <= end and found < expected:
+        stop = position + 4 + unpack(view, position)[0]
+        if stop > end:
+            break
+        position = stop
+        found += 1
+    if position != end or found != expected:
+        raise InvalidTensor(_broken_items(name, view, found, expected))
 
 
 def _broken_items(name: str, view: memoryview, found: int, expected: int | None) -> str:

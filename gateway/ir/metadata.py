@@ -110,7 +110,7 @@ class SharedRegion:
         key: Of the POSIX segment, leading slash included; "" for a CUDA region.
         offset: Into the segment, bytes.
         device: CUDA device; None for system memory.
-        handle: CUDA's handle for other processes; known to whoever registers, and empty in a status.
+        handle: CUDA's for other processes; only a registration has it, no status.
     """
 
     name: str

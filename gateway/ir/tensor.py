@@ -21,7 +21,6 @@ from gateway.ir.data import (
     SharedData,
     TensorData,
     as_raw,
-    split_items,
 )
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.errors import InvalidTensor
@@ -122,7 +121,7 @@ def raw_tensor(
     """
     count = math.prod(shape)
     if datatype is Datatype.BYTES:
-        split_items(name, view, count)
+        check_items(name, view, count)
         return Tensor(name, datatype, shape, RawData(view), parameters)
     expected = datatype.size_bytes * count
     if view.nbytes != expected:

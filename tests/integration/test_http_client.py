@@ -7,8 +7,11 @@ import gzip
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp.http_writer import StreamWriter
 
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -441,3 +444,24 @@ async def test_closed_client_sends_nothing() -> None:
         await client.close()
         with pytest.raises(NotSent):
             await client.send(POST, deadline=None)
+
+
+async def test_connection_that_dies_before_the_last_byte_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kept connection that is gone when the body is written cannot have carried the request."""
+    write = StreamWriter.write
+    failures = iter([False, True])
+
+    async def failing(self: StreamWriter, *arguments: Any, **settings: Any) -> None:
+        if next(failures, False):
+            raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+        await write(self, *arguments, **settings)
+
+    wire = HttpRequest("POST", "/v2/x", body=(b"{}",))
+    two = upstream(says(OK, close=False), says(OK))
+    async with two as server, client_of(server.port) as client:
+        monkeypatch.setattr(StreamWriter, "write", failing)
+        await client.send(wire, deadline=None)
+        answer = await client.send(wire, deadline=None)
+        assert (bytes(answer.view), server.connections) == (b"ok", 2)

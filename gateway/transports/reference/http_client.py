@@ -148,7 +148,7 @@ class HttpClient:
                 wire.method,
                 URL(f"{self._prefix}{wire.path}{query}", encoded=True),
                 headers=_sent_fields(wire, deadline),
-                data=_Body(wire.body) if size_of(wire.body) else None,
+                data=_Body(wire.body, attempt) if size_of(wire.body) else None,
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -242,9 +242,10 @@ class HttpClient:
 class _Body(aiohttp.Payload):
     """A body in buffers, written one after the other without being joined when large."""
 
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, buffers: Sequence[Buffer], attempt: Attempt) -> None:
         super().__init__(buffers)
         self._buffers = buffers
+        self._attempt = attempt
         self._size = self._length = size_of(buffers)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -252,12 +253,16 @@ class _Body(aiohttp.Payload):
         return b"".join(self._buffers).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the body."""
+        """Write the body; note when the connection is gone before its last byte."""
+        buffers = self._buffers
         if self._length <= _JOIN_BYTES:
-            await writer.write(b"".join(self._buffers))
-            return
-        for buffer in self._buffers:
-            await writer.write(buffer)
+            buffers = [b"".join(buffers)]
+        try:
+            for buffer in buffers:
+                await writer.write(buffer)
+        except OSError:
+            self._attempt.cut = True
+            raise
 
 
 @asynccontextmanager

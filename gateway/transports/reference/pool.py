@@ -26,11 +26,13 @@ class Attempt:
     def __init__(self) -> None:
         self.connection: UpstreamConnection | None = None
         self.reused = False
+        self.cut = False  # the connection was gone before the last byte could be given to it
 
     @property
     def never_received(self) -> bool:
-        """Whether the upstream had closed a kept connection before the request reached it."""
-        return self.reused and self.connection is not None and self.connection.refused
+        """Whether the upstream had closed a kept connection before the request reached it whole."""
+        connection = self.connection
+        return self.reused and connection is not None and (self.cut or connection.refused)
 
 
 ATTEMPT: ContextVar[Attempt] = ContextVar("attempt")

@@ -7,7 +7,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gateway.ir.data import ArrayData, ItemsData, RawData, as_items, as_numpy, as_raw, split_items
+from gateway.ir.data import (
+    ArrayData,
+    ItemsData,
+    RawData,
+    as_items,
+    as_numpy,
+    as_raw,
+    check_items,
+    split_items,
+)
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
@@ -52,6 +61,18 @@ def test_a_cut_bytes_tensor_is_refused(cut: int) -> None:
     """No prefix of three elements passes for three elements."""
     with pytest.raises(InvalidTensor):
         split_items("s", memoryview(WIRE[:cut]), 3)
+    with pytest.raises(InvalidTensor):
+        check_items("s", memoryview(WIRE[:cut]), 3)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_elements_of_one_length_are_counted(size: int) -> None:
+    """Many elements alike pass at a glance; one wrong length among them does not."""
+    wire = bytearray((struct.pack("<I", size) + bytes(size)) * 100)
+    assert (100,) == raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire)).shape
+    wire[50 * (4 + size)] ^= 0x40
+    with pytest.raises(InvalidTensor, match="hold only 50 whole BYTES elements"):
+        raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire))
 
 
 def test_items_are_views_of_the_buffer() -> None:
