@@ -6,12 +6,12 @@ that wants another one makes it with `changed`, and sending one twice is safe.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters, Sequence
+from gateway.ir.copying import copied
 from gateway.ir.metadata import (
     ModelMetadata,
     RepositoryEntry,
@@ -44,15 +44,15 @@ class Call(Generic[R]):
         """
         context = fields.get("context", self.context)
         if context.origin is not None:
-            fields["context"] = dataclasses.replace(context, origin=None)
-        return dataclasses.replace(self, **fields)
+            fields["context"] = copied(context, {"origin": None})
+        return copied(self, fields)
 
     def within(self, **fields: Any) -> Self:
         """Return a copy with *fields* of its context changed; the origin stays.
 
         For what the wire form does not hold: deadline, request id, needs, origin.
         """
-        return dataclasses.replace(self, context=dataclasses.replace(self.context, **fields))
+        return copied(self, {"context": copied(self.context, fields)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class InferResponse:
     def changed(self, **fields: Any) -> InferResponse:
         """Return a copy with *fields* changed and the wire origin dropped."""
         fields.setdefault("origin", None)
-        return dataclasses.replace(self, **fields)
+        return copied(self, fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

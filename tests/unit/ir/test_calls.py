@@ -61,3 +61,9 @@ def test_a_model_prints_as_people_say_it() -> None:
     """With its version where one is asked for."""
     assert "m" == str(ModelRef("m"))
     assert "m version 2" == str(ModelRef("m", "2"))
+
+
+def test_a_change_must_be_to_a_field() -> None:
+    """A misspelt field is not lost without a word."""
+    with pytest.raises(TypeError, match="InferRequest has no field inptus"):
+        CALL.changed(inptus=())
