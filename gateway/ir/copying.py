@@ -23,16 +23,17 @@ def copied(value: T, changes: Mapping[str, Any]) -> T:
     Raises:
         TypeError: A change is to something that is no field.
     """
-    names = _names(type(value))
+    kind: Any = type(value)
+    names = _names(kind)
     if not changes.keys() <= names:
         unknown = ", ".join(sorted(changes.keys() - names))
-        raise TypeError(f"{type(value).__name__} has no field {unknown}")
-    copy: T = object.__new__(type(value))
+        raise TypeError(f"{kind.__name__} has no field {unknown}")
+    copy: T = object.__new__(kind)
     for name in names:
         _set(copy, name, changes[name] if name in changes else getattr(value, name))
     return copy
 
 
 @cache
-def _names(kind: Any) -> frozenset[str]:
+def _names(kind: Any, /) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(kind))

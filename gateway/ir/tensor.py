@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gateway.ir.context import NO_PARAMETERS, Parameters
-from gateway.ir.data import (
+from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_raw, check_items
     ArrayData,
     ItemsData,
     RawData,
