@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from gateway.ir.context import NO_PARAMETERS, Parameters
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_raw, check_items
+from gateway.ir.data import (
     ArrayData,
     ItemsData,
     RawData,
@@ -21,6 +21,7 @@ from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_raw, c
     SharedData,
     TensorData,
     as_raw,
+    check_items,
 )
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.errors import InvalidTensor
