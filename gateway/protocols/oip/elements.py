@@ -5,8 +5,9 @@ integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES
 rounded to an integer, wrapped or guessed. Answers of servers are read with two liberties: `null`
 is NaN, and FP16 may be numbers (MLServer).
 
-Written in JSON, a float that is not finite becomes `null`, which is what MLServer and KServe write
-and what tritonclient and kserve read as NaN; who needs infinities asks for binary outputs.
+Written in JSON, NaN becomes `null`, which is what MLServer and KServe write and what tritonclient
+and kserve read as NaN. An infinity would be read as NaN too, so it is refused: who needs infinities
+asks for binary outputs.
 
 Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
 """
@@ -327,18 +328,24 @@ def _show(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-def refuse_non_finite(kind: str, tensor: Tensor, hint: str) -> None:
+def refuse_non_finite(kind: str, tensor: Tensor, hint: str, *, nan: bool) -> None:
     """Refuse a float tensor that JSON cannot carry exactly.
 
+    Args:
+        kind: "input" or "output", for errors.
+        tensor: Datatype and shape known.
+        hint: How else it can be carried; ends the error's sentence.
+        nan: NaN may be written as `null`: only infinities are refused.
+
     Raises:
-        Unsupported: It has NaN or an infinity; names the first index.
+        Unsupported: It has an infinity, or NaN; names the first index.
     """
     if tensor.datatype is None or not tensor.datatype.is_float:
         return
     flat = as_numpy(tensor).reshape(-1)
-    finite = np.isfinite(flat)
-    if not finite.all():
-        index = int(np.argmin(finite))
+    lost = np.isinf(flat) if nan else ~np.isfinite(flat)
+    if lost.any():
+        index = int(np.argmax(lost))
         raise Unsupported(
             f"{kind} {tensor.name!r} has {flat[index]} at index {index}, "
             f"which JSON cannot carry: {hint}"

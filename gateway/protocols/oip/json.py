@@ -298,6 +298,6 @@ def _opening(view: memoryview) -> str:
 def dump(document: Mapping[str, Any] | list[Any]) -> bytes:
     """Write a document; numpy arrays in it become flat or nested lists.
 
-    FP32 values get their shortest text, non-finite ones `null`.
+    FP32 values get their shortest text. NaN becomes `null`, and so would infinities.
     """
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

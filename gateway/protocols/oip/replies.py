@@ -21,7 +21,7 @@ from gateway.protocols.oip.binary import (
     json_length,
     with_binary_size,
 )
-from gateway.protocols.oip.elements import elements_for_json
+from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
 from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.headers import NAME
 from gateway.protocols.oip.json import dump, read_leniently
@@ -41,11 +41,11 @@ _USE_BINARY = (
 def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -> HttpResponse:
     """Write the answer to *call*; binary outputs are passed on as views.
 
-    The id is the client's own: one made up on the way is left out. Floats in JSON that are not
-    finite become `null`, see elements.py.
+    The id is the client's own: one made up on the way is left out. In JSON NaN becomes `null`, see
+    elements.py.
 
     Raises:
-        Unsupported: An output has no JSON form and the client asked for JSON.
+        Unsupported: An output has no JSON form, or an infinity, and the client asked for JSON.
     """
     members: dict[str, Any] = {"id": call.id} if call.id else {}
     members["model_name"] = reply.model.name
@@ -75,6 +75,7 @@ def _output(tensor: Tensor, form: ReplyForm, binary: list[memoryview]) -> dict[s
     if tensor.parameters:
         member["parameters"] = tensor.parameters
     member["data"] = elements_for_json("output", tensor, _USE_BINARY)
+    refuse_non_finite("output", tensor, _USE_BINARY, nan=True)
     return member
 
 

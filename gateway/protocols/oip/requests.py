@@ -237,7 +237,7 @@ def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[s
         member["parameters"] = parameters
     hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
     member["data"] = elements_for_json("input", tensor, hint, half=dialect.half_in_json)
-    refuse_non_finite("input", tensor, hint)
+    refuse_non_finite("input", tensor, hint, nan=False)
     return member
 
 
