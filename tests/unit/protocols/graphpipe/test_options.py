@@ -1,0 +1,95 @@
+"""GraphPipe's options and error table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.protocols.graphpipe import SPEC
+from gateway.protocols.graphpipe.errors import STATUS, error_class_of
+from gateway.protocols.graphpipe.options import Settings, settings_of
+from gateway.wire.codec import Codec
+
+# What a status cannot tell apart comes back as its neighbour.
+NEIGHBOURS = {ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL: ErrorCode.UPSTREAM}
+
+
+def test_options_become_settings() -> None:
+    """Every option is typed."""
+    options = {
+        "default_model": "m/2",
+        "errors": "status",
+        "lenient_names": True,
+        "path": "/x",
+        "config": "c",
+        "inputs": ["a"],
+        "outputs": ["b", "c"],
+        "drop_outputs": 1,
+        "health": "control",
+    }
+    expected = Settings(
+        default_model=ModelRef("m", "2"),
+        errors="status",
+        lenient_names=True,
+        path="/x",
+        config="c",
+        inputs=("a",),
+        outputs=("b", "c"),
+        drop_outputs=1,
+        health="control",
+    )
+    assert expected == settings_of(options)
+    assert options == SPEC.options(options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("colour", "red"),
+        ("default_model", ""),
+        ("default_model", "/2"),
+        ("default_model", 5),
+        ("errors", "both"),
+        ("lenient_names", "yes"),
+        ("path", "x"),
+        ("path", "/x?y"),
+        ("path", "/é"),
+        ("path", "/x\r\nHost: y"),
+        ("config", 5),
+        ("inputs", "a"),
+        ("inputs", ["a", "a"]),
+        ("outputs", [""]),
+        ("outputs", [1]),
+        ("drop_outputs", -1),
+        ("drop_outputs", True),
+        ("drop_outputs", 17),
+        ("health", "ping"),
+    ],
+)
+def test_a_wrong_option_is_named(key: str, value: Any) -> None:
+    """Key and value stand in the error."""
+    with pytest.raises(ValueError, match=key):
+        SPEC.options({key: value})
+
+
+def test_the_protocol_has_two_codecs() -> None:
+    """Both are made from limits and options, under their own names."""
+    assert SPEC.http is not None
+    assert SPEC.stream is not None
+    codecs: list[Codec[Any, Any]] = [
+        SPEC.http.codec(DEFAULT_LIMITS, {}),
+        SPEC.stream.codec(DEFAULT_LIMITS, {}),
+    ]
+    assert ["graphpipe.http", "graphpipe.stream"] == [codec.name for codec in codecs]
+    assert codecs[0].needs == codecs[1].needs
+    assert ("/graphpipe",) == SPEC.http.prefixes
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_code_has_a_number_that_means_it(code: ErrorCode) -> None:
+    """The table is total, and each number reads as the code or its neighbour."""
+    assert ERROR_CLASSES[NEIGHBOURS.get(code, code)] is error_class_of(STATUS[code])
