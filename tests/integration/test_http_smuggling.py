@@ -115,6 +115,20 @@ async def test_targets(target: str, path: str, query: str) -> None:
     assert [(path, query)] == [(wire.path, wire.query) for wire in echo.seen]
 
 
+async def test_traceback_for_a_body_that_breaks_after_its_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is wrong with a body that nobody reads any more is no bug of ours, and not logged."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(b"POST /elsewhere HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert 404 == (await raw.answer()).status
+        await raw.send(b"zz\r\n")
+        assert b"" == await raw.rest()
+        await raw.close()
+    assert [] == [record.message for record in caplog.records]
+
+
 def test_long_messages_are_clipped() -> None:
     """What a client sent comes back in an error only in part."""
     fault = HttpFault(400, "x" * 100_000)

@@ -297,6 +297,11 @@ class Connection(RequestHandler):
             return HttpFault(431, f"more than {limit} header fields", limit="header_count")
         return HttpFault(400, f"malformed HTTP request: {_first_line(error.message)}")
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a bug; a body whose framing breaks once it has been answered is none."""
+        if not isinstance(kw.get("exc_info"), RequestPayloadError):
+            super().log_exception(*args, **kw)
+
     def drain(self) -> None:
         """Close when idle, else after the last answer that is due."""
         self.draining = True
