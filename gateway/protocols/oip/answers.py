@@ -23,7 +23,7 @@ from gateway.protocols.oip.binary import JSON_HEADERS
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.json import dump, read_value
 from gateway.protocols.oip.members import list_member
-from gateway.wire.http import HttpResponse
+from gateway.wire.http import HttpRequest, HttpResponse
 
 _DATATYPES: Mapping[str, Datatype] = {datatype.value: datatype for datatype in Datatype}
 _STATES: Mapping[str, ModelState] = {state.value: state for state in ModelState}
@@ -159,9 +159,43 @@ def _shape(shape: Any, limits: MessageLimits) -> tuple[int, ...] | None:
     return tuple(shape) if known else None
 
 
-def encode_index(reply: Iterable[RepositoryEntry]) -> HttpResponse:
-    """Write the list of models as KServe does: each name once."""
+WHOLE_INDEX = "whole index"
+"""Form of an index that was asked for at Triton's path."""
+
+
+def decode_index_request(wire: HttpRequest, limits: MessageLimits) -> bool:
+    """Return whether a request for the index wants ready models only; its body is optional.
+
+    Raises:
+        MalformedMessage: The body is no JSON object, or `ready` is no boolean.
+    """
+    view = wire.view
+    document = read_value(view, "the request", limits) if view.nbytes else {}
+    if type(document) is not dict or type(document.get("ready", False)) is not bool:
+        raise MalformedMessage('the request for the index is {} or {"ready": true or false}')
+    ready: bool = document.get("ready", False)
+    return ready
+
+
+def encode_index(reply: Iterable[RepositoryEntry], *, whole: bool) -> HttpResponse:
+    """Write the list of models: as KServe does, each name once, or whole as Triton does."""
+    if whole:
+        # Triton leaves empty members out; a model whose state nobody knows has none.
+        entries = [
+            {key: value for key, value in _members(entry).items() if value} for entry in reply
+        ]
+        return json_response(HTTP_OK, entries)
     return json_response(HTTP_OK, {"models": list(dict.fromkeys(entry.name for entry in reply))})
+
+
+def _members(entry: RepositoryEntry) -> dict[str, str]:
+    state = "" if entry.state is ModelState.UNKNOWN else entry.state.value
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "state": state,
+        "reason": entry.reason,
+    }
 
 
 def decode_index(wire: HttpResponse, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:

@@ -51,7 +51,7 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
         Dialect(name="kserve", binary=True, text_only=True, versions=False, needs_id=True),
         Dialect(name="ovms", binary=True),
         # Ourselves: all of Triton's but the extensions not served yet.
-        Dialect(name="gateway", binary=True),
+        Dialect(name="gateway", binary=True, index=True),
     )
 }
 

@@ -45,7 +45,7 @@ from gateway.protocols.oip.errors import (
 )
 from gateway.protocols.oip.headers import NAME, NEEDS, context_of, headers_of
 from gateway.protocols.oip.json import dump
-from gateway.protocols.oip.paths import find_route, model_path, server_path
+from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.replies import decode_response, encode_response, error_text
 from gateway.protocols.oip.requests import (
     ALL_BINARY,
@@ -68,7 +68,6 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelMetadataRequest: "",
     InferRequest: "infer",
 }
-_INDEX_PATH = "/v2/repository/index"
 _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
 _RETRY_AFTER = ("Retry-After", "1")
@@ -121,6 +120,11 @@ class HttpCodec:
             return decode_request(
                 route.model, wire, self._limits, lambda form: context_of(wire, form)
             )
+        if wire.path == INDEX_PATH:
+            ready_only = answers.decode_index_request(wire, self._limits)
+            return RepositoryIndexRequest(
+                ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
+            )
         return route.call(model=route.model, context=context_of(wire, None))
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
@@ -145,7 +149,7 @@ class HttpCodec:
         if isinstance(call, ModelMetadataRequest):
             return answers.encode_model_metadata(answer)
         if isinstance(call, RepositoryIndexRequest):
-            return answers.encode_index(answer)
+            return answers.encode_index(answer, whole=_wants_whole_index(call))
         raise self._unknown(call)
 
     def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
@@ -189,7 +193,7 @@ class HttpCodec:
             # MLServer needs a body, Triton does not mind one.
             body = (dump({"ready": True} if call.ready_only else {}),)
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
-            return HttpRequest("POST", _INDEX_PATH, "", pairs, body, deadline)
+            return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
         path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
         return HttpRequest("GET", path, "", Headers(passed), (), deadline)
 
@@ -273,6 +277,11 @@ class HttpCodec:
         return Unsupported(
             f"{type(call).__name__} is not supported over Open Inference HTTP", model=call.model
         )
+
+
+def _wants_whole_index(call: Call[Any]) -> bool:
+    origin = call.context.origin
+    return origin is None or origin.form == answers.WHOLE_INDEX
 
 
 def _form_of(call: Call[Any]) -> ReplyForm:

@@ -36,6 +36,9 @@ SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
     "/v2/models": RepositoryIndexRequest,
 }
 
+# Triton's and MLServer's index: the same question as /v2/models, with more in the answer.
+INDEX_PATH = "/v2/repository/index"
+
 _MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
     "": ModelMetadataRequest,
     "ready": ModelReadyRequest,
@@ -52,7 +55,7 @@ _MODEL_EXTENSIONS = {
     "trace/setting": "trace settings",
 }
 _SERVER_EXTENSIONS = (
-    (re.compile(r"/v2/repository(/[^/]+)?/index"), "repository index"),
+    (re.compile(r"/v2/repository/[^/]+/index"), "repositories by name"),
     (
         re.compile(r"/v2/repository(/[^/]+)?/models/[^/]+/(load|unload)"),
         "model repository (load and unload)",
@@ -107,12 +110,7 @@ def find_route(method: str, path: str, limits: MessageLimits) -> Route:
     """
     route = _model_route(path, limits) if path.startswith(_MODELS) else None
     if route is None:
-        call = SERVER_PATHS.get(path)
-        if call is None:
-            _refuse(path)
-        else:
-            route = Route(call, None, "GET")
-    assert route is not None  # noqa: S101  # `_refuse` never returns
+        route = _server_route(path)
     if method != route.method:
         raise MethodNotAllowed(
             f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {route.method}", allow=route.method
@@ -159,7 +157,12 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
     return Route(call, model, "POST" if call is InferRequest else "GET")
 
 
-def _refuse(path: str) -> None:
+def _server_route(path: str) -> Route:
+    if path == INDEX_PATH:
+        return Route(RepositoryIndexRequest, None, "POST")
+    call = SERVER_PATHS.get(path)
+    if call is not None:
+        return Route(call, None, "GET")
     for pattern, feature in _SERVER_EXTENSIONS:
         if pattern.fullmatch(path):
             raise Unsupported(f"{path[:_SHOWN]}: no support for {feature}")

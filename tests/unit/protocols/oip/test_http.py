@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin
+from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need, Origin
 from gateway.ir.data import as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -29,6 +29,7 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
+    MalformedMessage,
     ModelNotFound,
     NotReady,
     Overloaded,
@@ -548,3 +549,32 @@ def test_headers_of_a_request_to_an_upstream() -> None:
     wire = CODEC.encode_call(ServerLiveRequest(context=context))
     assert (("traceparent", "00-1"), ("x-request-id", "r")) == wire.headers.pairs
     assert 3.0 == wire.deadline
+
+
+INDEX = (
+    RepositoryEntry("m", "1", ModelState.READY),
+    RepositoryEntry("m", "2", ModelState.UNAVAILABLE, "no memory"),
+    RepositoryEntry("far"),
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "ready_only"), [(b"", False), (b"{}", False), (b'{"ready": true}', True)]
+)
+def test_answers_the_index_as_triton_does(body: bytes, ready_only: bool) -> None:
+    """The index lists every version; empty members are left out. Its body is optional."""
+    call = CODEC.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
+    assert RepositoryIndexRequest(ready_only=ready_only) == call.changed(context=NO_CONTEXT)
+    expected = [
+        {"name": "m", "version": "1", "state": "READY"},
+        {"name": "m", "version": "2", "state": "UNAVAILABLE", "reason": "no memory"},
+        {"name": "far"},
+    ]
+    assert expected == json.loads(bytes(CODEC.encode_reply(call, INDEX).view))
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
+def test_refuses_a_malformed_question_for_the_index(body: bytes) -> None:
+    """The error says what the body may be."""
+    with pytest.raises(MalformedMessage):
+        CODEC.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))

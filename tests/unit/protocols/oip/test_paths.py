@@ -99,8 +99,7 @@ def test_wrong_methods(method: str, path: str, allow: str) -> None:
 @pytest.mark.parametrize(
     ("path", "feature"),
     [
-        ("/v2/repository/index", "repository index"),
-        ("/v2/repository/r/index", "repository index"),
+        ("/v2/repository/r/index", "repositories by name"),
         ("/v2/repository/models/m/load", "load and unload"),
         ("/v2/repository/r/models/m/unload", "load and unload"),
         ("/v2/models/m/config", "model configuration"),
