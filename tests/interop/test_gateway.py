@@ -1,0 +1,154 @@
+"""Real clients through the gateway in front of real servers: what they print is the proof.
+
+Against Triton every check is answered through the gateway as Triton answers it, but for a table of
+differences with their reasons. Behind MLServer and KServe the gateway gives a Triton client more
+than these servers do by themselves; what is left is theirs, and named here too.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli_kit import Running, serving
+from tests.interop.client import SCRIPT_WORDS, Client
+from tests.interop.judge import problems
+from tests.interop.servers.process import RunningServer
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+SCRIPTS = tuple(SCRIPT_WORDS)
+CARRIERS = ("grpc", "http")
+
+# Not carried yet; each gets a clear 501 or UNIMPLEMENTED that names it.
+UNSUPPORTED = frozenset({"model_config", "model_statistics", "classification"})
+STREAMS = frozenset(
+    {"stream", "stream_of_none", "stream_with_error", "stream_two_requests", "stream_unknown_model"}
+)
+OWN = frozenset(
+    {
+        "server_metadata",  # the gateway says its own name
+        "forwarded_header",  # headers cross when they are listed: test_listed_headers_cross
+    }
+)
+# The gateway answers just before the client gives up, with words of its own.
+OWN_WORDS = frozenset({"client_timeout"})
+
+ABSENT = frozenset(
+    # Models and checks of models that the test servers other than Triton do not have.
+    {"add_sub_string", "add_sub_string_json", "sequence", "sequence_not_started"}
+)
+NOT_CHECKED = frozenset(
+    # These servers leave shapes, datatypes and names to the model, and word errors their own way.
+    {"wrong_shape", "wrong_datatype", "missing_input", "unknown_model", "model_metadata_unknown"}
+    | {"stream_model_without_stream", "model_metadata_version", "identity_bf16"}
+)
+NOT_IN_JSON = frozenset({"identity_fp16", "identity_fp32", "identity_fp64", "identity_bytes"})
+NO_VERSIONS = frozenset({"versions", "model_ready_version"})
+
+BEHIND = {
+    ("mlserver", "grpc"): ABSENT
+    | NOT_CHECKED
+    | {"outputs_swapped"}  # in the order that was asked for
+    | {"request_id"},  # an id beyond ASCII breaks MLServer's gRPC side
+    ("mlserver", "http"): ABSENT
+    | NOT_CHECKED
+    | {"outputs_swapped"}
+    # JSON carries neither infinities nor bytes that are no text, and MLServer has nothing else.
+    | NOT_IN_JSON,
+    ("kserve", "grpc"): ABSENT
+    | NOT_CHECKED
+    | NO_VERSIONS
+    | {"unknown_version"}
+    # KServe hides what a failing model says over gRPC.
+    | {f"model_error_{number}" for number in range(2, 9)},
+    ("kserve", "http"): ABSENT
+    | NOT_CHECKED
+    | NO_VERSIONS
+    | {"outputs_swapped"}
+    | {"identity_bytes"}  # KServe's BYTES are text over HTTP
+    | {"parameters"},  # KServe shows the model that binary answers were asked for
+}
+
+# MLServer's HTTP errors have no codes of their own: these two arrive as another code over gRPC.
+CODES_LOST = frozenset({"model_error_6", "model_error_8"})
+
+
+@contextmanager
+def sidecar(server: RunningServer, carrier: str) -> Iterator[Running]:
+    """Run the gateway in front of *server*, as its users do: one flag for the upstream."""
+    address = server.grpc_address if carrier == "grpc" else server.http_address
+    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
+        yield gateway
+
+
+def seen_through(gateway: Running, client: Client, script: str) -> set[str]:
+    """Return the checks that a real client sees differently from Triton's answers."""
+    name = "main.http" if script.endswith("_http") else "main.grpc"
+    return set(problems(client.checks(script, gateway.addresses[name]), script))
+
+
+def _own(script: str) -> frozenset[str]:
+    return OWN | UNSUPPORTED | (frozenset() if script.endswith("_http") else STREAMS | OWN_WORDS)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_triton_through_the_gateway(
+    triton_server: RunningServer, client: Client, carrier: str
+) -> None:
+    """Every tritonclient sees Triton through the gateway as it sees it directly."""
+    with sidecar(triton_server, carrier) as gateway:
+        for script in SCRIPTS:
+            assert set(_own(script)) == seen_through(gateway, client, script), script
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_mlserver_through_the_gateway(
+    mlserver_server: RunningServer, client: Client, carrier: str
+) -> None:
+    """A tritonclient, binary tensors and all, talks to MLServer as if it were Triton."""
+    with sidecar(mlserver_server, carrier) as gateway:
+        for script in ("tritonclient_http", "tritonclient_grpc"):
+            lost = CODES_LOST if (carrier, script) == ("http", "tritonclient_grpc") else frozenset()
+            expected = BEHIND["mlserver", carrier] | _own(script) | lost
+            unexpected = seen_through(gateway, client, script) - expected
+            assert set() == unexpected, script
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_kserve_through_the_gateway(
+    kserve_server: RunningServer, client: Client, carrier: str
+) -> None:
+    """A tritonclient talks to KServe, JSON without a content type included."""
+    with sidecar(kserve_server, carrier) as gateway:
+        for script in ("tritonclient_http", "tritonclient_grpc"):
+            expected = BEHIND["kserve", carrier] | _own(script)
+            unexpected = seen_through(gateway, client, script) - expected
+            assert set() == unexpected, script
+
+
+FORWARDING = """
+version: 1
+listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}]
+admin: {{address: "127.0.0.1:0", metrics: null}}
+upstreams:
+  triton: {{url: "oip+{carrier}://{address}", forward_headers: ["x-fwd-*"]}}
+lifecycle: {{pre_stop: 0s}}
+"""
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_listed_headers_cross(
+    triton_server: RunningServer, client: Client, carrier: str, tmp_path: Path
+) -> None:
+    """A header that the configuration lists reaches the model; repository calls see its index."""
+    address = triton_server.grpc_address if carrier == "grpc" else triton_server.http_address
+    file = tmp_path / "gateway.yaml"
+    file.write_text(FORWARDING.format(carrier=carrier, address=address))
+    with serving(str(file)) as gateway:
+        for script in SCRIPTS:
+            name = "main.http" if script.endswith("_http") else "main.grpc"
+            seen = client.checks(script, gateway.addresses[name], "forwarded_header")
+            assert {} == problems(seen, script)
