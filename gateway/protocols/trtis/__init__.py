@@ -1,0 +1,18 @@
+"""TensorRT Inference Server v1, over HTTP and gRPC: what this folder exports is `SPEC`.
+
+Options stand in options.py.
+"""
+
+from __future__ import annotations
+
+from gateway.protocols.trtis.grpc import METHODS, GrpcCodec, file_descriptors
+from gateway.protocols.trtis.http import HttpCodec
+from gateway.protocols.trtis.options import check_options
+from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec
+
+SPEC = ProtocolSpec(
+    name="trtis",
+    http=HttpBinding(codec=HttpCodec, prefixes=("/api",)),
+    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    options=check_options,
+)

@@ -1,0 +1,286 @@
+"""The paths of TensorRT v1 over HTTP: which question a path asks, and the path of a question.
+
+Paths are compared as they came: names are one segment and are not percent-decoded, since clients
+do not encode them.  The key of a shared memory region begins with a slash, so its path holds two.
+
+Source: dossier, section 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from gateway.ir.calls import (
+    Call,
+    ModelLoadRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import InvalidRequest, Unsupported
+from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.metadata import SharedRegion
+from gateway.protocols.trtis.errors import MethodNotAllowed, NoSuchPath, UnknownMode
+
+CUDA_HANDLE_BYTES = 64
+_SHOWN = 200
+_UINT64_END, _INT31_END = 1 << 64, 1 << 31
+_SEGMENT = re.compile(r"[!$&'()*+,;=:@A-Za-z0-9._~%-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a path asks.
+
+    Attributes:
+        match: Of the path's pattern.
+        query: Parameters, the first value of each.
+        body: Of the request.
+    """
+
+    match: re.Match[str]
+    query: Mapping[str, str]
+    body: memoryview
+    context: Context
+    limits: MessageLimits
+
+    def name(self, group: str, kind: str) -> str:
+        """Return a checked name in the path.
+
+        Raises:
+            InvalidRequest, TooLarge: It is not allowed.
+        """
+        found: str = self.match[group]
+        check_name(kind, found, self.limits.model_name_bytes, "model_name_bytes")
+        return found
+
+    def model(self) -> ModelRef:
+        """Return the model in the path, with the version where there is one."""
+        version = self.match.groupdict().get("version")
+        return ModelRef(
+            self.name("model", "model name"), "" if version is None else _canonical(version)
+        )
+
+
+def _canonical(version: str) -> str:
+    return version.lstrip("0") or "0"
+
+
+def _live(asked: Asked) -> Call[Any]:
+    return ServerLiveRequest(context=asked.context)
+
+
+def _ready(asked: Asked) -> Call[Any]:
+    return ServerReadyRequest(context=asked.context)
+
+
+def _status(asked: Asked) -> Call[Any]:
+    about = asked.model() if asked.match["model"] else None
+    return ServerStatusRequest(about=about, context=asked.context)
+
+
+def _profile(asked: Asked) -> Call[Any]:
+    """Do nothing, as servers do from 1.5 on; that the server lives is all there is to say."""
+    command = asked.query.get("cmd", "")
+    if command not in ("start", "stop"):
+        raise UnknownMode(f"profile command {command[:40]!r}, there is start and stop")
+    return ServerLiveRequest(context=asked.context)
+
+
+def _load(asked: Asked) -> Call[Any]:
+    return ModelLoadRequest(model=asked.model(), context=asked.context)
+
+
+def _unload(asked: Asked) -> Call[Any]:
+    return ModelUnloadRequest(model=asked.model(), context=asked.context)
+
+
+def _register(asked: Asked) -> Call[Any]:
+    region = SharedRegion(
+        name=asked.name("name", "region"),
+        size_bytes=_number("byte_size", asked.match["size"], _UINT64_END),
+        key=asked.name("key", "shared memory key"),
+        offset=_number("offset", asked.match["offset"], _UINT64_END),
+    )
+    return SharedRegisterRequest(region=region, context=asked.context)
+
+
+def _cuda_register(asked: Asked) -> Call[Any]:
+    if asked.body.nbytes != CUDA_HANDLE_BYTES:
+        raise InvalidRequest(
+            f"body has {asked.body.nbytes} bytes, a CUDA handle has {CUDA_HANDLE_BYTES}"
+        )
+    region = SharedRegion(
+        name=asked.name("name", "region"),
+        size_bytes=_number("byte_size", asked.match["size"], _UINT64_END),
+        device=_number("device", asked.match["device"], _INT31_END),
+        handle=bytes(asked.body),
+    )
+    return SharedRegisterRequest(region=region, context=asked.context)
+
+
+def _unregister(asked: Asked) -> Call[Any]:
+    return SharedUnregisterRequest(region=asked.name("name", "region"), context=asked.context)
+
+
+def _unregister_all(asked: Asked) -> Call[Any]:
+    return SharedUnregisterRequest(context=asked.context)
+
+
+def _shared_status(asked: Asked) -> Call[Any]:
+    return SharedStatusRequest(context=asked.context)
+
+
+def _index(asked: Asked) -> Call[Any]:
+    return RepositoryIndexRequest(context=asked.context)
+
+
+def _number(what: str, digits: str, end: int) -> int:
+    number = int(digits) if len(digits) <= len(str(end)) else end
+    if number >= end:
+        raise InvalidRequest(f"{what} {digits[:40]} is too large")
+    return number
+
+
+Read = Callable[[Asked], Call[Any]]
+
+_INFER = re.compile(r"/api/infer/(?P<model>[^/]+)(?:/(?P<version>[0-9]+))?")
+_SHARED = "/api/sharedmemorycontrol"
+_ROUTES: tuple[tuple[str, re.Pattern[str], Read], ...] = tuple(
+    (method, re.compile(pattern), read)
+    for method, pattern, read in (
+        ("GET", r"/api/health/live", _live),
+        ("GET", r"/api/health/ready", _ready),
+        ("GET", r"/api/status(?:/(?P<model>[^/]+))?", _status),
+        ("GET", r"/api/profile", _profile),
+        ("POST", r"/api/modelcontrol/load/(?P<model>[^/]+)", _load),
+        ("POST", r"/api/modelcontrol/unload/(?P<model>[^/]+)", _unload),
+        (
+            "POST",
+            _SHARED + r"/register/(?P<name>[^/]+)/(?P<key>/.+)/(?P<offset>[0-9]+)/(?P<size>[0-9]+)",
+            _register,
+        ),
+        (
+            "POST",
+            _SHARED + r"/cudaregister/(?P<name>[^/]+)/(?P<size>[0-9]+)/(?P<device>[0-9]+)",
+            _cuda_register,
+        ),
+        ("POST", _SHARED + r"/unregister/(?P<name>[^/]+)", _unregister),
+        ("POST", _SHARED + r"/unregisterall", _unregister_all),
+        ("GET", _SHARED + r"/status", _shared_status),
+        ("GET", r"/api/repository/index", _index),
+    )
+)
+
+
+def find_infer(method: str, path: str) -> re.Match[str] | None:
+    """Return the match of an inference's path; None for any other path.
+
+    Raises:
+        MethodNotAllowed: It is one, and the method is not POST.
+    """
+    found = _INFER.fullmatch(path)
+    if found is not None and method != "POST":
+        raise _wrong_method(method, path, "POST")
+    return found
+
+
+def find_call(method: str, path: str) -> tuple[re.Match[str], Read]:
+    """Return the match of a path that is no inference's, and what reads its call.
+
+    Raises:
+        NoSuchPath: There is no such path.
+        MethodNotAllowed: There is, with another method.
+    """
+    for needed, pattern, read in _ROUTES:
+        found = pattern.fullmatch(path)
+        if found is not None:
+            if method != needed:
+                raise _wrong_method(method, path, needed)
+            return found, read
+    raise NoSuchPath(f"path {path[:_SHOWN]!r} is none of TensorRT v1's")
+
+
+def _wrong_method(method: str, path: str, needed: str) -> MethodNotAllowed:
+    return MethodNotAllowed(f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {needed}")
+
+
+def read_query(query: str) -> Mapping[str, str]:
+    """Return the parameters of a query, the first value of each; none of a broken one."""
+    if not query:
+        return {}
+    try:
+        found = parse_qs(query, keep_blank_values=True, max_num_fields=16)
+    except ValueError:
+        return {}
+    return {key: values[0] for key, values in found.items()}
+
+
+# Requests, as a client writes them.
+
+
+def infer_path(model: ModelRef) -> str:
+    """Return the path of an inference.
+
+    Raises:
+        Unsupported: Name or version cannot stand in one.
+    """
+    path = f"/api/infer/{segment('model name', model.name)}"
+    if not model.version:
+        return path
+    return f"{path}/{checked_version(model)}"
+
+
+def checked_version(model: ModelRef) -> str:
+    """Return a version that v1 has a number for.
+
+    Raises:
+        Unsupported: It has none for this one.
+    """
+    version = model.version
+    if not (version.isascii() and version.isdecimal() and len(version) < len(str(1 << 63))):
+        raise Unsupported(
+            f"model {model.name!r} is asked for in version {version[:40]!r}, TensorRT v1 has "
+            "numbers",
+            model=model,
+        )
+    return version
+
+
+def segment(what: str, text: str) -> str:
+    """Return a name that can stand in a path as it is.
+
+    Raises:
+        Unsupported: It cannot: v1 does not encode names.
+    """
+    if not _SEGMENT.fullmatch(text):
+        raise Unsupported(
+            f"{what} {text[:_SHOWN]!r} cannot stand in a path, and TensorRT v1 does not encode it; "
+            "use gRPC"
+        )
+    return text
+
+
+def register_path(region: SharedRegion) -> str:
+    """Return the path that registers a region.
+
+    Raises:
+        Unsupported: A name cannot stand in it.
+    """
+    name = segment("region", region.name)
+    if region.device is not None:
+        return f"{_SHARED}/cudaregister/{name}/{region.size_bytes}/{region.device}"
+    key = "/".join(segment("shared memory key", part) for part in region.key[1:].split("/"))
+    if not region.key.startswith("/"):
+        raise Unsupported(f"shared memory key {region.key[:40]!r} does not begin with a slash")
+    return f"{_SHARED}/register/{name}//{key}/{region.offset}/{region.size_bytes}"

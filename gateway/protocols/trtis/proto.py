@@ -1,0 +1,95 @@
+"""Inference messages of TensorRT v1 over gRPC, found field by field.
+
+The header within is small and is read by the protobuf library; the tensors beside it stay views of
+the message.  Unknown fields are passed over; of a single field given twice the last counts, and
+headers given twice are merged, which is what reading them one after the other means.
+
+Source: Protocol Buffers, "Encoding"; dossier, section 5.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.ir.errors import MalformedMessage
+from gateway.wire.protobuf import LEN, VARINT, WireError, fields, int64, tag, text
+
+_MODEL_NAME, _MODEL_VERSION = tag(1, LEN), tag(2, VARINT)
+_REQUEST_META, _RAW_INPUT = tag(3, LEN), tag(4, LEN)
+_STATUS, _RESPONSE_META, _RAW_OUTPUT = tag(1, LEN), tag(2, LEN), tag(3, LEN)
+
+
+@dataclass(slots=True)
+class InferMessage:
+    """What a request holds.
+
+    Attributes:
+        meta_data: The serialized header.
+        raws: Entries of raw_input, in order.
+    """
+
+    model_name: str
+    model_version: int
+    meta_data: bytes
+    raws: list[memoryview]
+
+
+@dataclass(slots=True)
+class InferAnswer:
+    """What an answer holds.
+
+    Attributes:
+        status: The serialized RequestStatus.
+        meta_data: The serialized header.
+        raws: Entries of raw_output, in order.
+    """
+
+    status: bytes
+    meta_data: bytes
+    raws: list[memoryview]
+
+
+def scan_request(view: memoryview) -> InferMessage:
+    """Find what an InferRequest holds.
+
+    Raises:
+        MalformedMessage: The bytes are none.
+    """
+    name, version = "", 0
+    headers: list[memoryview] = []
+    raws: list[memoryview] = []
+    try:
+        for key, value in fields(view):
+            if key == _RAW_INPUT:
+                raws.append(value)
+            elif key == _REQUEST_META:
+                headers.append(value)
+            elif key == _MODEL_NAME:
+                name = text(value, "model_name")
+            elif key == _MODEL_VERSION:
+                version = int64(value)
+    except WireError as error:
+        raise MalformedMessage(f"message is no InferRequest: {error}") from error
+    return InferMessage(name, version, b"".join(headers), raws)
+
+
+def scan_response(view: memoryview) -> InferAnswer:
+    """Find what an InferResponse holds.
+
+    Raises:
+        MalformedMessage: The bytes are none.
+    """
+    statuses: list[memoryview] = []
+    headers: list[memoryview] = []
+    raws: list[memoryview] = []
+    try:
+        for key, value in fields(view):
+            if key == _RAW_OUTPUT:
+                raws.append(value)
+            elif key == _RESPONSE_META:
+                headers.append(value)
+            elif key == _STATUS:
+                statuses.append(value)
+    except WireError as error:
+        raise MalformedMessage(f"message is no InferResponse: {error}") from error
+    return InferAnswer(b"".join(statuses), b"".join(headers), raws)

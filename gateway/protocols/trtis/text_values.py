@@ -1,0 +1,140 @@
+"""Scalars of protobuf's text format: numbers, enums, and what stands between quotes.
+
+Numbers follow Python's protobuf library, which takes all that C++ takes and some spellings more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from google.protobuf.descriptor import FieldDescriptor
+
+_OCTAL = re.compile(r"(-?)0(\d+)")
+_OCTAL_FLOAT = re.compile(r"-?0[0-9]+")
+_INFINITY = re.compile(r"-?inf(?:inity)?f?", re.IGNORECASE)
+_NAN = re.compile(r"nanf?", re.IGNORECASE)
+_ESCAPE = re.compile(
+    r"\\(?:([abfnrtv?\\'\"])|([0-7]{1,3})|x([0-9a-fA-F]{1,2})"
+    r"|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.?))"
+)
+_SIMPLE = dict(zip("abfnrtv?\\'\"", "\a\b\f\n\r\t\v?\\'\"", strict=True))
+_LAST_BYTE = 0xFF
+_LAST_CHARACTER = 0x10FFFF
+_SHOWN = 40
+
+RANGES = {
+    FieldDescriptor.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.TYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    FieldDescriptor.TYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.TYPE_UINT64: (0, (1 << 64) - 1),
+}
+_INT32 = RANGES[FieldDescriptor.TYPE_INT32]
+
+
+class TextError(ValueError):
+    """The text is not in text format."""
+
+
+def is_number(token: str) -> bool:
+    """Return whether *token* may be the value of a field that is not known."""
+    try:
+        float_value(token)
+    except ValueError:
+        try:
+            value = _integer(token)
+        except ValueError:
+            return False
+        return RANGES[FieldDescriptor.TYPE_INT64][0] <= value < 1 << 64
+    return True
+
+
+def _integer(token: str) -> int:
+    octal = _OCTAL.fullmatch(token)
+    try:
+        return int(f"{octal[1]}0o{octal[2]}" if octal else token, 0)
+    except ValueError:
+        raise TextError(f"{token[:_SHOWN]!r} is no integer") from None
+
+
+def ranged(least: int, most: int) -> Callable[[str], int]:
+    """Return what reads an integer from *least* to *most*."""
+
+    def read(token: str) -> int:
+        # The usual numbers, told first.
+        value = int(token) if token.isdecimal() and token[0] != "0" else _integer(token)
+        if not least <= value <= most:
+            raise TextError(f"{token[:_SHOWN]} is not from {least} to {most}")
+        return value
+
+    return read
+
+
+def float_value(token: str) -> float:
+    """Read a floating point number, in any of the spellings.
+
+    Raises:
+        TextError: It is none.
+    """
+    if _OCTAL_FLOAT.match(token):
+        raise TextError(f"{token[:_SHOWN]!r} is no number: it begins with a zero")
+    try:
+        return float(token)
+    except ValueError:
+        pass
+    if _INFINITY.fullmatch(token):
+        return float("-inf" if token[0] == "-" else "inf")
+    if _NAN.fullmatch(token):
+        return float("nan")
+    try:
+        return float(token.rstrip("fF"))
+    except ValueError:
+        raise TextError(f"{token[:_SHOWN]!r} is no number") from None
+
+
+def enum_value(name: str, numbers: Mapping[str, int]) -> Callable[[str], int]:
+    """Return what reads a value of the enum *name*: by its name, or any 32-bit number."""
+
+    def read(token: str) -> int:
+        try:
+            number = int(token, 0)
+        except ValueError:
+            if token not in numbers:
+                raise TextError(f"{token[:_SHOWN]!r} is no value of {name}") from None
+            return numbers[token]
+        if not _INT32[0] <= number <= _INT32[1]:
+            raise TextError(f"{token[:_SHOWN]} is no 32-bit number of {name}")
+        return number
+
+    return read
+
+
+def unescaped(text: str) -> bytes:
+    """Return the bytes that a string's contents stand for; characters as UTF-8."""
+    if "\\" not in text:
+        return text.encode()
+    pieces = []
+    at = 0
+    for found in _ESCAPE.finditer(text):
+        pieces.append(text[at : found.start()].encode())
+        pieces.append(_escaped(found))
+        at = found.end()
+    pieces.append(text[at:].encode())
+    return b"".join(pieces)
+
+
+def _escaped(found: re.Match[str]) -> bytes:
+    simple, octal, hexadecimal, short, long, _other = found.groups()
+    if simple is not None:
+        return _SIMPLE[simple].encode()
+    if octal is not None or hexadecimal is not None:
+        value = int(octal, 8) if octal is not None else int(hexadecimal, 16)
+        if value > _LAST_BYTE:
+            raise TextError(f"escape {found.group()!r} is no byte")
+        return bytes((value,))
+    if short is None and long is None:
+        raise TextError(f"escape {found.group()!r} is unknown")
+    value = int(short or long, 16)
+    if value > _LAST_CHARACTER:
+        raise TextError(f"escape {found.group()!r} is no character")
+    return chr(value).encode()  # refuses surrogates: UnicodeEncodeError is a ValueError
