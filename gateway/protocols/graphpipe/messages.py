@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
+from gateway.ir.context import NO_PARAMETERS
 from gateway.ir.data import ItemsData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
@@ -151,12 +152,19 @@ def _tensor(message: Message, at: int, name: str, index: int) -> tuple[Tensor, i
             return _strings(message, name, label, shape, strings, size), 0
         if strings[1]:
             raise _misplaced(label, number, f"{strings[1]} strings in string_val")
-    if size != prod(shape) * datatype.size_bytes or not size or min(shape, default=0) < 0:
-        # What agrees with bytes that are here keeps every limit but that on elements.
+    needed = datatype.size_bytes
+    for dim in shape:
+        if dim < 1:
+            needed = -1  # no size is: it is looked at below
+            break
+        needed *= dim
+    if size != needed:
         _check_numeric(message, label, number, shape, size)
     elif size > message.limits.elements or size > message.limits.dim:
+        # What agrees with fewer bytes, that are here, keeps every limit.
         check_shape(label, datatype, shape, message.limits)
-    return Tensor(name, datatype, shape, RawData(message.view[start : start + size])), size
+    data = RawData(message.view[start : start + size])
+    return Tensor(name, datatype, shape, data, NO_PARAMETERS), size
 
 
 def _strings(

@@ -80,8 +80,8 @@ class Message:
             raise MalformedMessage(
                 f"a GraphPipe message of {size} bytes: the shortest has {_SMALLEST}"
             )
-        most = min(limits.message_bytes, MAX_MESSAGE_BYTES)
-        if size > most:
+        if size > limits.message_bytes or size > MAX_MESSAGE_BYTES:
+            most = min(limits.message_bytes, MAX_MESSAGE_BYTES)
             raise TooLarge(
                 f"a GraphPipe message of {size} bytes, at most {most} are allowed",
                 limit="message_bytes",
@@ -221,8 +221,14 @@ class Message:
                     limit="name_bytes",
                 )
             total += length
-            found.append(self._name(view[begin : begin + length], what))
-        self.hand_out(total)
+            try:
+                name = str(view[begin : begin + length], "utf-8")
+            except UnicodeDecodeError as error:
+                raise MalformedMessage(f"an {what} is not UTF-8: {error.reason}") from error
+            if not (name.isascii() and name.isprintable()):
+                self.check_name(f"an {what}", name)
+            found.append(name)
+        self._handed_out += total  # checked with what is handed out last, the data
         return found
 
     def check_name(self, what: str, name: str) -> None:
@@ -239,24 +245,20 @@ class Message:
             at: Where the offset stands.
             name: Of the tensor, for errors.
         """
-        start, rank = self.vector(at, 8, "a shape")
-        most = self.limits.rank
+        view, size, most = self.view, self.size, self.limits.rank
+        target = at + _WORD(view, at)[0]
+        if target == at or target + 4 > size:
+            raise self._broken(f"the shape of tensor {name!r} would be at {target}")
+        (rank,) = _WORD(view, target)
+        if rank > (size - target - 4) // 8:
+            raise self._broken(f"the shape of tensor {name!r} would have {rank} dimensions")
         if rank > most:
             raise TooLarge(
                 f"tensor {name!r} has {rank} dimensions, at most {most} are allowed", limit="rank"
             )
-        if rank < len(_SHAPES):
-            return _SHAPES[rank](self.view, start)
-        return Struct(f"<{rank}q").unpack_from(self.view, start)
-
-    def _name(self, data: memoryview, what: str) -> str:
-        try:
-            name = str(data, "utf-8")
-        except UnicodeDecodeError as error:
-            raise MalformedMessage(f"an {what} is not UTF-8: {error.reason}") from error
-        if not (name.isascii() and name.isprintable()):
-            self.check_name(f"an {what}", name)
-        return name
+        read = _SHAPES[rank] if rank < len(_SHAPES) else Struct(f"<{rank}q").unpack_from
+        dims: Shape = read(view, target + 4)
+        return dims
 
     def _broken(self, found: str) -> MalformedMessage:
         return MalformedMessage(f"{found}, the GraphPipe message has {self.size} bytes")

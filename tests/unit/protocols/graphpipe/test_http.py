@@ -28,6 +28,7 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
+    InvalidTensor,
     MalformedMessage,
     ModelNotFound,
     NotFound,
@@ -608,6 +609,88 @@ def test_the_dump_of_a_graph_is_read_by_its_description() -> None:
     assert 100 == len(CODEC.decode_reply(METADATA_CALL, dump("no list")).inputs)
     with pytest.raises(TooLarge, match="whole graph"):
         CODEC.decode_reply(METADATA_CALL, dump("no list", 300))
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        (oracle.PlainIO("x", "", (-2,), 1), InvalidTensor),
+        (oracle.PlainIO("x", "", (1 << 50,), 1), InvalidTensor),
+        (oracle.PlainIO("x", "", (1,), 13), MalformedMessage),
+        (oracle.PlainIO("x\n", "", (1,), 1), MalformedMessage),
+        (oracle.PlainIO("x" * 1025, "", (1,), 1), TooLarge),
+        (oracle.PlainIO("x", "", (1,) * 33, 1), TooLarge),
+    ],
+)
+def test_metadata_that_cannot_be_is_refused(
+    entry: oracle.PlainIO, kind: type[GatewayError]
+) -> None:
+    """Metadata is distrusted as much as tensors are."""
+    body = oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (entry,), ()))
+    with pytest.raises(kind):
+        CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(body,)))
+
+
+@pytest.mark.parametrize(
+    ("description", "number", "datatype"),
+    [
+        ("BOOL as Uint8", 1, Datatype.BOOL),
+        ("BF16 as Float32", 10, Datatype.BF16),
+        ("BOOL as Uint8", 10, Datatype.FP32),
+        ("a boolean, as Uint8", 1, Datatype.UINT8),
+        ("", 1, Datatype.UINT8),
+        ("", 0, None),
+    ],
+)
+def test_another_gateway_tells_what_a_type_stands_for(
+    description: str, number: int, datatype: Datatype | None
+) -> None:
+    """BOOL and BF16 are known again by the description that a gateway writes, and only so."""
+    entry = oracle.PlainIO("x", description, (1,), number)
+    body = oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (), (entry,)))
+    metadata = CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(body,)))
+    assert datatype is metadata.outputs[0].datatype
+
+
+def test_many_errors_are_not_read() -> None:
+    """An answer with errors without end is broken; with a few the first is told."""
+    few = oracle.build_response([], [(400, "first"), (0, "second")])
+    with pytest.raises(InvalidRequest, match="first"):
+        CODEC.decode_reply(NAMED, HttpResponse(200, body=(few,)))
+    many = oracle.build_response([], [(400, "x")] * 65)
+    with pytest.raises(MalformedMessage, match="65 errors"):
+        CODEC.decode_reply(NAMED, HttpResponse(200, body=(many,)))
+    with pytest.raises(MalformedMessage, match="without a text"):
+        CODEC.decode_reply(NAMED, HttpResponse(200, body=(oracle.build_response([], [(4, "")]),)))
+
+
+def test_a_list_of_default_tensors_is_checked() -> None:
+    """Names in prose are names all the same, and no more than a model has."""
+    with pytest.raises(TooLarge):
+        CODEC.decode_reply(METADATA_CALL, dump(f"Default Inputs: [{', '.join('abcdefgh' * 9)}]."))
+    with pytest.raises(MalformedMessage):
+        CODEC.decode_reply(METADATA_CALL, dump("Default Inputs: [a\x01]."))
+
+
+def test_a_long_list_of_models_is_not_parsed() -> None:
+    """JSON of an upstream is held to its limit too."""
+    used = HttpCodec(MessageLimits(json_bytes=5), {})
+    with pytest.raises(MalformedMessage):
+        used.decode_reply(RepositoryIndexRequest(), HttpResponse(200, body=(b'{"Models": []}',)))
+
+
+def test_a_query_without_a_model_means_nothing() -> None:
+    """An empty model in a query is none."""
+    assert RepositoryIndexRequest is type(CODEC.decode_call(HttpRequest("GET", "/", "model=")))
+
+
+def test_a_strange_request_id_is_left_out() -> None:
+    """Ids that would break a log or a header are not taken over."""
+    for value in ("é", "a" * 129):
+        wire = HttpRequest(
+            "POST", "/graphpipe/m", "", Headers((("X-Request-Id", value),)), (INFER,)
+        )
+        assert "" == CODEC.decode_call(wire).context.request_id
 
 
 def test_metadata_tells_who_the_server_is() -> None:
