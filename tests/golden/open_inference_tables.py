@@ -1,0 +1,103 @@
+"""What the index of the recorded exchanges cannot say of our codecs: which are refused, and why."""
+
+from __future__ import annotations
+
+from gateway.ir.errors import ErrorCode
+
+_CONTROL = r"model repository|RepositoryModel"
+_SHM = r"[Ss]ystem ?[Ss]hared ?[Mm]emory"
+_GENERATE = "generate"
+_STREAM = "ModelStreamInfer"
+_CLASSES = "classification"
+_CONFIG = "model configuration|ModelConfig"
+_STATISTICS = "statistics|ModelStatistics"
+_TRACE = "trace settings|TraceSetting"
+_LOG = "log settings|LogSettings"
+
+# Extensions that this gateway does not serve: each is answered 501 or UNIMPLEMENTED, by its name.
+EXTENSIONS: dict[str, str] = {
+    "049-triton-classification-json": _CLASSES,
+    "050-triton-classification-binary": _CLASSES,
+    "077-triton-model-config": _CONFIG,
+    "078-triton-statistics": _STATISTICS,
+    "079-triton-unload": _CONTROL,
+    "081-triton-load": _CONTROL,
+    "082-triton-load-unknown": _CONTROL,
+    "083-triton-trace-get": _TRACE,
+    "084-triton-log-get": _LOG,
+    "085-triton-log-set": _LOG,
+    "086-triton-shm-status": _SHM,
+    "087-triton-shm-register": _SHM,
+    "088-triton-shm-register2": _SHM,
+    "089-triton-shm-infer": "shared memory",
+    "090-triton-shm-status2": _SHM,
+    "091-triton-shm-unregister": _SHM,
+    "096-triton-generate": _GENERATE,
+    "097-triton-generate-stream": _GENERATE,
+    "098-triton-generate-too-many": _GENERATE,
+    "099-triton-generate-stream-error": _GENERATE,
+    "164-triton-load": _CONTROL,
+    "165-triton-stream": _STREAM,
+    "185-triton-stream-error": _STREAM,
+    "186-triton-stream-empty-final": _STREAM,
+    "187-triton-stream-unknown-then-ok": _STREAM,
+    "188-triton-stream-sequence": _STREAM,
+    "190-triton-classification": _CLASSES,
+    "203-triton-config": _CONFIG,
+    "204-triton-statistics": _STATISTICS,
+    "205-triton-trace": _TRACE,
+    "206-triton-log": _LOG,
+    "207-triton-shm-status": _SHM,
+    "208-triton-unload": _CONTROL,
+    "209-triton-load-config": _CONTROL,
+    "228-mlserver-load": _CONTROL,
+    "229-mlserver-stream": _STREAM,
+    "247-kserve-load": _CONTROL,
+    "248-kserve-stream": _STREAM,
+}
+
+_WRONG = ErrorCode.INVALID_ARGUMENT
+_NOT_JSON = (_WRONG, "the request is not JSON")
+_TENSOR_ONLY = (_WRONG, "not a JSON object.*pass data=json_bytes")
+
+# Requests that are wrong, which the servers refused too.
+WRONG: dict[str, tuple[ErrorCode, str]] = {
+    "020-triton-error-bad-json": _NOT_JSON,
+    "021-triton-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*needs 16"),
+    "022-triton-seed-json-and-data": _TENSOR_ONLY,
+    "093-triton-binary-extra-bytes": (_WRONG, "16 bytes are left"),
+    "094-triton-binary-short": (_WRONG, "'INPUT0' has binary_data_size 16, 8 bytes"),
+    "095-triton-binary-no-header": (_WRONG, "Inference-Header-Content-Length must say"),
+    "100-triton-error-not-found-path": (ErrorCode.NOT_FOUND, "no path '/v2/nope'"),
+    "101-triton-error-method": (_WRONG, "this path takes POST"),
+    # The transport refuses the coding before; here the bytes stand as they came.
+    "102-triton-error-encoding": (_WRONG, "not a JSON object"),
+    "122-mlserver-error-bad-json": _NOT_JSON,
+    "123-mlserver-seed-json-and-data": _TENSOR_ONLY,
+    "144-kserve-error-bad-json": _NOT_JSON,
+    "145-kserve-error-nested-mismatch": (_WRONG, r"'INPUT0' has 3 elements.*needs 16"),
+    "146-kserve-seed-json-and-data": _TENSOR_ONLY,
+    "193-triton-error-mixed": (_WRONG, "contents and the message has 2 raw contents"),
+    "194-triton-error-contents-field": (_WRONG, "INT32 and has fp32_contents"),
+}
+
+# Calls that are not asked of the server they went to, because it would fail or do something else.
+NOT_ASKED: dict[str, str] = {
+    # The whole body is the tensor: `Complete` fills in the rest before it is sent on.
+    "092-triton-raw-binary-request": "has no name, datatype or shape",
+    "116-mlserver-infer-bytes-binary": "not UTF-8 at index 2.*mlserver takes no binary",
+    "130-kserve-model-metadata-version": "kserve has no versions",
+    "137-kserve-infer-bytes-binary": "not UTF-8 at index 2.*kserve takes text only",
+    "236-kserve-index": "'kserve' has no repository index",
+}
+
+# Calls that MLServer takes and our own listener does not: FP16 as JSON numbers.
+ONLY_THERE = frozenset({"118-mlserver-infer-fp16-binary"})
+
+# Calls that go to another path than the client took: KServe lists its models at GET /v2/models.
+ELSEWHERE = frozenset({"132-kserve-repository-index"})
+
+# Answers that Triton wrote in a JSON of its own, and strict JSON has no form for.
+NOT_ANSWERED: dict[str, str] = {
+    "019-triton-nan-binary-in-json-out": "'OUTPUT0' has inf at index 1.*binary_data",
+}

@@ -1,0 +1,313 @@
+"""Recorded exchanges of real servers and clients: read as the index says, written as they read.
+
+Sources: `oip/README.md`.  Each request is decoded as a listener does, each answer as an upstream of
+the server's dialect does; what we write of it is read by our other half and by the oracle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
+from gateway.ir.context import Context
+from gateway.ir.data import as_raw
+from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import Tensor
+from gateway.registry import protocol
+from gateway.wire.grpc import GrpcStatus
+from tests.golden import open_inference_oracle as oracle
+from tests.golden.open_inference import Exchange, exchanges
+from tests.golden.open_inference_tables import (
+    ELSEWHERE,
+    EXTENSIONS,
+    NOT_ANSWERED,
+    NOT_ASKED,
+    ONLY_THERE,
+    WRONG,
+)
+
+SPEC = protocol("oip")
+ALL = {exchange.name: exchange for exchange in exchanges()}
+READ = {name: one for name, one in ALL.items() if name not in EXTENSIONS and name not in WRONG}
+
+_OK_HTTP = 200
+_PATHS: tuple[tuple[str, type[Call[Any]]], ...] = (
+    (r"GET /v2/health/live", ServerLiveRequest),
+    (r"GET /v2/health/ready", ServerReadyRequest),
+    (r"GET /v2", ServerMetadataRequest),
+    (r"GET /v2/models/\w+(/versions/\d)?/ready", ModelReadyRequest),
+    (r"GET /v2/models/\w+(/versions/\d)?", ModelMetadataRequest),
+    (r"POST /v2/models/\w+(/versions/\d)?/infer", InferRequest),
+    (r"POST /v2/repository/index", RepositoryIndexRequest),
+)
+_METHODS: dict[str, type[Call[Any]]] = {
+    "ServerLive": ServerLiveRequest,
+    "ServerReady": ServerReadyRequest,
+    "ModelReady": ModelReadyRequest,
+    "ServerMetadata": ServerMetadataRequest,
+    "ModelMetadata": ModelMetadataRequest,
+    "RepositoryIndex": RepositoryIndexRequest,
+    "ModelInfer": InferRequest,
+}
+# What clients take a status for (dossier, section 12).
+_CODES = {
+    400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 422: "INVALID_ARGUMENT", 500: "UPSTREAM",
+    501: "UNSUPPORTED", 503: "UNAVAILABLE",
+    "INVALID_ARGUMENT": "INVALID_ARGUMENT", "NOT_FOUND": "NOT_FOUND", "UNKNOWN": "UPSTREAM",
+    "INTERNAL": "UPSTREAM", "UNAVAILABLE": "UNAVAILABLE", "UNIMPLEMENTED": "UNSUPPORTED",
+    "ALREADY_EXISTS": "INVALID_ARGUMENT", "CANCELLED": "CANCELLED",
+}  # fmt: skip
+# Answers that the clients themselves cannot read: FastAPI's lists, mostly.
+_UNREAD = ("an exception occurred in the client", "{'detail': [{")
+_HEALTH = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
+
+
+def listener(exchange: Exchange) -> Any:
+    """Return the codec a listener has."""
+    return _codec(exchange, {})
+
+
+def upstream(exchange: Exchange) -> Any:
+    """Return the codec that an upstream of the exchange's server has."""
+    return _codec(exchange, {"dialect": exchange.server})
+
+
+def _codec(exchange: Exchange, options: dict[str, Any]) -> Any:
+    binding: Any = SPEC.grpc if exchange.protocol == "grpc" else SPEC.http
+    return binding.codec(DEFAULT_LIMITS, SPEC.options(options))
+
+
+def named(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize a test by the names of exchanges."""
+    return pytest.mark.parametrize("exchange", [pytest.param(ALL[name], id=name) for name in names])
+
+
+def ok(exchange: Exchange) -> bool:
+    """Tell whether the server answered well."""
+    status = exchange.response.status
+    return bool(status == (GrpcStatus.OK if exchange.protocol == "grpc" else _OK_HTTP))
+
+
+def asked(exchange: Exchange) -> Call[Any]:
+    """Return the call that a server codec reads, as the gateway sends it on."""
+    call: Call[Any] = listener(exchange).decode_call(exchange.request)
+    if isinstance(call, InferRequest) and not call.id and ok(exchange):
+        # KServe makes an id up; we always send it one.
+        made_up = said_by(exchange, "response").id
+        call = call.within(request_id=made_up)
+    return call
+
+
+def said_by(exchange: Exchange, way: str, wire: Any = None) -> oracle.Message:
+    """Return what the oracle reads in the exchange's "request" or "response", or in *wire*."""
+    wire = getattr(exchange, way) if wire is None else wire
+    if exchange.protocol == "grpc":
+        read: Callable[[bytes], oracle.Message] = getattr(oracle, f"of_{way}")
+        return read(bytes(wire.view))
+    key = "inputs" if way == "request" else "outputs"
+    return oracle.of_http(wire.headers, bytes(wire.view), key)
+
+
+def told(tensors: tuple[Tensor, ...]) -> list[oracle.Told]:
+    """Return tensors of the IR as the oracle tells them."""
+    return [
+        oracle.Told(
+            tensor.name,
+            "" if tensor.datatype is None else tensor.datatype.value,
+            list(tensor.shape or ()),
+            bytes(as_raw(tensor)),
+            dict(tensor.parameters),
+        )
+        for tensor in tensors
+    ]
+
+
+def in_order(tensors: tuple[Tensor, ...]) -> list[Any]:
+    return sorted(tensor[:4] for tensor in told(tensors))
+
+
+def test_the_tables_name_recorded_exchanges() -> None:
+    """No entry of a table is left over, and every file of the index is there."""
+    assert 272 == len(ALL)
+    for table in (EXTENSIONS, WRONG, NOT_ASKED, ONLY_THERE, ELSEWHERE, NOT_ANSWERED):
+        assert [] == [name for name in table if name not in ALL]
+
+
+@named(EXTENSIONS)
+def test_extensions_are_refused_by_name(exchange: Exchange) -> None:
+    """An extension that is not served is answered 501 or UNIMPLEMENTED, in words that name it."""
+    codec = listener(exchange)
+    with pytest.raises(Unsupported, match=EXTENSIONS[exchange.name]) as caught:
+        codec.decode_call(exchange.request)
+    status = codec.encode_error(None, caught.value).status
+    assert (GrpcStatus.UNIMPLEMENTED if exchange.protocol == "grpc" else 501) == status
+
+
+@named(WRONG)
+def test_wrong_requests_are_refused(exchange: Exchange) -> None:
+    """A wrong request is the client's fault, and the text says what is wrong with it."""
+    code, text = WRONG[exchange.name]
+    with pytest.raises(GatewayError, match=text) as caught:
+        listener(exchange).decode_call(exchange.request)
+    assert code is caught.value.code
+
+
+@named(READ)
+def test_requests_are_read_as_recorded(exchange: Exchange) -> None:
+    """Question, model, id, parameters and every tensor are what index and oracle say."""
+    call = listener(exchange).decode_call(exchange.request)
+    assert _kind(exchange) is type(call)
+    if not isinstance(call, InferRequest) or exchange.name == "092-triton-raw-binary-request":
+        return
+    assert exchange.said.get("inputs", {}).keys() <= {tensor.name for tensor in call.inputs}
+    if exchange.said.get("inputs"):
+        assert sorted(oracle.of_index(exchange.said["inputs"])) == in_order(call.inputs)
+    said = said_by(exchange, "request")
+    assert said.tensors == told(call.inputs)
+    assert (said.id, said.outputs) == (call.id, [(o.name, o.parameters) for o in call.outputs])
+    reserved = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
+    custom = {key: value for key, value in said.parameters.items() if key not in reserved}
+    assert custom == call.parameters
+    if call.sequence is not None:
+        assert said.parameters["sequence_id"] == call.sequence.id
+        assert said.parameters["sequence_start"] == call.sequence.start
+    assert said.parameters.get("priority", 0) == call.priority
+    assert said.parameters.get("timeout") == call.timeout_us
+
+
+def test_a_raw_binary_request_is_one_bare_tensor() -> None:
+    """A body that is the tensor alone is kept as bytes until the model is known."""
+    exchange = ALL["092-triton-raw-binary-request"]
+    (tensor,) = listener(exchange).decode_call(exchange.request).inputs
+    assert ("", None, None) == (tensor.name, tensor.datatype, tensor.shape)
+    assert bytes(exchange.request.view) == bytes(as_raw(tensor))
+
+
+@named(READ)
+def test_requests_are_written_as_recorded(exchange: Exchange) -> None:
+    """What goes on to the same server says the same as what came, or is refused for a reason."""
+    call = asked(exchange)
+    codec = upstream(exchange)
+    if exchange.name in NOT_ASKED:
+        with pytest.raises(Unsupported, match=NOT_ASKED[exchange.name]):
+            codec.encode_call(call)
+        return
+    wire = codec.encode_call(call)
+    if isinstance(call, InferRequest):
+        was, now = said_by(exchange, "request"), said_by(exchange, "request", wire)
+        assert was == now._replace(id=was.id)  # a server that needs an id gets one
+        call = call.changed(id=now.id)
+    if exchange.name not in ONLY_THERE:
+        again = listener(exchange).decode_call(wire)
+        assert call.changed(context=Context()) == again.changed(context=Context())
+    if exchange.protocol == "grpc":
+        assert exchange.request.method == wire.method
+    elif exchange.name not in ELSEWHERE:
+        assert (exchange.request.method, exchange.request.path) == (wire.method, wire.path)
+
+
+@named([name for name, one in READ.items() if not ok(one)])
+def test_error_answers_are_read_and_passed_on(exchange: Exchange) -> None:
+    """An error means what its status says, in the server's words; a caller gets both back."""
+    call, answer = asked(exchange), exchange.response
+    codec = upstream(exchange)
+    if isinstance(call, _HEALTH):
+        assert codec.decode_reply(call, answer) is False
+        return
+    with pytest.raises(GatewayError) as caught:
+        codec.decode_reply(call, answer)
+    error = caught.value
+    status = answer.status.name if exchange.protocol == "grpc" else answer.status
+    assert _CODES[status] == error.code.name
+    words = exchange.said.get("client_error", "")
+    if not any(text in words for text in _UNREAD):
+        assert error.message in words
+    again = listener(exchange).encode_error(call, error)
+    assert answer.status == again.status
+    shown = again.details if exchange.protocol == "grpc" else json.loads(bytes(again.view))["error"]
+    assert error.message == shown
+
+
+@named([name for name, one in READ.items() if ok(one)])
+def test_answers_are_read_as_recorded(exchange: Exchange) -> None:
+    """An answer is what index and oracle say."""
+    call = asked(exchange)
+    reply = upstream(exchange).decode_reply(call, exchange.response)
+    if isinstance(reply, InferResponse):
+        said = said_by(exchange, "response")
+        assert said.tensors == told(reply.outputs)
+        assert said.model == (reply.model.name, reply.model.version)
+        assert said.parameters == reply.parameters
+        if exchange.said.get("outputs"):
+            assert sorted(oracle.of_index(exchange.said["outputs"])) == in_order(reply.outputs)
+    elif isinstance(call, _HEALTH):
+        assert ("unknown" not in exchange.name and "unloaded" not in exchange.name) is reply
+    elif exchange.protocol == "http":
+        assert _shown(json.loads(bytes(exchange.response.view))) == _shown(_members(reply))
+
+
+@named([name for name, one in READ.items() if ok(one)])
+def test_answers_are_written_as_recorded(exchange: Exchange) -> None:
+    """What a client of ours gets is read as the same, and says the same as the server's answer."""
+    call = asked(exchange)
+    codec = listener(exchange)
+    reply = upstream(exchange).decode_reply(call, exchange.response)
+    if exchange.name in NOT_ANSWERED:
+        with pytest.raises(Unsupported, match=NOT_ANSWERED[exchange.name]):
+            codec.encode_reply(call, reply)
+        return
+    wire = codec.encode_reply(call, reply)
+    assert reply == upstream(exchange).decode_reply(call, wire)
+    if isinstance(reply, InferResponse):
+        was, now = said_by(exchange, "response"), said_by(exchange, "response", wire)
+        assert isinstance(call, InferRequest)
+        assert call.id == now.id
+        assert was._replace(id="") == now._replace(id="")
+
+
+def _kind(exchange: Exchange) -> type[Call[Any]]:
+    if exchange.protocol == "grpc":
+        return _METHODS[exchange.said["method"].rpartition("/")[2]]
+    line = exchange.said["request_line"].removesuffix(" HTTP/1.1")
+    return next(kind for pattern, kind in _PATHS if re.fullmatch(pattern, line))
+
+
+def _shown(document: Any) -> Any:
+    """Return a JSON document without what may be left out."""
+    if isinstance(document, list):
+        return [_shown(item) for item in document]
+    if isinstance(document, dict):
+        return {
+            key: _shown(value) for key, value in document.items() if value not in ("", None, [], {})
+        }
+    return document
+
+
+def _members(reply: Any) -> Any:
+    """Return metadata or an index of the IR as the JSON of Open Inference, by their fields."""
+    if isinstance(reply, tuple):
+        return [_members(item) for item in reply]
+    if not dataclasses.is_dataclass(reply):
+        return reply.value if isinstance(reply, enum.Enum) else reply
+    found = {field.name: getattr(reply, field.name) for field in dataclasses.fields(reply)}
+    found.pop("max_batch_size", None)
+    found.pop("labels", None)
+    return {key: list(value) if key == "shape" else _members(value) for key, value in found.items()}
