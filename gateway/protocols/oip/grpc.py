@@ -188,7 +188,7 @@ class GrpcCodec:
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
         message, inputs = self._reader.request(wire.view)
-        reserved = split_parameters(message.parameters)
+        reserved = split_parameters(message.parameters, self._limits)
         return InferRequest(
             model=ModelRef(message.model_name, message.model_version),
             context=context_of(wire),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Parameter, Sequence
 from gateway.ir.errors import InvalidRequest
+from gateway.ir.limits import MessageLimits, check_name
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 
@@ -37,11 +38,14 @@ class RequestParameters:
 NO_REQUEST_PARAMETERS = RequestParameters()
 
 
-def split_parameters(parameters: Mapping[str, Parameter]) -> RequestParameters:
+def split_parameters(
+    parameters: Mapping[str, Parameter], limits: MessageLimits
+) -> RequestParameters:
     """Take the reserved request parameters out of *parameters*.
 
     Raises:
         InvalidRequest: A reserved one has the wrong type or value, or is Triton's own.
+        TooLarge: The id of a sequence, which is remembered, is too long.
     """
     if not parameters:
         return NO_REQUEST_PARAMETERS
@@ -53,6 +57,8 @@ def split_parameters(parameters: Mapping[str, Parameter]) -> RequestParameters:
         raise InvalidRequest(
             f"parameter 'sequence_id' is {sequence_id!r}, needed is an unsigned integer or a string"
         )
+    if isinstance(sequence_id, str):
+        check_name("parameter 'sequence_id'", sequence_id, limits.name_bytes, "name_bytes")
     start = _flag(custom, "sequence_start")
     end = _flag(custom, "sequence_end")
     priority = _unsigned(custom, "priority")

@@ -100,7 +100,7 @@ def decode_request(
     end = body.nbytes if length is None else length
     document = _document(body[:end], limits, has_header=length is not None)
     members = document.members
-    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits))
+    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
     binary = BinaryPart("input", body[end:], has_header=length is not None)
     inputs = TensorReader("input", binary, limits).read(document)
     outputs, listed = _requested(members, limits)
