@@ -105,7 +105,7 @@ def with_default(inputs: Arrays, factor: int = 2) -> Arrays:
         lambda inputs: {"Y": inputs["X"] * 2},
         f"{__name__}:plain",
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", type(each).__name__),
 )
 async def test_every_kind_of_callable_is_a_model(source: Any) -> None:
     """Functions, coroutines, objects, classes and dotted names all answer the same way."""
@@ -281,7 +281,11 @@ class EachObject:
         yield from each(inputs)
 
 
-GENERATORS = pytest.mark.parametrize("source", [each, each_async, EachObject()], ids=str)
+GENERATORS = pytest.mark.parametrize(
+    "source",
+    [each, each_async, EachObject()],
+    ids=lambda each: getattr(each, "__name__", type(each).__name__),
+)
 
 
 @GENERATORS
