@@ -1,0 +1,28 @@
+# syntax=docker/dockerfile:1
+# The gateway as a container image: built in one stage, run in another that has no build tools.
+#   docker build --tag tensor-gateway .
+#   docker run --rm -p 8000:8000 -p 8001:8001 tensor-gateway
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY gateway ./gateway
+RUN python -m venv /opt/gateway \
+    && /opt/gateway/bin/pip install --no-cache-dir '.[onnx]'
+
+FROM python:${PYTHON}-slim
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gateway
+COPY --from=build /opt/gateway /opt/gateway
+COPY config/container.yaml /etc/gateway/gateway.yaml
+ENV PATH=/opt/gateway/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001
+EXPOSE 8000 8001 8002 9901
+STOPSIGNAL SIGTERM
+# `health` asks over the same protocol that clients use, so it sees what they see.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
+    CMD ["gateway", "health", "oip+http://127.0.0.1:8000"]
+ENTRYPOINT ["gateway"]
+CMD ["serve", "/etc/gateway/gateway.yaml"]

@@ -1,0 +1,104 @@
+"""Deployment files say what the gateway understands; no cluster and no container engine needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.app.check import check
+from gateway.config.load import load_file, load_text
+from gateway.config.sidecar import sidecar_config
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
+    spec = document.get("spec", {})
+    spec = spec.get("template", {}).get("spec", spec)
+    found = [*spec.get("initContainers", []), *spec.get("containers", [])]
+    return [each for each in found if each["name"] == "gateway"]
+
+
+GATEWAYS = [
+    (path.name, container)
+    for path in KUBERNETES
+    for document in documents(path)
+    for container in containers(document)
+]
+
+
+def test_there_are_manifests() -> None:
+    """Both ways of running on Kubernetes are there."""
+    assert ["service.yaml", "sidecar.yaml"] == sorted(name for name, _ in GATEWAYS)
+
+
+@pytest.mark.parametrize(("name", "container"), GATEWAYS)
+def test_containers_have_no_power(name: str, container: dict[str, Any]) -> None:
+    """Not root, nothing writable, no capabilities, a bound on memory."""
+    security = container["securityContext"]
+    assert security["runAsNonRoot"], name
+    assert security["readOnlyRootFilesystem"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert ["ALL"] == security["capabilities"]["drop"]
+    assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(("name", "container"), GATEWAYS)
+def test_probes_ask_ports_that_are_there(name: str, container: dict[str, Any]) -> None:
+    """Each probe's port is one of the container's."""
+    ports = {port["name"] for port in container["ports"]}
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports, name
+
+
+def test_the_sidecars_flags_make_a_configuration() -> None:
+    """The flags in the manifest are the command line's own."""
+    (container,) = [found for name, found in GATEWAYS if name == "sidecar.yaml"]
+    verb, *flags = container["args"]
+    values = dict(zip(flags[::2], flags[1::2], strict=True))
+    settings = sidecar_config(
+        [values["--upstream"]],
+        http=values["--http"],
+        grpc=values["--grpc"],
+        admin=values["--admin"],
+    )
+    assert "serve" == verb
+    assert [] == check(load_text(yaml.safe_dump(settings)))
+
+
+def test_the_config_map_is_a_configuration() -> None:
+    """The file in the ConfigMap loads, and its ports are those of the Service."""
+    parts = documents(ROOT / "deploy" / "kubernetes" / "service.yaml")
+    (text,) = [part["data"]["gateway.yaml"] for part in parts if part["kind"] == "ConfigMap"]
+    loaded = load_text(text)
+    assert [] == check(loaded)
+    listener = loaded.config.listeners[0]
+    (container,) = [found for name, found in GATEWAYS if name == "service.yaml"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert (ports["http"], ports["grpc"]) == (listener.http.port, listener.grpc.port)
+
+
+def test_the_image_starts_with_a_file_that_loads() -> None:
+    """The configuration copied into the image is good, and its HTTP port is the one checked."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (source,) = re.findall(r"COPY (config/\S+) /etc/gateway/gateway.yaml", dockerfile)
+    loaded = load_file(ROOT / source, {})
+    assert [] == check(loaded)
+    assert f'"oip+http://127.0.0.1:{loaded.config.listeners[0].http.port}"' in dockerfile
+    assert re.search(r"^USER 10001$", dockerfile, re.MULTILINE)
+
+
+def test_compose_is_read_only() -> None:
+    """The compose file runs the gateway with nothing writable and no capabilities."""
+    service = documents(ROOT / "deploy" / "compose.yaml")[0]["services"]["gateway"]
+    assert service["read_only"]
+    assert ["ALL"] == service["cap_drop"]
