@@ -84,6 +84,8 @@ def test_the_config_map_is_a_configuration() -> None:
     listener = loaded.config.listeners[0]
     (container,) = [found for name, found in GATEWAYS if name == "service.yaml"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert listener.http is not None
+    assert listener.grpc is not None
     assert (ports["http"], ports["grpc"]) == (listener.http.port, listener.grpc.port)
 
 
@@ -93,7 +95,9 @@ def test_the_image_starts_with_a_file_that_loads() -> None:
     (source,) = re.findall(r"COPY (config/\S+) /etc/gateway/gateway.yaml", dockerfile)
     loaded = load_file(ROOT / source, {})
     assert [] == check(loaded)
-    assert f'"oip+http://127.0.0.1:{loaded.config.listeners[0].http.port}"' in dockerfile
+    address = loaded.config.listeners[0].http
+    assert address is not None
+    assert f'"oip+http://127.0.0.1:{address.port}"' in dockerfile
     assert re.search(r"^USER 10001$", dockerfile, re.MULTILINE)
 
 
