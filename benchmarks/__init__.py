@@ -1,0 +1,1 @@
+"""Speed of the gateway beside direct calls and real peers; see README.md."""

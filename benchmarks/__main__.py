@@ -1,0 +1,61 @@
+"""`python -m benchmarks`: the jobs; `python -m benchmarks codecs`: the codecs alone."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks import codecs, machine, rounds
+from benchmarks.jobs import all_jobs
+from benchmarks.report import codec_table, job_table
+from benchmarks.rounds import Row, Settings
+
+
+def main() -> int:
+    """Parse the command line, measure, print; return the exit status."""
+    arguments = _parser().parse_args()
+    about = machine.describe()
+    print(machine.text(about), file=sys.stderr)
+    results: dict[str, object] = {"machine": about}
+    if arguments.what == "codecs":
+        found = codecs.measure(arguments.only or "")
+        print(codec_table(found))
+        results["codecs"] = [each.document() for each in found]
+    else:
+        rows = _jobs(arguments)
+        print(job_table(rows))
+        results["jobs"] = [row.document() for row in rows]
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def _jobs(arguments: argparse.Namespace) -> list[Row]:
+    wanted = frozenset(filter(None, arguments.systems.split(",")))
+    rows: list[Row] = []
+    for job in all_jobs():
+        if arguments.only is None or arguments.only in job.name:
+            settings = Settings(arguments.rounds, arguments.seconds)
+            rows += rounds.run(job, settings, wanted, _say)
+    return rows
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=["jobs", "codecs"], default="jobs")
+    parser.add_argument("--only", metavar="TEXT", help="jobs or codecs whose name holds TEXT")
+    parser.add_argument(
+        "--systems", default="", metavar="A,B", help="systems whose names hold A or B"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

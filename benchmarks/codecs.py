@@ -1,0 +1,199 @@
+"""The codecs alone: reading and writing one request, small, of 602,112 bytes and of 16 MiB.
+
+Every registered codec takes part by itself; a peer stands beside those that have one: the protobuf
+library, flatbuffers' own builder and reader, json with numpy. Tensors are not to be touched, so
+16 MiB may cost 1.2 times what 602,112 bytes cost and no more; JSON has to look at every number.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.messages import Case, grpc_request, image, json_request, small
+from benchmarks.peers import flatbuffers_read, flatbuffers_write
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import raw_tensor
+from gateway.registry import PROTOCOLS, protocol
+from gateway.schema.open_inference_pb2 import ModelInferRequest
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import HttpRequest
+from gateway.wire.stream import Frame
+
+_BATCH_S = 0.02
+_BATCHES = 15
+Step = Callable[[], object]
+
+_PEERS = {
+    "oip.grpc": "protobuf",
+    "oip.http JSON": "json + numpy",
+    "graphpipe.http": "flatbuffers",
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one step of a codec costs.
+
+    Attributes:
+        micros: Small, 602,112 bytes, 16 MiB; nan where it was not measured.
+        growth: The last over the one before.
+        peer_us: A peer's, at 602,112 bytes; None without a peer.
+    """
+
+    codec: str
+    step: str
+    micros: tuple[float, float, float]
+    growth: float
+    peer: str
+    peer_us: float | None
+
+    def document(self) -> dict[str, object]:
+        """Return it for JSON, which has no nan."""
+        fields = asdict(self)
+        fields["micros"] = [None if math.isnan(value) else value for value in self.micros]
+        fields["growth"] = None if math.isnan(self.growth) else self.growth
+        return fields
+
+
+def measure(only: str) -> list[Timing]:
+    """Time every codec whose name holds *only*."""
+    cases = [small(), image(), _huge()]
+    found: list[Timing] = []
+    for name, codec in _codecs():
+        if only in name:
+            found += _timings(name, [_request_steps(name, codec, case) for case in cases], cases)
+    if only in "oip.http JSON":
+        codec = dict(_codecs())["oip.http"]
+        steps = [_json_step(codec, case) if case.name != "16 MiB" else None for case in cases]
+        found += _timings("oip.http JSON", steps, cases)
+    return found
+
+
+def _huge() -> Case:
+    values = np.zeros((4, 1024, 1024), np.float32)
+    return Case("16 MiB", image().model, {"X": values}, {})
+
+
+def _codecs() -> Iterator[tuple[str, Any]]:
+    limits = MessageLimits()
+    for name in PROTOCOLS:
+        spec = protocol(name)
+        for binding in (spec.http, spec.grpc, spec.stream):
+            if binding is not None:
+                codec: Any = binding.codec(limits, spec.options({}))
+                yield codec.name, codec
+
+
+def _request_steps(name: str, codec: Any, case: Case) -> dict[str, Step] | None:
+    """Return the steps of one request; None where the codec cannot carry it."""
+    request = InferRequest(
+        model=ModelRef(case.model),
+        inputs=tuple(_tensor(name, array) for name, array in case.inputs.items()),
+    )
+    try:
+        sent = codec.encode_call(request)
+        received = _as_received(sent)
+        codec.decode_call(received)
+    except GatewayError as error:
+        print(f"  skipped: {name} with {case.name}: {error}", file=sys.stderr)
+        return None
+    return {
+        "encode": lambda: codec.encode_call(request),
+        "decode": lambda: codec.decode_call(received),
+    }
+
+
+def _tensor(name: str, array: npt.NDArray[Any]) -> Any:
+    datatype = {"int32": Datatype.INT32, "float32": Datatype.FP32}[array.dtype.name]
+    return raw_tensor(name, datatype, array.shape, memoryview(array.tobytes()))
+
+
+def _as_received(sent: Any) -> Any:
+    """Return a message as a server gets it: its body in one read-only view."""
+    if isinstance(sent, HttpRequest):
+        body = (memoryview(b"".join(sent.body)),)
+        return HttpRequest(sent.method, sent.path, sent.query, sent.headers, body)
+    if isinstance(sent, GrpcRequest):
+        return GrpcRequest(sent.method, (memoryview(b"".join(sent.message)),), sent.metadata)
+    return Frame((memoryview(b"".join(sent.payload)),), sent.correlation)
+
+
+def _json_step(codec: Any, case: Case) -> dict[str, Step]:
+    body = memoryview(json_request(case).body)
+    wire = HttpRequest("POST", f"/v2/models/{case.model}/infer", body=(body,))
+    return {"decode": lambda: codec.decode_call(wire)}
+
+
+def _timings(
+    codec: str, steps: list[dict[str, Step] | None], cases: list[Case]
+) -> Iterator[Timing]:
+    names = dict.fromkeys(name for found in steps if found for name in found)
+    for name in names:
+        first, second, third = (
+            float("nan") if found is None else micros(found[name]) for found in steps
+        )
+        peer = _peer(codec, name, cases[1])
+        yield Timing(
+            codec,
+            name,
+            (first, second, third),
+            third / second,
+            "" if peer is None else _PEERS[codec],
+            None if peer is None else micros(peer),
+        )
+
+
+def _peer(codec: str, step: str, case: Case) -> Step | None:
+    found: dict[tuple[str, str], Step] = {}
+    if codec == "oip.grpc":
+        body = grpc_request(case).body
+        found[codec, "decode"] = lambda: _by_protobuf(body)
+        found[codec, "encode"] = lambda: grpc_request(case)
+    elif codec == "oip.http JSON":
+        text = json_request(case).body
+        found[codec, "decode"] = lambda: _by_json(text)
+    elif codec == "graphpipe.http":
+        array = case.inputs["X"]
+        message = flatbuffers_write(array)
+        found[codec, "encode"] = lambda: flatbuffers_write(array)
+        found[codec, "decode"] = lambda: flatbuffers_read(message)
+    return found.get((codec, step))
+
+
+def _by_protobuf(body: bytes) -> list[npt.NDArray[Any]]:
+    message = ModelInferRequest.FromString(body)
+    return [np.frombuffer(raw, np.float32) for raw in message.raw_input_contents]
+
+
+def _by_json(text: bytes) -> list[npt.NDArray[Any]]:
+    return [
+        np.array(one["data"], np.float32).reshape(one["shape"])
+        for one in json.loads(text)["inputs"]
+    ]
+
+
+def micros(step: Step) -> float:
+    """Return what *step* costs: the least of several batches, in microseconds."""
+    step()
+    begun = time.perf_counter()
+    step()
+    once = max(time.perf_counter() - begun, 1e-7)
+    count = max(1, int(_BATCH_S / once))
+    best = float("inf")
+    for _ in range(_BATCHES):
+        begun = time.perf_counter()
+        for _ in range(count):
+            step()
+        best = min(best, (time.perf_counter() - begun) / count)
+    return best * 1e6

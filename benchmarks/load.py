@@ -1,0 +1,191 @@
+"""Load: so many connections asking again and again for so long; and one question, checked.
+
+wrk and h2load where they are installed; else pyload.py, which is slower and says so.
+"""
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from benchmarks.messages import GRPC_METHOD, Message
+
+_GRACE_S = 30.0
+_ASK_S = 20.0
+
+_WRK_SCRIPT = """
+local file = io.open({body!r}, "rb")
+wrk.method = "POST"
+wrk.body = file:read("*a")
+{fields}
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("RESULT %d %d %d %f %f\\n", summary.requests, summary.duration,
+    e.connect + e.read + e.write + e.status + e.timeout,
+    latency:percentile(50), latency:percentile(99)))
+end
+"""
+_WRK_RESULT = re.compile(r"RESULT (\d+) (\d+) (\d+) ([\d.]+) ([\d.]+)")
+_H2_COUNTS = re.compile(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout")
+_H2_TIME = re.compile(r"finished in ([\d.]+)(us|ms|s)")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to and what: the same question over and over.
+
+    Attributes:
+        carrier: "http" or "grpc".
+        path: Of HTTP.
+    """
+
+    carrier: str
+    port: int
+    path: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run of the load generator saw.
+
+    Attributes:
+        seconds: How long it took.
+        p50_us: Median latency.
+    """
+
+    requests: int
+    errors: int
+    seconds: float
+    p50_us: float
+    p99_us: float
+
+
+def tools() -> dict[str, str]:
+    """Return which program makes the load of each carrier."""
+    return {
+        "http": "wrk" if shutil.which("wrk") else "pyload",
+        "grpc": "h2load" if shutil.which("h2load") else "pyload",
+    }
+
+
+def run(target: Target, connections: int, seconds: float, core: int) -> Measured:
+    """Ask *target* on *connections* connections for *seconds*, from *core*."""
+    tool = tools()[target.carrier]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if tool == "wrk":
+            return _wrk(target, connections, seconds, core, folder)
+        if tool == "h2load":
+            return _h2load(target, connections, seconds, core, folder)
+        return _pyload(target, connections, seconds, core, folder)
+
+
+def ask(target: Target) -> Message:
+    """Ask once and return the answer.
+
+    Raises:
+        RuntimeError: It is an error.
+    """
+    if target.carrier == "http":
+        connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_ASK_S)
+        try:
+            connection.request(
+                "POST", target.path, target.message.body, dict(target.message.fields)
+            )
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise RuntimeError(f"answered with status {answer.status}: {body[:300]!r}")
+        return Message(body, tuple(answer.getheaders()))
+    with grpc.insecure_channel(f"127.0.0.1:{target.port}") as channel:
+        try:
+            reply: bytes = channel.unary_unary(GRPC_METHOD)(
+                target.message.body, timeout=_ASK_S, wait_for_ready=True
+            )
+        except grpc.RpcError as error:
+            raise RuntimeError(f"answered with {error.code()}: {error.details()}") from error
+    return Message(reply)
+
+
+def _wrk(target: Target, connections: int, seconds: float, core: int, folder: Path) -> Measured:
+    body, script = folder / "body", folder / "script.lua"
+    body.write_bytes(target.message.body)
+    fields = "\n".join(
+        f'wrk.headers["{name}"] = "{value}"' for name, value in target.message.fields
+    )
+    script.write_text(_WRK_SCRIPT.format(body=str(body), fields=fields))
+    words = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"]
+    out = _output([*words, "-s", str(script), _url(target)], core, seconds)
+    found = _WRK_RESULT.search(out)
+    if found is None:
+        raise RuntimeError(f"wrk gave no result: {out[-500:]}")
+    requests, duration_us, errors = (int(found[index]) for index in (1, 2, 3))
+    return Measured(requests, errors, duration_us / 1e6, float(found[4]), float(found[5]))
+
+
+def _h2load(target: Target, connections: int, seconds: float, core: int, folder: Path) -> Measured:
+    body, log = folder / "body", folder / "log"
+    size = len(target.message.body).to_bytes(4, "big")
+    body.write_bytes(b"\0" + size + target.message.body)
+    words = ["h2load", "-t1", f"-c{connections}", "-m1", f"-D{max(1, round(seconds))}"]
+    words += ["-w30", "-W30", f"--data={body}", f"--log-file={log}"]
+    words += ["-H", "content-type: application/grpc", "-H", "te: trailers", _url(target)]
+    out = _output(words, core, seconds)
+    counts, time = _H2_COUNTS.search(out), _H2_TIME.search(out)
+    if counts is None or time is None:
+        raise RuntimeError(f"h2load gave no result: {out[-500:]}")
+    latencies = sorted(int(line.split("\t")[2]) for line in log.read_text().splitlines())
+    if not latencies:
+        raise RuntimeError(f"h2load finished no request: {out[-500:]}")
+    return Measured(
+        int(counts[1]),
+        int(counts[2]) + int(counts[3]),
+        float(time[1]) * _UNITS[time[2]],
+        latencies[len(latencies) // 2],
+        latencies[len(latencies) * 99 // 100],
+    )
+
+
+def _pyload(target: Target, connections: int, seconds: float, core: int, folder: Path) -> Measured:
+    body = folder / "body"
+    body.write_bytes(target.message.body)
+    question = {
+        "carrier": target.carrier,
+        "port": target.port,
+        "path": target.path,
+        "body": str(body),
+        "fields": dict(target.message.fields),
+        "connections": connections,
+        "seconds": seconds,
+    }
+    words = [sys.executable, "-m", "benchmarks.pyload", json.dumps(question)]
+    return Measured(**json.loads(_output(words, core, seconds)))
+
+
+def _url(target: Target) -> str:
+    path = target.path if target.carrier == "http" else GRPC_METHOD
+    return f"http://127.0.0.1:{target.port}{path}"
+
+
+def _output(words: list[str], core: int, seconds: float) -> str:
+    done = subprocess.run(
+        ["taskset", "-c", str(core), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=seconds + _GRACE_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{words[0]} ended with {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout

@@ -1,0 +1,54 @@
+"""Where and with what was measured: cores, kernel, versions, load of others."""
+
+import os
+import platform
+import shutil
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import gateway
+from benchmarks.load import tools
+from benchmarks.processes import cores
+
+_PACKAGES = ("aiohttp", "grpcio", "protobuf", "uvloop", "orjson", "pysimdjson", "numpy")
+
+
+def describe() -> dict[str, object]:
+    """Return what a reader needs to judge figures."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "pinned": cores(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "gateway": gateway.__version__,
+        "packages": {name: version(name) for name in _PACKAGES},
+        "load": tools(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def text(about: dict[str, object]) -> str:
+    """Return *about* for people, with a warning where the figures will be poor."""
+    packages = about["packages"]
+    assert isinstance(packages, dict)
+    lines = [
+        f"{about['date']}; {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}",
+        f"gateway {about['gateway']}, Python {about['python']}, "
+        + ", ".join(f"{name} {number}" for name, number in packages.items()),
+        f"load by {about['load']}; load average before the run {about['load_average']:.2f}",
+    ]
+    if "pyload" in tools().values():
+        lines.append("install wrk and nghttp2-client (h2load): pyload's own cost limits req/s")
+    if shutil.which("taskset") is None:
+        lines.append("there is no taskset: nothing can be pinned, the run will fail")
+    return "\n".join(lines)
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,210 @@
+"""The requests that are sent and the answers that canned servers give, as bytes.
+
+Written with json, numpy and the protobuf library, not with the gateway's codecs, so that a codec
+that loses something is noticed when answers are checked.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+JSON_TYPE = "application/json"
+BINARY_TYPE = "application/octet-stream"
+LENGTH_FIELD = "Inference-Header-Content-Length"
+GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+_NAMES = {"int32": "INT32", "float32": "FP32", "float64": "FP64"}
+_TYPES = {name: np.dtype(text) for text, name in _NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Message:
+    """A request or an answer.
+
+    Attributes:
+        body: Of HTTP, or the message of gRPC without its prefix.
+        fields: Of HTTP; the content type among them.
+    """
+
+    body: bytes
+    fields: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Case:
+    """One inference: the model, what is asked, what is answered."""
+
+    name: str
+    model: str
+    inputs: Arrays
+    outputs: Arrays
+
+
+def small() -> Case:
+    """Two INT32 tensors of 1 x 16 each way, as in Triton's `simple` model."""
+    left = np.arange(16, dtype=np.int32).reshape(1, 16)
+    right = np.full((1, 16), 3, np.int32)
+    return Case(
+        "small",
+        "add_sub",
+        {"INPUT0": left, "INPUT1": right},
+        {"OUTPUT0": left + right, "OUTPUT1": left - right},
+    )
+
+
+def image() -> Case:
+    """One FP32 tensor of 602,112 bytes, 4,000 bytes back."""
+    pixels = np.random.default_rng(7).random((1, 3, 224, 224), np.float32)
+    scores = np.linspace(0, 1, 1000, dtype=np.float32).reshape(1, 1000)
+    return Case("602 KB", "sum_and_empty", {"X": pixels}, {"OUTPUT0": scores})
+
+
+def json_request(case: Case) -> Message:
+    """Write a request with `data` lists."""
+    inputs = [_described(*pair) | {"data": _listed(pair[1])} for pair in case.inputs.items()]
+    return Message(_dump({"inputs": inputs}), (("Content-Type", JSON_TYPE),))
+
+
+def json_reply(case: Case) -> Message:
+    """Write an answer with `data` lists."""
+    outputs = [_described(*pair) | {"data": _listed(pair[1])} for pair in case.outputs.items()]
+    document = {"model_name": case.model, "model_version": "1", "outputs": outputs}
+    return Message(_dump(document), (("Content-Type", JSON_TYPE),))
+
+
+def binary_request(case: Case) -> Message:
+    """Write a request with binary tensors that asks for binary answers."""
+    document = {
+        "parameters": {"binary_data_output": True},
+        "inputs": [_sized(*pair) for pair in case.inputs.items()],
+    }
+    return _with_binary(document, case.inputs)
+
+
+def binary_reply(case: Case) -> Message:
+    """Write an answer with binary tensors."""
+    document = {
+        "model_name": case.model,
+        "model_version": "1",
+        "outputs": [_sized(*pair) for pair in case.outputs.items()],
+    }
+    return _with_binary(document, case.outputs)
+
+
+def grpc_request(case: Case) -> Message:
+    """Write a ModelInferRequest with raw tensors."""
+    message = ModelInferRequest(model_name=case.model)
+    for name, array in case.inputs.items():
+        datatype = _NAMES[array.dtype.name]
+        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(array.tobytes())
+    return Message(message.SerializeToString())
+
+
+def grpc_reply(case: Case) -> Message:
+    """Write a ModelInferResponse with raw tensors."""
+    message = ModelInferResponse(model_name=case.model, model_version="1")
+    for name, array in case.outputs.items():
+        datatype = _NAMES[array.dtype.name]
+        message.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_output_contents.append(array.tobytes())
+    return Message(message.SerializeToString())
+
+
+def transcoder_request(case: Case) -> Message:
+    """Write a ModelInferRequest in proto3 JSON, typed contents, as Envoy's transcoder takes it."""
+    member = {"INT32": "int_contents", "FP32": "fp32_contents"}
+    inputs = []
+    for name, array in case.inputs.items():
+        described = _described(name, array)
+        described["contents"] = {member[str(described["datatype"])]: _listed(array)}
+        inputs.append(described)
+    document = {"model_name": case.model, "inputs": inputs}
+    return Message(_dump(document), (("Content-Type", JSON_TYPE),))
+
+
+def read_http(message: Message) -> Arrays:
+    """Return the outputs of an HTTP answer, JSON or binary."""
+    fields = {name.lower(): value for name, value in message.fields}
+    length = int(fields.get(LENGTH_FIELD.lower(), len(message.body)))
+    document = json.loads(message.body[:length])
+    rest = message.body[length:]
+    outputs: dict[str, npt.NDArray[Any]] = {}
+    for output in document["outputs"]:
+        dtype, shape = _TYPES[output["datatype"]], output["shape"]
+        if "data" in output:
+            array = np.array(output["data"], dtype)
+        else:
+            size = output["parameters"]["binary_data_size"]
+            array, rest = np.frombuffer(rest[:size], dtype), rest[size:]
+        outputs[output["name"]] = array.reshape(shape)
+    return outputs
+
+
+def read_grpc(message: Message) -> Arrays:
+    """Return the outputs of a ModelInferResponse."""
+    answer = ModelInferResponse.FromString(message.body)
+    outputs: dict[str, npt.NDArray[Any]] = {}
+    for index, output in enumerate(answer.outputs):
+        dtype = _TYPES[output.datatype]
+        if answer.raw_output_contents:
+            array = np.frombuffer(answer.raw_output_contents[index], dtype)
+        else:
+            array = np.array(output.contents.int_contents or output.contents.fp64_contents, dtype)
+        outputs[output.name] = array.reshape(tuple(output.shape))
+    return outputs
+
+
+def read_transcoded(message: Message) -> Arrays:
+    """Return the outputs of a ModelInferResponse in proto3 JSON."""
+    document = json.loads(message.body)
+    raws = document["rawOutputContents"]
+    return {
+        output["name"]: np.frombuffer(base64.b64decode(raw), _TYPES[output["datatype"]]).reshape(
+            [int(dim) for dim in output["shape"]]
+        )
+        for output, raw in zip(document["outputs"], raws, strict=True)
+    }
+
+
+def same(found: Arrays, wanted: Arrays) -> bool:
+    """Tell whether two sets of outputs are equal, shapes and datatypes included."""
+    return found.keys() == wanted.keys() and all(
+        found[name].dtype == array.dtype and np.array_equal(found[name], array)
+        for name, array in wanted.items()
+    )
+
+
+def _described(name: str, array: npt.NDArray[Any]) -> dict[str, object]:
+    return {"name": name, "shape": list(array.shape), "datatype": _NAMES[array.dtype.name]}
+
+
+def _sized(name: str, array: npt.NDArray[Any]) -> dict[str, object]:
+    return _described(name, array) | {"parameters": {"binary_data_size": array.nbytes}}
+
+
+def _listed(array: npt.NDArray[Any]) -> Sequence[object]:
+    flat = array.reshape(-1)
+    if array.dtype == np.float32:  # the shortest text that is the same number: seven digits or so
+        return [float(str(value)) for value in flat]
+    values: list[object] = flat.tolist()
+    return values
+
+
+def _with_binary(document: Mapping[str, object], arrays: Arrays) -> Message:
+    head = _dump(document)
+    body = head + b"".join(array.tobytes() for array in arrays.values())
+    return Message(body, (("Content-Type", BINARY_TYPE), (LENGTH_FIELD, str(len(head)))))
+
+
+def _dump(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()

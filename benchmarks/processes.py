@@ -1,0 +1,131 @@
+"""Child processes: on which core they run, what they burn, and how they end."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_READY_S = 60.0
+_END_S = 10.0
+LARGE_BUFFERS = {
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "2147483648",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+"""Keeps glibc from mapping each large buffer anew, which costs a page fault for every 4 KiB."""
+
+
+def cores() -> tuple[int, int]:
+    """Return the core for the system under test, and the one for load and canned servers."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[0], allowed[-1]
+
+
+@contextmanager
+def child(
+    words: Sequence[str],
+    core: int,
+    log: Path,
+    *,
+    variables: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    pipe: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program pinned to *core*; it is ended at the exit, and its children with it.
+
+    Args:
+        words: Program and arguments.
+        core: The only one it may use.
+        log: Gets standard error, and standard output unless *pipe*.
+        variables: Added to the environment.
+        folder: To run in.
+        pipe: Standard output can be read from the process.
+    """
+    with log.open("wb") as err:
+        out: int | IO[bytes] = subprocess.PIPE if pipe else err
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **(variables or {})},
+            cwd=folder,
+        )
+    try:
+        yield process
+    finally:
+        family = _family(process.pid)
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in family[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time, user and system, of *pid*, its threads and its children so far."""
+    return sum(_own_seconds(each) for each in _family(pid))
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the largest resident size *pid* ever had."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _own_seconds(pid: int) -> float:
+    try:
+        # The name before the last ")" may hold spaces; utime and stime are fields 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _family(pid: int) -> list[int]:
+    """Return *pid* and its descendants."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{each}/task").iterdir():
+                found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def wait_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until something accepts connections on *port*.
+
+    Raises:
+        RuntimeError: The process ended, or took too long; the text ends with its log.
+    """
+    deadline = time.monotonic() + _READY_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    tail = log.read_text(errors="replace")[-1000:]
+    raise RuntimeError(f"nothing listens on port {port} after {_READY_S:g} s: {tail}")

@@ -1,0 +1,85 @@
+"""The load generator for machines without wrk and h2load: aiohttp and grpcio.
+
+    python -m benchmarks.pyload QUESTION-AS-JSON
+
+It needs more CPU than some systems it asks, so its requests per second say little; CPU time per
+request of the system under test stays right.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from grpc import aio
+
+from benchmarks.messages import GRPC_METHOD
+
+Ask = Callable[[], Awaitable[bool]]
+
+
+async def _main(question: dict[str, Any], body: bytes) -> dict[str, float]:
+    make = _http if question["carrier"] == "http" else _grpc
+    latencies: list[int] = []
+    errors = 0
+    begun = time.perf_counter()
+    end = begun + question["seconds"]
+
+    async def again(ask: Ask) -> None:
+        nonlocal errors
+        while time.perf_counter() < end:
+            start = time.perf_counter_ns()
+            errors += not await ask()
+            latencies.append((time.perf_counter_ns() - start) // 1000)
+
+    async with AsyncExitStack() as stack:
+        asks = [await make(stack, question, body) for _ in range(question["connections"])]
+        begun = time.perf_counter()
+        await asyncio.gather(*map(again, asks))
+    seconds = time.perf_counter() - begun
+    latencies.sort()
+    return {
+        "requests": len(latencies),
+        "errors": errors,
+        "seconds": seconds,
+        "p50_us": latencies[len(latencies) // 2],
+        "p99_us": latencies[len(latencies) * 99 // 100],
+    }
+
+
+async def _http(stack: AsyncExitStack, question: dict[str, Any], body: bytes) -> Ask:
+    session = await stack.enter_async_context(aiohttp.ClientSession(headers=question["fields"]))
+    url = f"http://127.0.0.1:{question['port']}{question['path']}"
+
+    async def ask() -> bool:
+        async with session.post(url, data=body) as answer:
+            await answer.read()
+            return bool(answer.status == 200)
+
+    return ask
+
+
+async def _grpc(stack: AsyncExitStack, question: dict[str, Any], body: bytes) -> Ask:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    address = f"127.0.0.1:{question['port']}"
+    channel = await stack.enter_async_context(aio.insecure_channel(address, options))
+    call = channel.unary_unary(GRPC_METHOD)
+
+    async def ask() -> bool:
+        try:
+            await call(body)
+        except aio.AioRpcError:
+            return False
+        return True
+
+    return ask
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(json.dumps(asyncio.run(_main(asked, Path(asked["body"]).read_bytes()))))

