@@ -19,6 +19,14 @@ from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import Mapped
+from gateway.ir.tensor import RequestedOutput
+from gateway.policies.batching import (
+    joined_reply,
+    joined_request,
+    settled,
+    split_reply,
+    split_request,
+)
 from gateway.policies.filling import Filling, is_bare, lacks
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import Service
@@ -30,7 +38,8 @@ class Complete:
     """Gives the next codec, and the caller's codec, tensors they can write.
 
     Requests get what *needs* names; answers get what the caller's context needs. A request that is
-    nothing but bytes (Open Inference's raw binary request) is always made whole.
+    nothing but bytes (Open Inference's raw binary request) is always made whole. Where only one
+    side keeps the batch size apart from shapes of one item, it is joined or split off.
 
     Args:
         inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
@@ -54,7 +63,7 @@ class Complete:
         if isinstance(call, InferRequest):
             request = await self._request(call)
             reply = await self._inner(request)
-            if call.context.needs:
+            if call.context.needs or reply.batch_size is not None:
                 reply = await self._response(request, reply)
             return cast("R", reply)
         if isinstance(call, StreamInferRequest):
@@ -62,17 +71,36 @@ class Complete:
             needs = call.context.needs
             whole = call if request is call.request else call.changed(request=request)
             items = await self._inner(whole)
-            if needs:
+            if needs or Need.BATCHING in self._needs:
                 asked = request.within(needs=needs)
                 items = Mapped(items, lambda item: self._response(asked, item))
             return cast("R", items)
         return await self._inner(call)
 
     async def _request(self, call: InferRequest) -> InferRequest:
-        if not lacks(call.inputs, self._needs) and not is_bare(call.inputs):
-            return call
+        needs = self._needs
+        if call.batch_size is not None:
+            call = await self._settled(call)
+        else:
+            if lacks(call.inputs, needs) or is_bare(call.inputs):
+                call = await self._filled(call)
+            if Need.BATCHING in needs:
+                call = split_request(call, await self._of_request(call))
+        if Need.OUTPUTS in needs and not call.outputs:
+            metadata = await self._of_request(call)
+            outputs = tuple([RequestedOutput(known.name) for known in metadata.outputs])
+            call = call.changed(outputs=outputs)
+        return call
+
+    async def _settled(self, call: InferRequest) -> InferRequest:
+        """Return *call*, whose batch size stands apart, as the next codec needs it."""
+        metadata = await self._of_request(call)
+        call = settled(call, metadata)
+        return call if Need.BATCHING in self._needs else joined_request(call, metadata)
+
+    async def _filled(self, call: InferRequest) -> InferRequest:
         model = call.model or ModelRef("")
-        metadata = await self._ask(model, "the request leaves out")
+        metadata = await self._of_request(call)
         filling = Filling(
             "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
         )
@@ -80,13 +108,23 @@ class Complete:
 
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         needs = call.context.needs
-        if not lacks(reply.outputs, needs):
-            return reply
-        model = call.model or ModelRef("")
-        metadata = await self._ask(model, "the answer leaves out")
-        declared = _in_order_asked(call, metadata)
-        filling = Filling("output", model, declared, False, UpstreamProtocolError)
-        return reply.changed(outputs=filling.fill(reply.outputs, needs))
+        if reply.batch_size is not None:
+            reply = joined_reply(reply, await self._of_answer(call))
+        if lacks(reply.outputs, needs):
+            metadata = await self._of_answer(call)
+            declared = _in_order_asked(call, metadata)
+            model = call.model or ModelRef("")
+            filling = Filling("output", model, declared, False, UpstreamProtocolError)
+            reply = reply.changed(outputs=filling.fill(reply.outputs, needs))
+        if Need.BATCHING in needs:
+            reply = split_reply(call, reply, await self._of_answer(call))
+        return reply
+
+    async def _of_request(self, call: InferRequest) -> ModelMetadata:
+        return await self._ask(call.model or ModelRef(""), "the request leaves out")
+
+    async def _of_answer(self, call: InferRequest) -> ModelMetadata:
+        return await self._ask(call.model or ModelRef(""), "the answer leaves out")
 
     async def _ask(self, model: ModelRef, why: str) -> ModelMetadata:
         try:

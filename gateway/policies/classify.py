@@ -1,0 +1,151 @@
+"""Classify: computes the best classes of an output, for targets that cannot.
+
+The caller asks for classes; the target is asked for the output as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.data import ItemsData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
+from gateway.ir.metadata import ModelMetadata
+from gateway.ir.streams import Mapped
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.policies.metadata_cache import MetadataCache
+from gateway.service import Service
+
+R = TypeVar("R")
+
+
+class Classify:
+    """Answers requests for classes from the whole output.
+
+    Answers must come with datatypes and shapes: the caller's needs say so, and `Complete` stands
+    within.
+
+    Args:
+        inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
+    """
+
+    def __init__(self, inner: Service) -> None:
+        self._inner = inner
+        self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            InvalidRequest: Classes are asked of a datatype that has none.
+            UpstreamProtocolError: The answer cannot be classified.
+        """
+        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        if isinstance(call, InferRequest) and _asks(call):
+            return cast("R", await self._response(call, await self._inner(_plain(call))))
+        if isinstance(call, StreamInferRequest) and _asks(call.request):
+            request = call.request.within(needs=call.context.needs)
+            items = await self._inner(call.changed(request=_plain(call.request)))
+            return cast("R", Mapped(items, lambda item: self._response(request, item)))
+        return await self._inner(call)
+
+    async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+        model = call.model or ModelRef("")
+        metadata = await self._metadata(ModelMetadataRequest(model=model))
+        counts = {output.name: output.classes for output in call.outputs if output.classes}
+        outputs = tuple(
+            [
+                _of_output(tensor, counts[tensor.name], reply.batch_size, metadata)
+                if tensor.name in counts
+                else tensor
+                for tensor in reply.outputs
+            ]
+        )
+        return reply.changed(outputs=outputs)
+
+
+def _asks(call: InferRequest) -> bool:
+    return any(output.classes for output in call.outputs)
+
+
+def _plain(call: InferRequest) -> InferRequest:
+    outputs = tuple(
+        [RequestedOutput(one.name, 0, one.parameters, one.shared) for one in call.outputs]
+    )
+    return call.changed(outputs=outputs)
+
+
+def _of_output(
+    tensor: Tensor, count: int, batch_size: int | None, metadata: ModelMetadata
+) -> Tensor:
+    labels = metadata.labels.get(tensor.name, ())
+    if batch_size is not None:
+        items = classes(tensor, count, batch_size, labels)
+        return Tensor(tensor.name, Datatype.BYTES, (len(items) // batch_size,), ItemsData(items))
+    if not metadata.batches or not tensor.shape:
+        items = classes(tensor, count, 1, labels)
+        return Tensor(tensor.name, Datatype.BYTES, (len(items),), ItemsData(items))
+    size = tensor.shape[0]
+    items = classes(tensor, count, size, labels)
+    each = len(items) // size if size else 0
+    return Tensor(tensor.name, Datatype.BYTES, (size, each), ItemsData(items))
+
+
+def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) -> list[bytes]:
+    """Return the best classes of each item of a batch, best first, as "value:index:label".
+
+    Equal values stand in the order of their indices, NaN behind all others. The label and its
+    colon are left out where there is none. Of fewer than *count* values all are returned.
+
+    Raises:
+        InvalidRequest: The datatype is none of the integers, FP32 and FP64.
+        UpstreamProtocolError: The output does not divide by the batch size.
+
+    Source: Triton classification extension; TensorRT v1, "Classification" (dossier, section 6).
+    """
+    datatype = tensor.datatype
+    if datatype is None or not (datatype.is_integer or datatype in (Datatype.FP32, Datatype.FP64)):
+        found = "unknown" if datatype is None else datatype.name
+        raise InvalidRequest(
+            f"output {tensor.name!r} is {found}, classes need an integer type, FP32 or FP64"
+        )
+    values = np.frombuffer(as_raw(tensor), datatype.numpy_dtype)
+    if not batch_size:
+        return []
+    if values.size % batch_size:
+        raise UpstreamProtocolError(
+            f"output {tensor.name!r} has {values.size} elements, which a batch of {batch_size} "
+            "items does not share"
+        )
+    items = values.reshape(batch_size, -1)
+    return [
+        _element(item[index], int(index), labels)
+        for item in items
+        for index in _best(item, min(count, item.size))
+    ]
+
+
+def _best(item: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
+    ranked = np.nan_to_num(item, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    # From the back, so that of equal values the first one comes first.
+    order = ranked.size - 1 - np.argsort(ranked[::-1], kind="stable")
+    return cast("npt.NDArray[np.intp]", order[::-1][:count])
+
+
+def _element(value: np.generic, index: int, labels: Sequence[str]) -> bytes:
+    # numpy writes as many digits as tell the value from its neighbours.
+    text = f"{value!s}:{index}"
+    label = labels[index] if index < len(labels) else ""
+    return (f"{text}:{label}" if label else text).encode("utf-8", "replace")

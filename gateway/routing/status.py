@@ -1,0 +1,113 @@
+"""Statuses: answers how the server is and what its models look like, from calls there are.
+
+Readiness, index and metadata are asked of the service within, which is the router: so a model is
+described as the caller would reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
+
+import structlog
+
+from gateway.ir.calls import (
+    Call,
+    ModelMetadataRequest,
+    RepositoryIndexRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus
+from gateway.service import Service
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+_AT_ONCE = 16
+_LISTED = 1024
+
+
+class Statuses:
+    """Answers a ServerStatusRequest; everything else goes through.
+
+    Args:
+        inner: The router.
+        timeout_s: A model whose metadata take longer is left out of the list of all.
+        clock: Monotonic seconds; uptime counts from here.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        *,
+        timeout_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._started = clock()
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            GatewayError: The one model asked about cannot be described.
+        """
+        if not isinstance(call, ServerStatusRequest):
+            return await self._inner(call)
+        # A ServerStatusRequest's R is ServerStatus; the type system cannot follow an isinstance.
+        return cast("R", await self._status(call))
+
+    async def _status(self, call: ServerStatusRequest) -> ServerStatus:
+        context = call.context
+        ready = await self._inner(ServerReadyRequest(context=context))
+        if call.about is not None:
+            metadata = await self._inner(ModelMetadataRequest(model=call.about, context=context))
+            entries = await self._entries(context)
+            models = (ModelStatus(metadata, _of_model(call.about.name, entries)),)
+        else:
+            models = await self._models(context)
+        return ServerStatus(ready=ready, uptime_s=self._clock() - self._started, models=models)
+
+    async def _models(self, context: Context) -> tuple[ModelStatus, ...]:
+        entries = await self._entries(context)
+        names = list(dict.fromkeys(entry.name for entry in entries))[:_LISTED]
+        places = asyncio.Semaphore(_AT_ONCE)
+        found = await asyncio.gather(*(self._described(name, context, places) for name in names))
+        return tuple(
+            ModelStatus(metadata, _of_model(name, entries))
+            for name, metadata in zip(names, found, strict=True)
+            if metadata is not None
+        )
+
+    async def _entries(self, context: Context) -> tuple[RepositoryEntry, ...]:
+        try:
+            return await self._inner(RepositoryIndexRequest(context=context))
+        except Unsupported:
+            return ()
+
+    async def _described(
+        self, name: str, context: Context, places: asyncio.Semaphore
+    ) -> ModelMetadata | None:
+        """Return a model's metadata; None when it cannot be had."""
+        question = ModelMetadataRequest(model=ModelRef(name), context=context)
+        try:
+            async with places, asyncio.timeout(self._timeout_s):
+                return await self._inner(question)
+        except TimeoutError:
+            reason = f"no metadata within {self._timeout_s} s"
+        except GatewayError as error:
+            reason = error.message
+        log.warning("model left out of the status", model=name, reason=reason)
+        return None
+
+
+def _of_model(name: str, entries: Iterable[RepositoryEntry]) -> tuple[RepositoryEntry, ...]:
+    return tuple(entry for entry in entries if entry.name == name)
