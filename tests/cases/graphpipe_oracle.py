@@ -7,7 +7,7 @@ writes is compared with an independent implementation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import flatbuffers  # type: ignore[import-untyped]
@@ -22,12 +22,16 @@ STRING = 12
 
 @dataclass(frozen=True)
 class PlainTensor:
-    """A tensor in plain values; `data` for numeric types, `items` for String."""
+    """A tensor in plain values; `data` for numeric types, `items` for String.
+
+    With `both` it is built with both fields, of which one is empty: that is legal.
+    """
 
     number: int
     shape: tuple[int, ...]
     data: bytes = b""
     items: tuple[bytes, ...] = ()
+    both: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -248,10 +252,13 @@ def _build_tensor(builder: Any, tensor: PlainTensor, trim: bool) -> int:
     shape = _shape(builder, tensor.shape)
     is_string = tensor.number == STRING
     data = _strings(builder, tensor.items) if is_string else builder.CreateByteVector(tensor.data)
+    other = _strings(builder, [])
     fb.TensorStart(builder)
     fb.TensorAddType(builder, tensor.number)
     if tensor.shape or not trim:
         fb.TensorAddShape(builder, shape)
+    if tensor.both:
+        (fb.TensorAddData if is_string else fb.TensorAddStringVal)(builder, other)
     if is_string:
         fb.TensorAddStringVal(builder, data)
     elif tensor.data or not trim:

@@ -44,11 +44,12 @@ def plain_tensors(draw: st.DrawFn) -> oracle.PlainTensor:
     count = int(np.prod(shape, dtype=np.int64))
     if number == oracle.STRING:
         items = draw(st.lists(st.binary(max_size=9), min_size=count, max_size=count))
-        return oracle.PlainTensor(number, shape, b"", tuple(items))
+        return oracle.PlainTensor(number, shape, b"", tuple(items), draw(st.booleans()))
     datatype = DATATYPES[number]
     assert datatype is not None
     size = count * datatype.size_bytes
-    return oracle.PlainTensor(number, shape, draw(st.binary(min_size=size, max_size=size)))
+    data = draw(st.binary(min_size=size, max_size=size))
+    return oracle.PlainTensor(number, shape, data, (), draw(st.booleans()))
 
 
 @st.composite

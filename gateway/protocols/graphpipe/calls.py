@@ -23,7 +23,7 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, ServerMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.graphpipe.answers import (
@@ -86,10 +86,8 @@ def decode_infer(
     Raises:
         GatewayError: It cannot be used.
     """
-    limits = message.limits
     config, tensors, names = read_infer_request(message, at, lenient=settings.lenient_names)
-    check_count("requested outputs", len(names), limits.outputs, "outputs")
-    said = read_config(config, limits)
+    said = read_config(config, message.limits)
     # "" is the output at this place, and the place counts among the model's own.
     asked = () if "" in names else tuple([RequestedOutput(name) for name in dict.fromkeys(names)])
     return InferRequest(

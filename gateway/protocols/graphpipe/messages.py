@@ -73,9 +73,14 @@ def read_infer_request(
         GatewayError: Something in it is not as it must be.
     """
     config_at, inputs_at, tensors_at, outputs_at = message.fields(at, _INFER_REQUEST)
+    limits = message.limits
     config = message.data(at + config_at, "config") if config_at else _NOTHING
-    names = message.names(at + inputs_at, "input name") if inputs_at else []
-    output_names = message.names(at + outputs_at, "output name") if outputs_at else []
+    names: list[str] = []
+    if inputs_at:
+        names = message.names(at + inputs_at, "input name", limits.tensors, "tensors")
+    output_names: list[str] = []
+    if outputs_at:
+        output_names = message.names(at + outputs_at, "output name", limits.outputs, "outputs")
     start, count = message.vector(at + tensors_at, 4, "the input tensors") if tensors_at else (0, 0)
     if names:
         if len(names) != count:

@@ -191,19 +191,21 @@ class Message:
         except UnicodeDecodeError as error:
             raise MalformedMessage(f"{what} is not UTF-8: {error.reason}") from error
 
-    def names(self, at: int, what: str) -> list[str]:
+    def names(self, at: int, what: str, most: int, limit: str) -> list[str]:
         """Return the vector of names that the offset at *at* points to.
 
         Args:
             at: Where the offset stands.
             what: What one of them is, for errors.
+            most: So many are allowed.
+            limit: Name of that limit.
         """
         start, count = self.vector(at, 4, what)
         if not count:
             return []
-        view, size, most = self.view, self.size, self.limits.tensors
+        view, size = self.view, self.size
         if count > most:
-            raise TooLarge(f"{count} {what}s, at most {most} are allowed", limit="tensors")
+            raise TooLarge(f"{count} {what}s, at most {most} are allowed", limit=limit)
         self.visit(count)
         longest = self.limits.name_bytes
         found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import numpy as np
@@ -444,10 +445,15 @@ def test_error_text_is_clipped_and_clean(text: str) -> None:
 
 def test_too_many_tensors_are_refused_before_they_are_read() -> None:
     """Counts are checked against the limits, and named."""
-    used = HttpCodec(MessageLimits(tensors=2, outputs=1), {})
-    for body in (infer_body((), (), 3), infer_body((), ("a", "b"), 1)):
+    used = HttpCodec(MessageLimits(tensors=1, outputs=2), {})
+    assert InferRequest is type(used.decode_call(post(infer_body((), ("a", "b"), 1))))
+    for body, limit in (
+        (infer_body((), (), 2), "tensors"),
+        (infer_body(("a", "b"), (), 1), "tensors"),
+        (infer_body((), ("a", "b", "c"), 1), "outputs"),
+    ):
         error, _ = refusal(post(body), used)
-        assert TooLarge is type(error)
+        assert (TooLarge, limit) == (type(error), error.limit)
 
 
 def test_a_body_over_the_limit_is_refused() -> None:
@@ -652,6 +658,49 @@ def test_another_gateway_tells_what_a_type_stands_for(
     assert datatype is metadata.outputs[0].datatype
 
 
+def test_a_name_in_metadata_is_utf8() -> None:
+    """Bytes that are no text are no name."""
+    entry = oracle.PlainIO("wxyz", "", (), 1)
+    body = oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (entry,), ()))
+    wire = HttpResponse(200, body=(body.replace(b"wxyz", b"wx\xffz"),))
+    with pytest.raises(MalformedMessage, match="UTF-8"):
+        CODEC.decode_reply(METADATA_CALL, wire)
+
+
+def test_metadata_of_outputs_alone_is_metadata() -> None:
+    """Either list makes it metadata; entries without a name or description are told apart."""
+    full = bytearray(CODEC.encode_reply(METADATA_CALL, METADATA).body[0])
+    struct.pack_into("<H", full, 4 + 4 + 2 * 4, 0)  # its vtable's slot of the inputs
+    read = CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(bytes(full),)))
+    assert ((), METADATA.outputs[1]) == (read.inputs, read.outputs[1])
+    struct.pack_into("<H", full, 20 + 4 + 2, 0)  # an entry's slot of the description
+    read = CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(bytes(full),)))
+    assert Datatype.FP32 is read.outputs[0].datatype
+    struct.pack_into("<H", full, 20 + 4, 0)  # and that of the name
+    with pytest.raises(MalformedMessage, match="without a name"):
+        CODEC.decode_reply(METADATA_CALL, HttpResponse(200, body=(bytes(full),)))
+
+
+def test_an_error_without_a_number_gets_ours() -> None:
+    """The words of an upstream stay, a number that it never set is filled in."""
+    body = oracle.build_response([], [(0, "its words")])
+    with pytest.raises(UpstreamError) as raised:
+        CODEC.decode_reply(NAMED, HttpResponse(200, body=(body,)))
+    answer = CODEC.encode_error(NAMED, raised.value)
+    assert ((500, "its words"),) == oracle.read_response(body_of(answer))[1]
+
+
+def test_the_field_of_the_other_kind_may_be_there_and_empty() -> None:
+    """Exactly one of data and strings may have something in it; both may be present."""
+    plain_tensors = (
+        oracle.PlainTensor(1, (2,), b"ab", both=True),
+        oracle.PlainTensor(12, (1,), b"", (b"x",), both=True),
+    )
+    body = oracle.build_response(plain_tensors)
+    reply = CODEC.decode_reply(UNNAMED, HttpResponse(200, body=(body,)))
+    assert [Datatype.UINT8, Datatype.BYTES] == [tensor.datatype for tensor in reply.outputs]
+
+
 def test_many_errors_are_not_read() -> None:
     """An answer with errors without end is broken; with a few the first is told."""
     few = oracle.build_response([], [(400, "first"), (0, "second")])
@@ -677,6 +726,34 @@ def test_a_long_list_of_models_is_not_parsed() -> None:
     used = HttpCodec(MessageLimits(json_bytes=5), {})
     with pytest.raises(MalformedMessage):
         used.decode_reply(RepositoryIndexRequest(), HttpResponse(200, body=(b'{"Models": []}',)))
+
+
+def test_unnamed_inputs_keep_their_places() -> None:
+    """Configured inputs order named tensors; tensors without names come as they are."""
+    mixed = NAMED.changed(inputs=(FP32.renamed("x"), FP32.renamed("")))
+    sent = oracle.read_request(body_of(codec(inputs=["y", "x"]).encode_call(mixed)))
+    assert sent is not None
+    assert ("x", "") == sent.input_names
+
+
+def test_get_of_a_path_that_means_nothing_is_not_found() -> None:
+    """Without a default model only the list and the models' own paths are there."""
+    error, answer = refusal(HttpRequest("GET", "/other"))
+    assert (NotFound, 404) == (type(error), answer.status)
+
+
+def test_a_call_without_a_question_here_has_no_answer() -> None:
+    """An answer to what this codec never asks is refused."""
+    unknown: Call[Any] = StreamInferRequest(request=NAMED)
+    with pytest.raises(Unsupported):
+        CODEC.decode_reply(unknown, dump(""))
+
+
+def test_a_whole_metadata_answer_with_an_error_status_is_an_error() -> None:
+    """The status decides; a body that is no text and no error is shown as far as it can be."""
+    wire = HttpResponse(500, body=dump("").body)
+    with pytest.raises(UpstreamError):
+        CODEC.decode_reply(METADATA_CALL, wire)
 
 
 def test_a_query_without_a_model_means_nothing() -> None:

@@ -143,6 +143,24 @@ def test_a_name_must_be_one(name: bytes, kind: type[GatewayError]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "word"), [("offset", 0), ("offset", 0xFFFFFFF0), ("length", 0xFFFFFFFF)]
+)
+def test_a_name_outside_the_message_is_refused(place: str, word: int) -> None:
+    """Offsets and lengths of names are followed only inside the message."""
+    body = bytearray(oracle.build_request(oracle.PlainRequest(b"", (), (), ("wxyz",))))
+    length_at = body.find(WORD.pack(4) + b"wxyz")
+    offset_at = next(
+        at
+        for at in range(0, length_at, 4)
+        if at + WORD.unpack_from(body, at)[0] == length_at
+        and WORD.unpack_from(body, at - 4)[0] == 1
+    )
+    WORD.pack_into(body, offset_at if place == "offset" else length_at, word)
+    with pytest.raises(MalformedMessage, match="an output name would"):
+        read(bytes(body))
+
+
+@pytest.mark.parametrize(
     ("shape", "data", "limits", "kind"),
     [
         ((2, 3), bytes(6), {"rank": 1}, TooLarge),

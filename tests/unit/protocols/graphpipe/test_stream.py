@@ -32,6 +32,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ServerMetadata
+from gateway.protocols.graphpipe import stream
 from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec
 from gateway.wire.stream import Frame
 from tests.cases import graphpipe_oracle as oracle
@@ -220,17 +221,32 @@ def test_health_and_server_are_told_by_metadata() -> None:
 
 def test_what_streams_cannot_ask_is_unsupported() -> None:
     """Lists of models and streams of answers are refused."""
-    stream = StreamInferRequest(request=NAMED)
-    calls: list[Call[Any]] = [RepositoryIndexRequest(), stream]
+    streaming = StreamInferRequest(request=NAMED)
+    calls: list[Call[Any]] = [RepositoryIndexRequest(), streaming]
     for call in calls:
         with pytest.raises(Unsupported):
             CODEC.encode_call(call)
         with pytest.raises(Unsupported):
             CODEC.encode_reply(call, None)
     with pytest.raises(Unsupported):
-        CODEC.encode_item(stream, REPLIES[0].reply)
+        CODEC.encode_item(streaming, REPLIES[0].reply)
     with pytest.raises(Unsupported):
-        CODEC.decode_item(stream, Frame(()))
+        CODEC.decode_item(streaming, Frame(()))
+
+
+def test_a_payload_of_two_gigabytes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that no reader takes is refused before it is sent."""
+    monkeypatch.setattr(stream, "MAX_MESSAGE_BYTES", 10)
+    with pytest.raises(TooLarge, match="at most 10"):
+        framer().send(Frame((bytes(11),)))
+
+
+def test_an_answer_to_no_question_of_ours_is_refused() -> None:
+    """What cannot be asked has no answer."""
+    answer = Frame((oracle.build_metadata(oracle.PlainMetadata("m", "", "", "", (), ())),))
+    unknown: Call[Any] = RepositoryIndexRequest()
+    with pytest.raises(Unsupported):
+        CODEC.decode_reply(unknown, answer)
 
 
 def test_broken_messages_are_refused() -> None:
