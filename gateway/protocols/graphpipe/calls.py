@@ -45,8 +45,7 @@ from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
 
-NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-"""What a request to an upstream cannot be written without."""
+_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES})
 """What an answer cannot be written without: it has no names."""
@@ -65,6 +64,15 @@ class Said:
 
     number: int
     text: str
+
+
+def needs_of(settings: Settings) -> frozenset[Need]:
+    """Return what a request to an upstream cannot be written without.
+
+    Outputs are asked for by name, always: in the order that is configured, or else that of the
+    upstream's metadata.
+    """
+    return _NEEDS if settings.outputs else _NEEDS | {Need.OUTPUTS}
 
 
 def decode_infer(

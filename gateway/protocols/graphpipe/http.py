@@ -123,8 +123,8 @@ class HttpCodec:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """An upstream is asked by name, with every type and shape."""
-        return calls.NEEDS
+        """An upstream is asked by name for every output, with every type and shape."""
+        return calls.needs_of(self._settings)
 
     def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.

@@ -177,8 +177,8 @@ class StreamCodec:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """An upstream is asked by name, with every type and shape."""
-        return calls.NEEDS
+        """An upstream is asked by name for every output, with every type and shape."""
+        return calls.needs_of(self._settings)
 
     def decode_call(self, wire: Frame, /) -> Call[Any]:
         """Read a client's message; inputs are views of it.

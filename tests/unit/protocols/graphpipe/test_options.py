@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.graphpipe import SPEC
@@ -86,6 +86,8 @@ def test_the_protocol_has_two_codecs() -> None:
     ]
     assert ["graphpipe.http", "graphpipe.stream"] == [codec.name for codec in codecs]
     assert codecs[0].needs == codecs[1].needs
+    assert Need.OUTPUTS in codecs[0].needs
+    assert Need.OUTPUTS not in SPEC.http.codec(DEFAULT_LIMITS, {"outputs": ["y"]}).needs
     assert ("/graphpipe",) == SPEC.http.prefixes
 
 
