@@ -71,7 +71,7 @@ def test_elements_of_one_length_are_counted(size: int) -> None:
     wire = bytearray((struct.pack("<I", size) + bytes(size)) * 100)
     assert (100,) == raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire)).shape
     wire[50 * (4 + size)] ^= 0x40
-    with pytest.raises(InvalidTensor, match="hold only [0-9]+ whole BYTES"):
+    with pytest.raises(InvalidTensor, match=r"hold only [0-9]+ whole BYTES"):
         raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire))
 
 
