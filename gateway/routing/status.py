@@ -71,7 +71,9 @@ class Statuses:
         if call.about is not None:
             metadata = await self._inner(ModelMetadataRequest(model=call.about, context=context))
             entries = await self._entries(context)
-            models = (ModelStatus(metadata, _of_model(call.about.name, entries)),)
+            models: tuple[ModelStatus, ...] = (
+                ModelStatus(metadata, _of_model(call.about.name, entries)),
+            )
         else:
             models = await self._models(context)
         return ServerStatus(ready=ready, uptime_s=self._clock() - self._started, models=models)

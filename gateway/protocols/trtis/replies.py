@@ -78,12 +78,13 @@ def version_number(version: str) -> int:
 
 def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryview:
     datatype, shape = tensor.datatype, tensor.shape
-    if datatype is None or shape is None:
+    if shape is None:
         raise Unsupported(
-            f"output {tensor.name!r} has no datatype or shape: TensorRT v1 needs both, and the "
-            "model's metadata does not tell"
+            f"output {tensor.name!r} has no shape: TensorRT v1 needs one, and the model's metadata "
+            "does not tell"
         )
-    check_carried("output", tensor.name, datatype)
+    if datatype is not None:
+        check_carried("output", tensor.name, datatype)
     entry.raw.dims.extend(shape or (1,))
     if isinstance(tensor.data, SharedData):
         entry.raw.batch_byte_size = tensor.data.size_bytes
