@@ -1,7 +1,13 @@
-"""For every test: how many examples properties try, chosen with --hypothesis-profile."""
+"""For every test: how many examples properties try.
+
+Chosen with `--hypothesis-profile`, or else by the environment variable HYPOTHESIS_PROFILE.
+"""
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import settings
 
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
@@ -10,4 +16,14 @@ settings.register_profile("dev", max_examples=50, deadline=None)
 # the nightly run looks for new ones.
 settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
-settings.load_profile("dev")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+PROPERTY_TIMEOUT_S = 180.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give properties more time than other tests: they are hundreds of tests in one."""
+    for item in items:
+        function = getattr(item, "obj", None)
+        if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))
