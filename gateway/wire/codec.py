@@ -89,11 +89,20 @@ class GrpcBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBinding:
-    """A protocol over a byte stream."""
+    """A protocol over a byte stream.
+
+    Attributes:
+        ordered: Answers come in the order of the questions; otherwise as they come, matched by
+            `Frame.correlation`.
+        carriers: What stands for it in URLs: `protocol+carrier://`; "unix" has a path, the others
+            host and port.
+    """
 
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
     server_framer: Callable[[MessageLimits], Framer]
     client_framer: Callable[[MessageLimits], Framer]
+    ordered: bool = True
+    carriers: tuple[str, ...] = ("tcp", "unix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +114,8 @@ class ProtocolSpec:
         settle: Completes an upstream's options by the name that its server gives itself ("" when
             it gives none); None where every server of the protocol is alike. Options it does not
             change need no server to be asked.
+        default_model: The option that a listener's default model stands for where requests cannot
+            name one; "" for none.
     """
 
     name: str
@@ -113,3 +124,16 @@ class ProtocolSpec:
     stream: StreamBinding | None = None
     options: Callable[[Options], Options] = field(default=dict)
     settle: Callable[[Options, str], Options] | None = None
+    default_model: str = ""
+
+    @property
+    def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:
+        """What carries it, by the name that stands in URLs."""
+        found: dict[str, HttpBinding | GrpcBinding | StreamBinding] = {}
+        if self.http is not None:
+            found["http"] = self.http
+        if self.grpc is not None:
+            found["grpc"] = self.grpc
+        if self.stream is not None:
+            found |= dict.fromkeys(self.stream.carriers, self.stream)
+        return found

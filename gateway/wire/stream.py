@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.ir.errors import GatewayError
 from gateway.wire.http import Buffer
 
 
@@ -25,10 +26,24 @@ class Frame:
 
 
 class Framer(Protocol):
-    """Cuts a byte stream into frames, and back; keeps the state of one connection."""
+    """Cuts a byte stream into frames, and back; keeps the state of one connection.
+
+    Attributes:
+        wanted: Bytes that the frame which has begun has in all, as far as it has said; 0 between
+            frames. Known before they are held.
+        fault: Why nothing more can be read, once that is known.
+    """
+
+    @property
+    def wanted(self) -> int: ...  # noqa: D102
+    @property
+    def fault(self) -> GatewayError | None: ...  # noqa: D102
 
     def receive(self, data: bytes, /) -> list[Frame]:
         """Return the frames that *data* completes; b"" is the end of the stream.
+
+        Frames that come before a fault are returned: `fault` tells of it then, and so does the
+        next call.
 
         Raises:
             MalformedMessage: The stream cannot be followed any further.
@@ -37,5 +52,13 @@ class Framer(Protocol):
         ...
 
     def send(self, frame: Frame, /) -> list[Buffer]:
-        """Return the buffers that carry *frame*."""
+        """Return the buffers that carry *frame*; none where the protocol has no such message."""
+        ...
+
+    def begin(self) -> bytes:
+        """Return the first bytes of the frame sent next, whatever it is; b"" where none are known.
+
+        `send` leaves them out then. A server writes them to a client that has stopped sending, to
+        learn whether it still reads: nothing else can be written before the answer.
+        """
         ...

@@ -18,4 +18,5 @@ SPEC = ProtocolSpec(
         codec=StreamCodec, server_framer=SizePrefixFramer, client_framer=SizePrefixFramer
     ),
     options=check_options,
+    default_model="default_model",
 )

@@ -54,6 +54,7 @@ NAME: Final = "graphpipe.stream"
 
 _SIZE: Final = Struct("<I")
 _SMALLEST: Final = 8
+_BEGUN: Final = 256  # sizes that are multiples of this begin with a zero
 _NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
 _METADATA_CALLS: Final = (
     ModelMetadataRequest,
@@ -73,31 +74,45 @@ class SizePrefixFramer:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._most = min(limits.message_bytes, MAX_MESSAGE_BYTES)
-        self._parts: list[bytes] = []
-        self._have = 0
-        self._need = _SIZE.size
+        self._held = bytearray()
+        self._wanted = 0
+        self._fault: GatewayError | None = None
+        self._begun = False
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of the frame which has begun, its size included; 0 between frames."""
+        return self._wanted
+
+    @property
+    def fault(self) -> GatewayError | None:
+        """Why nothing more can be read, once that is known."""
+        return self._fault
 
     def receive(self, data: bytes, /) -> list[Frame]:
         """Return the frames that *data* completes; b"" is the end of the stream.
 
-        Nothing is joined, and nothing allocated, before a frame is whole. Frames before an
-        impossible size are returned; the call after that raises.
+        A frame that comes in one piece is a view of it; others are gathered as they come, and
+        nothing is allocated for what is only declared.
 
         Raises:
             MalformedMessage: The stream ends inside a frame, or a size is impossible.
             TooLarge: A frame declares more than the limit.
         """
+        if self._fault is not None:
+            raise self._fault
         if not data:
-            if self._have:
+            if self._wanted:
                 raise MalformedMessage(
-                    f"the stream ended after {self._have} bytes of a frame that needs more"
+                    f"the stream ended after {len(self._held)} bytes of a frame that needs more"
                 )
             return []
-        self._parts.append(data)
-        self._have += len(data)
-        if self._have < self._need:
+        if not self._wanted:
+            return self._cut(data)
+        self._held += data
+        if len(self._held) < self._wanted:
             return []
-        return self._cut(b"".join(self._parts) if len(self._parts) > 1 else data)
+        return self._cut(self._held)
 
     def send(self, frame: Frame, /) -> list[Buffer]:
         """Return the buffers that carry *frame*; the payload is not copied.
@@ -111,30 +126,48 @@ class SizePrefixFramer:
                 f"a GraphPipe message of {size} bytes, at most {MAX_MESSAGE_BYTES} are possible",
                 limit="message_bytes",
             )
-        return [_SIZE.pack(size), *frame.payload]
+        if not self._begun:
+            return [_SIZE.pack(size), *frame.payload]
+        self._begun = False
+        padding = bytes(-size % _BEGUN)
+        return [_SIZE.pack(size + len(padding))[1:], *frame.payload, padding]
 
-    def _cut(self, data: bytes) -> list[Frame]:
-        view = memoryview(data)
+    def begin(self) -> bytes:
+        """Return the first byte of the next frame: what follows has a size that begins with it.
+
+        Such a message is padded with zeros at its end, which readers of flatbuffers ignore.
+        """
+        if self._begun:
+            return b""
+        self._begun = True
+        return b"\0"
+
+    def _cut(self, data: bytes | bytearray) -> list[Frame]:
         frames: list[Frame] = []
         start, end = 0, len(data)
-        self._need = _SIZE.size
+        wanted = _SIZE.size
         while end - start >= _SIZE.size:
             try:
-                size = self._checked(_SIZE.unpack_from(data, start)[0], data[start : start + 4])
-            except GatewayError:
+                wanted = _SIZE.size + self._checked(data, start)
+            except GatewayError as fault:
+                self._fault = fault
                 if not frames:
                     raise
-                break  # what came before is answered; the next call finds this one again
-            if end - start - 4 < size:
-                self._need = 4 + size
+                break  # what came before is answered
+            if end - start < wanted:
                 break
-            frames.append(Frame((view[start + 4 : start + 4 + size],)))
-            start += 4 + size
-        rest = data if start == 0 else data[start:]
-        self._parts, self._have = ([rest], len(rest)) if rest else ([], 0)
+            view = memoryview(data).toreadonly()
+            frames.append(Frame((view[start + _SIZE.size : start + wanted],)))
+            start += wanted
+            wanted = _SIZE.size
+        self._wanted = wanted if start < end else 0
+        if start or data is not self._held:  # frames are views of the old buffer: begin another
+            self._held = bytearray(data[start:]) if start else bytearray(data)
         return frames
 
-    def _checked(self, size: int, word: bytes) -> int:
+    def _checked(self, data: bytes | bytearray, start: int) -> int:
+        size: int = _SIZE.unpack_from(data, start)[0]
+        word = data[start : start + _SIZE.size]
         if word.isalpha():
             raise MalformedMessage(
                 f"a frame begins with {word.decode()!r}: this is text, such as HTTP; needed is "
