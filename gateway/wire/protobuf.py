@@ -58,6 +58,10 @@ class WireError(ValueError):
     """Bytes that are not a protobuf message, or a value that protobuf cannot carry."""
 
 
+class TooManyFields(WireError):
+    """A message of more fields than its reader allows, which need not be wrong otherwise."""
+
+
 def tag(number: int, kind: int) -> int:
     """Combine a field number and a wire type, as `fields` reports them."""
     return number << 3 | kind
@@ -77,7 +81,8 @@ def fields(view: memoryview, limit: int = MAX_FIELDS) -> list[Field]:
         Views share *view*'s memory.
 
     Raises:
-        WireError: The bytes are no message, or have more than *limit* fields.
+        WireError: The bytes are no message.
+        TooManyFields: They have more than *limit* fields.
     """
     found: list[Field] = []
     end = len(view)
@@ -87,7 +92,7 @@ def fields(view: memoryview, limit: int = MAX_FIELDS) -> list[Field]:
     try:
         while at < end:
             if len(found) >= limit:
-                raise WireError(f"message has more than {limit} fields")
+                raise TooManyFields(f"message has more than {limit} fields")
             # A field takes two bytes at least: up to `stop` the limit cannot be passed.
             stop = min(end, at + 2 * (limit - len(found)))
             while at < stop:

@@ -19,7 +19,18 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
-from gateway.wire.protobuf import I32, I64, LEN, MAX_FIELDS, VARINT, fields, tag
+from gateway.wire.protobuf import (
+    I32,
+    I64,
+    LEN,
+    MAX_FIELDS,
+    VARINT,
+    Field,
+    TooManyFields,
+    WireError,
+    fields,
+    tag,
+)
 from gateway.wire.protobuf_arrays import fixed_run, varint_array
 
 _FP32, _FP64, _BYTES = 6, 7, 8
@@ -64,6 +75,7 @@ def typed_data(
         InvalidTensor: The field is not the datatype's, there are two fields, the number of
             elements is not *count*, or an integer is out of the datatype's range.
         TooLarge: A BYTES element is over its limit.
+        TooManyFields: There are more fields than elements.
         WireError: The bytes are no message, or one too odd to read by hand.
     """
     number, values = _occurrences(name, datatype, count, contents)
@@ -92,7 +104,7 @@ def _occurrences(
     limit = max(MAX_FIELDS, count + _SPARE_FIELDS) if datatype is Datatype.BYTES else MAX_FIELDS
     number = 0
     values = []
-    for key, value in fields(contents, limit):
+    for key, value in _fields(contents, limit, count):
         found = _FIELD_OF_TAG.get(key)
         if found is None or (key & _KIND == LEN and key != _BYTES_TAG and not len(value)):
             continue  # unknown, or packed without an element
@@ -105,6 +117,16 @@ def _occurrences(
             number = found
         values.append(value)
     return number, values
+
+
+def _fields(contents: memoryview, limit: int, count: int) -> list[Field]:
+    try:
+        return fields(contents, limit)
+    except TooManyFields as error:
+        if count < limit:
+            raise
+        # Elements that are not packed, as many as the shape may need: the library packs them.
+        raise WireError(str(error)) from error
 
 
 def _items(name: str, count: int, values: list[memoryview], limits: MessageLimits) -> ItemsData:

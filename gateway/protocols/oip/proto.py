@@ -6,7 +6,7 @@ messages (messages.py).  Tensors are views into the message.
 
 What the scan does not follow goes through the protobuf library, which refuses it or gives the
 same message back in plain form; that is then scanned.  So the library has the last word on what a
-message says.
+message says.  Only of a message with too many fields it is not asked: it makes an object of each.
 
 Source: Open Inference Protocol, gRPC API; dossier, section 6.
 """
@@ -27,7 +27,7 @@ from gateway.protocols.oip.contents import typed_data
 from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, Described, InferMessage, Scanner
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from gateway.wire.protobuf import WireError
+from gateway.wire.protobuf import TooManyFields, WireError
 
 Read = tuple[InferMessage, tuple[Tensor, ...]]
 M = TypeVar("M", bound=Message)
@@ -59,6 +59,8 @@ class InferReader:
         """
         try:
             return self._request(view)
+        except TooManyFields as error:
+            raise _too_many(error) from error
         except WireError:
             plain = _by_library(view, ModelInferRequest)
         try:
@@ -73,6 +75,8 @@ class InferReader:
         """
         try:
             return self._response(view)
+        except TooManyFields as error:
+            raise _too_many(error) from error
         except WireError:
             plain = _by_library(view, ModelInferResponse)
         try:
@@ -167,6 +171,10 @@ def _by_library(view: memoryview, kind: type[Message]) -> memoryview:
     message = parse(view, kind)
     message.DiscardUnknownFields()
     return memoryview(message.SerializeToString())
+
+
+def _too_many(error: TooManyFields) -> TooLarge:
+    return TooLarge(f"{error}; repeated numbers are to be packed")
 
 
 def _wrong_raw_count(found: int, needed: int, what: str) -> InvalidTensor:

@@ -55,6 +55,8 @@ _REMEMBERED_BYTES = 256
 # Raw contents whose bytes are checked too, not only their number.
 _LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
 _NOTHING = memoryview(b"")
+# Of a message: single ones, and unknown ones of newer clients.
+_OTHER_FIELDS = 1024
 # Parameters of tensors that mean something over HTTP only; KServe leaks the first into answers.
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
 
@@ -107,6 +109,8 @@ class Scanner:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
+        # What may be repeated, and room for what is unknown.
+        self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
         self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
 
     def scan(self, view: memoryview, raw_tag: int) -> InferMessage:
@@ -127,7 +131,7 @@ class Scanner:
         tensors: list[memoryview] = []
         entries: list[memoryview] = []
         outputs: list[memoryview] = []
-        for key, value in fields(view):
+        for key, value in fields(view, self._fields):
             if key == raw_tag:
                 raws.append(value)
             elif key == _TENSORS:
