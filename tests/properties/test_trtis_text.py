@@ -104,13 +104,13 @@ def strings(draw: DrawFn) -> str:
 @st.composite
 def scalars(draw: DrawFn, field: Any) -> str:
     if field.cpp_type == field.CPPTYPE_STRING:
-        return draw(strings())
+        return str(draw(strings()))
     if field.cpp_type == field.CPPTYPE_FLOAT:
-        return draw(FLOATS)
+        return str(draw(FLOATS))
     if field.cpp_type == field.CPPTYPE_ENUM:
         names = [value.name for value in field.enum_type.values]
-        return draw(st.sampled_from([*names, "NOT_THERE"]) | INTEGERS)
-    return draw(INTEGERS)
+        return str(draw(st.sampled_from([*names, "NOT_THERE"]) | INTEGERS))
+    return str(draw(INTEGERS))
 
 
 @st.composite
