@@ -12,14 +12,16 @@ Context: TypeAlias = Any
 """An aio.ServicerContext; grpcio is not typed."""
 
 _LOGGER = "grpc._cython.cygrpc"
-_HARMLESS = (asyncio.CancelledError, UnicodeDecodeError)
+# The last: an answer found nobody there any more.
+_HARMLESS = (asyncio.CancelledError, UnicodeDecodeError, aio.InternalError)
 
 
 def keep_log_quiet() -> None:
     """Drop the tracebacks grpc.aio logs for calls reset early and for bytes that are not text.
 
-    A client that resets its calls at once has each logged as an error with a traceback, and so has
-    one that sends metadata outside of ASCII.  Anything else is still logged.
+    A client that resets its calls at once, or while they are answered, has each logged as an error
+    with a traceback, and so has one that sends metadata outside of ASCII.  Anything else is still
+    logged.
     """
     logging.getLogger(_LOGGER).addFilter(_is_ours)
 
