@@ -78,6 +78,15 @@ hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway.
 slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.
 	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
 
+.PHONY: wheel
+wheel: $(VENV)/.installed-dev ## Build the wheel and show the demo with it, in an environment that has nothing else.
+	rm -rf build dist/venv dist/*.whl
+	$(BIN)/python -m build --wheel --outdir dist . > /dev/null
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/pip install --quiet "$$(ls dist/*.whl)[onnx]"
+	cd dist && venv/bin/gateway demo --once --http 127.0.0.1:0 --grpc 127.0.0.1:0
+	cd dist && venv/bin/gateway schema > /dev/null
+
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Speed, beside direct calls and real peers.
 	$(BIN)/python -m benchmarks $(ARGS)
