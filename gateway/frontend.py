@@ -82,32 +82,47 @@ class Frontend(Generic[Q, A]):
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
+        answer = await self.ask(wire)
+        if not isinstance(answer, AsyncGenerator):
+            yield answer
+            return
+        async with aclosing(answer) as items:
+            async for item in items:
+                yield item
+
+    async def ask(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
+        """Answer *wire* as calling does: with the one answer, or a generator where it streams."""
         try:
             call = self._codec.decode_call(wire)
         except GatewayError as error:
-            yield self.refuse(error)
-            return
+            return self.refuse(error)
         except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
-            yield self.refuse(_internal(error, None))
-            return
+            return self.refuse(_internal(error, None))
         if not call.context.request_id:
             call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
-        request_id = call.context.request_id
+        if isinstance(call, StreamInferRequest):
+            return self._stream(call)
         try:
-            if isinstance(call, StreamInferRequest):
-                first = True
-                async with aclosing(self._items(call)) as items:
-                    async for item in items:
-                        yield self._stamp(item, request_id) if first else item
-                        first = False
-            else:
-                answer = self._codec.encode_reply(call, await self._service(call))
-                yield self._stamp(answer, request_id)
-        except GatewayError as error:
-            yield self._stamp(self._codec.encode_error(call, error), request_id)
+            answer = self._codec.encode_reply(call, await self._service(call))
         except Exception as error:  # noqa: BLE001
-            internal = self._codec.encode_error(call, _internal(error, call))
-            yield self._stamp(internal, request_id)
+            answer = self._failed(call, error)
+        return self._stamp(answer, call.context.request_id)
+
+    async def _stream(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
+        request_id = call.context.request_id
+        first = True
+        try:
+            async with aclosing(self._items(call)) as items:
+                async for item in items:
+                    yield self._stamp(item, request_id) if first else item
+                    first = False
+        except Exception as error:  # noqa: BLE001
+            yield self._stamp(self._failed(call, error), request_id)
+
+    def _failed(self, call: Call[Any], error: Exception) -> A:
+        """Say *error* in the protocol's form; what is no `GatewayError` is a bug of ours."""
+        known = error if isinstance(error, GatewayError) else _internal(error, call)
+        return self._codec.encode_error(call, known)
 
     def refuse(self, error: GatewayError, /) -> A:
         """Say *error* in the protocol's form, for a message no service saw."""

@@ -1,12 +1,14 @@
 """Service: the one type between a frontend and a wire.
 
 The router, every policy, every backend and every upstream is a Service; policies wrap services.
+Here is also the clock that every call runs against, `Alarm`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
@@ -30,6 +32,39 @@ def stack(layers: Iterable[Layer], service: Service) -> Service:
     for layer in reversed(list(layers)):
         service = layer(service)
     return service
+
+
+class Alarm:
+    """Ends the block it guards with TimeoutError after *delay_s*, as `asyncio.timeout` does.
+
+    A plain context manager with one timer, at a third of that cost: every call needs several.
+    """
+
+    __slots__ = ("_before", "_delay_s", "_task", "_timer", "rang")
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self.rang = False
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        if task is None:
+            raise RuntimeError("an alarm needs a task to wake")
+        self._task = task
+        self._before = task.cancelling()
+        self._timer = loop.call_later(max(0.0, self._delay_s), self._ring)
+        return self
+
+    def _ring(self) -> None:
+        self.rang = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
+        self._timer.cancel()
+        # Somebody else may have cancelled the task as well: then it is not ours to turn.
+        if self.rang and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
+            raise TimeoutError
 
 
 class Dispatch:

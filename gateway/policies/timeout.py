@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream, map_stream
-from gateway.service import Service
+from gateway.service import Alarm, Service
 
 R = TypeVar("R")
 
@@ -53,12 +52,12 @@ class Timeout:
             raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
         if deadline != call.context.deadline:
             call = call.within(deadline=deadline)
-        scope = asyncio.timeout(left_s)
+        alarm = Alarm(left_s)
         try:
-            async with scope:
+            with alarm:
                 reply = await self._inner(call)
         except TimeoutError:
-            if not scope.expired():
+            if not alarm.rang:
                 raise
             raise _exceeded(call) from None
         return map_stream(call, reply, lambda items: _Timed(call, items, deadline, self._clock))
@@ -94,12 +93,12 @@ class _Timed:
         return self
 
     async def __anext__(self) -> InferResponse:
-        scope = asyncio.timeout(self._deadline - self._clock())
+        alarm = Alarm(self._deadline - self._clock())
         try:
-            async with scope:
+            with alarm:
                 return await anext(self._items)
         except TimeoutError:
-            if not scope.expired():
+            if not alarm.rang:
                 raise
             await close_stream(self._items)
             raise _exceeded(self._call) from None

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget as Budget  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
 
+Q = TypeVar("Q")
+A = TypeVar("A")
 Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
@@ -71,7 +73,11 @@ class ClientLimits:
 
 
 class ServerFrontend(Protocol[Q_contra, A_co]):
-    """What a server transport hands its messages to."""
+    """What a server transport hands its messages to.
+
+    One that mostly gives single answers may have `ask` too, as `gateway.frontend` has: a generator
+    around one answer costs more than many an answer.
+    """
 
     def __call__(self, wire: Q_contra, /) -> AsyncGenerator[A_co, None]:
         """Answer *wire* once, or many times for a stream; never raises `GatewayError`."""
@@ -80,6 +86,15 @@ class ServerFrontend(Protocol[Q_contra, A_co]):
     def refuse(self, error: GatewayError, /) -> A_co:
         """Say *error* in the protocol's form, for a message that was never read whole."""
         ...
+
+
+async def ask(frontend: ServerFrontend[Q, A], wire: Q) -> A | AsyncGenerator[A, None]:
+    """Return the one answer to *wire*, or a generator of its answers: whichever is at hand."""
+    single: Any = getattr(frontend, "ask", None)
+    if single is None:
+        return frontend(wire)
+    found: A | AsyncGenerator[A, None] = await single(wire)
+    return found
 
 
 class Server(Protocol):

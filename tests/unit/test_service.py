@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from gateway.ir.calls import Call, ServerLiveRequest, ServerReadyRequest
 from gateway.ir.errors import Unsupported
-from gateway.service import Dispatch, Service, stack
+from gateway.service import Alarm, Dispatch, Service, stack
 from tests.fakes import ScriptedService
 
 
@@ -42,3 +43,46 @@ async def test_dispatch_refuses_what_it_has_no_method_for() -> None:
     """A call without a method is Unsupported, and the text names both."""
     with pytest.raises(Unsupported, match="it does not support ServerReadyRequest"):
         await Dispatch("it", {})(ServerReadyRequest())
+
+
+async def test_alarm_ends_what_takes_too_long() -> None:
+    """A block that is still waiting when the alarm rings ends with TimeoutError."""
+    alarm = Alarm(0.01)
+    with pytest.raises(TimeoutError), alarm:
+        await asyncio.Event().wait()
+    assert alarm.rang
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_alarm_in_time_is_silent() -> None:
+    """A block that ends in time ends as it would without the alarm, and nothing rings later."""
+    alarm = Alarm(0.01)
+    with alarm:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    assert not alarm.rang
+
+
+async def test_alarm_lets_another_cancellation_through() -> None:
+    """A task that somebody else cancels is cancelled, even when the alarm rings as well."""
+
+    async def guarded() -> None:
+        with Alarm(0.0):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(guarded())
+    await asyncio.sleep(0)
+    task.cancel()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_alarm_passes_errors_of_the_block() -> None:
+    """What the block raises is raised, TimeoutErrors of its own included."""
+    alarm = Alarm(60.0)
+    with pytest.raises(LookupError), alarm:
+        raise LookupError
+    assert not alarm.rang

@@ -17,7 +17,7 @@ from aiohttp.web_request import BaseRequest
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
-from gateway.transports.base import HttpFrontend, ServerLimits
+from gateway.transports.base import HttpFrontend, ServerLimits, ask
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
 from gateway.transports.deadlines import deadline_of
 from gateway.transports.faults import HttpFault
@@ -139,8 +139,12 @@ class Exchange:
         Which it is shows when the frontend is asked for the second: a unary one ends without
         waiting. If it waits, the first goes out as the beginning of a stream.
         """
+        found = await ask(frontend, wire)
+        if isinstance(found, HttpResponse):
+            await self._send(found)
+            return
         loop = asyncio.get_running_loop()
-        async with aclosing(frontend(wire)) as answers:
+        async with aclosing(found) as answers:
             first = await anext(answers)
             begin = loop.call_soon(self._begin_stream, first)
             try:

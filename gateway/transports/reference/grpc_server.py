@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from time import monotonic
 from typing import Any
 
@@ -27,8 +27,9 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
+from gateway.service import Alarm
 from gateway.transports.admission import Slots
-from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits
+from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits, ask
 from gateway.transports.reference.grpc_address import bound_address, require_free
 from gateway.transports.reference.grpc_core import Context, keep_log_quiet, write
 from gateway.transports.reference.grpc_guard import guarded_server
@@ -164,25 +165,52 @@ class _Admission:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    @asynccontextmanager
-    async def place(self, size: int) -> AsyncGenerator[None, None]:
+    def place(self, size: int) -> _Place:
         """Hold a place and *size* bytes. Raises Overloaded when they do not come free in time."""
+        return _Place(self, size)
+
+    async def enter(self, size: int) -> None:
+        """Take a place and *size* bytes; what `place` does at its beginning."""
         self._calls += 1
         self.idle.clear()
         try:
-            await self._slots.acquire(self._wait_s)
+            if not self._slots.take():
+                await self._slots.acquire(self._wait_s)
             try:
                 await self._budget.acquire(size, self._wait_s)
-                try:
-                    yield
-                finally:
-                    self._budget.release(size)
-            finally:
+            except BaseException:
                 self._slots.release()
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self.idle.set()
+                raise
+        except BaseException:
+            self._gone()
+            raise
+
+    def leave(self, size: int) -> None:
+        """Give both back; what `place` does at its end."""
+        self._budget.release(size)
+        self._slots.release()
+        self._gone()
+
+    def _gone(self) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self.idle.set()
+
+
+class _Place:
+    """A place held by one call."""
+
+    __slots__ = ("_admission", "_size")
+
+    def __init__(self, admission: _Admission, size: int) -> None:
+        self._admission = admission
+        self._size = size
+
+    async def __aenter__(self) -> None:
+        await self._admission.enter(self._size)
+
+    async def __aexit__(self, *_details: object) -> None:
+        self._admission.leave(self._size)
 
 
 def _handlers(mount: GrpcMount, admission: _Admission) -> dict[str, grpc.RpcMethodHandler]:
@@ -212,11 +240,36 @@ class _Method:
 
     async def unary(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
         """Answer one message with one."""
-        async with aclosing(self._first(context)) as answers:
+        try:
+            message = await self._message(context)
+            async with self._admission.place(len(message)):
+                answer = await self._one(_request(self._path, message, context))
+        except GatewayError as error:
+            answer = self._frontend.refuse(error)
+        return _finished(answer, context)
+
+    async def _one(self, request: GrpcRequest) -> GrpcResponse:
+        found = await ask(self._frontend, request)
+        if isinstance(found, GrpcResponse):
+            return self._checked(found)
+        async with aclosing(found) as answers:
             async for answer in answers:
-                return _finished(answer, context)
-        error = InternalError(f"{self._path} was given no answer")
-        return _finished(self._frontend.refuse(error), context)
+                return self._checked(answer)
+        raise InternalError(f"{self._path} was given no answer")
+
+    async def _message(self, context: Context) -> bytes:
+        """Return the first message. Raises what to answer when it does not come in time."""
+        timeout_s = self._admission.message_timeout_s
+        try:
+            with Alarm(timeout_s):
+                message: Any = await context.read()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no message came whole within {timeout_s:g} s", limit="body_timeout"
+            ) from None
+        if message is aio.EOF:
+            raise MalformedMessage("the call ended without a message")
+        return message  # type: ignore[no-any-return]  # grpcio is not typed
 
     async def server_stream(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer one message with many."""
@@ -235,18 +288,10 @@ class _Method:
 
     async def _first(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
         """Answer the first message, which must come in time."""
-        timeout_s = self._admission.message_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await context.read()
-        except TimeoutError:
-            error = DeadlineExceeded(
-                f"no message came whole within {timeout_s:g} s", limit="body_timeout"
-            )
+            message = await self._message(context)
+        except GatewayError as error:
             yield self._frontend.refuse(error)
-            return
-        if message is aio.EOF:
-            yield self._frontend.refuse(MalformedMessage("the call ended without a message"))
             return
         async with aclosing(self._answers(message, context)) as answers:
             async for answer in answers:
