@@ -6,7 +6,6 @@ piece, within the limits. No redirects, cookies, proxies or fields of aiohttp's 
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import ssl
 import time
@@ -19,7 +18,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from gateway.ir.errors import (
-    DeadlineExceeded,
     MalformedMessage,
     NotSent,
     TooLarge,
@@ -33,6 +31,7 @@ from gateway.transports.coding import Inflater, coding_of, inflate
 from gateway.transports.deadlines import format_grpc_timeout
 from gateway.transports.headers import decode_field, end_to_end, writable
 from gateway.transports.reference.pool import ATTEMPT, Attempt, Pool
+from gateway.transports.waiting import until
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
 
 _LOOPBACK_CONNECT_S = 1.0
@@ -75,7 +74,7 @@ class HttpClient:
         """Send one request and return its whole answer; raises as `base.Client` says."""
         async with self._exchange(wire, deadline) as response:
             whole = response.content.is_eof()  # small answers come in one piece with their head
-            async with _until(None if whole else deadline, self._name):
+            async with until(None if whole else deadline, self._name):
                 body = await self._read(response)
             headers, codings = _fields(response)
             return HttpResponse(response.status, headers, (await self._plain(body, codings),))
@@ -90,7 +89,7 @@ class HttpClient:
                 raise self._broken("a stream with a content coding nobody asked for")
             received, yielded = 0, False
             while True:
-                async with _until(deadline, self._name):
+                async with until(deadline, self._name):
                     piece = await self._piece(response)
                 received += len(piece)
                 self._check_size(received)
@@ -113,10 +112,10 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
         if not self._slots.take():
-            async with _until(deadline, self._name):
+            async with until(deadline, self._name):
                 await self._slots.acquire(None)
         try:
-            async with _until(deadline, self._name):
+            async with until(deadline, self._name):
                 response = await self._request(wire, deadline)
             try:
                 yield response
@@ -263,23 +262,6 @@ class _Body(aiohttp.Payload):
         except OSError:
             self._attempt.cut = True
             raise
-
-
-@asynccontextmanager
-async def _until(deadline: float | None, name: str) -> AsyncIterator[None]:
-    """Raise DeadlineExceeded at *deadline*, or now if it is past."""
-    if deadline is None:
-        yield
-        return
-    left = deadline - time.monotonic()
-    message = f"the deadline passed while upstream {name} was asked"
-    if left <= 0:
-        raise DeadlineExceeded(message)
-    try:
-        async with asyncio.timeout(left):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded(message) from None
 
 
 async def _uncounted(_size: int) -> None: ...

@@ -12,16 +12,14 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from gateway.transports.headers import writable
+from gateway.transports.waiting import NotTaken as NotTaken  # noqa: PLC0414  # raised by the next
+from gateway.transports.waiting import flushed as flushed  # noqa: PLC0414  # part of writing
 from gateway.wire.http import Buffer, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
 
 Version = tuple[int, int]
-
-
-class NotTaken(ConnectionError):
-    """The client does not read its answer."""
 
 
 class Sent:
@@ -89,37 +87,6 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
     """Write the end of a streamed response."""
     if version >= (1, 1):
         transport.write(b"0\r\n\r\n")
-
-
-async def flushed(
-    transport: asyncio.Transport | None, taken: asyncio.Event, idle_timeout_s: float
-) -> None:
-    """Wait until the kernel has taken everything that was written.
-
-    Args:
-        transport: Of the connection; None once it is lost.
-        taken: Set while nothing waits to be written.
-        idle_timeout_s: How long the reader may take nothing.
-
-    Raises:
-        NotTaken: The reader took nothing for so long; the connection is cut.
-        ConnectionError: The client has left.
-    """
-    if transport is None:
-        raise ConnectionResetError("the client has left")
-    left = transport.get_write_buffer_size()
-    while not taken.is_set():
-        try:
-            async with asyncio.timeout(idle_timeout_s):
-                await taken.wait()
-        except TimeoutError:
-            now_left = transport.get_write_buffer_size()
-            if now_left >= left:
-                transport.abort()
-                raise NotTaken(
-                    f"the client took nothing for {idle_timeout_s} s, {now_left} bytes are left"
-                ) from None
-            left = now_left
 
 
 def _head(
