@@ -115,6 +115,17 @@ class ModelUnloadRequest(Call[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSwitchRequest(Call[None]):
+    """Say from now on that the server is ready, or that it is not; inference goes on either way.
+
+    Attributes:
+        online: Ready as far as its models are; else not ready.
+    """
+
+    online: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRegisterRequest(Call[None]):
     """Let requests refer to this region of shared memory by its name."""
 
