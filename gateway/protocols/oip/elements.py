@@ -293,7 +293,9 @@ def elements_for_json(kind: str, tensor: Tensor, hint: str, *, half: bool = Fals
         raise Unsupported(
             f"{kind} {tensor.name!r} is {datatype.name}, which JSON has no element for: {hint}"
         )
-    flat = np.ascontiguousarray(as_numpy(tensor)).reshape(-1)
+    # An array may have either byte order; orjson writes the machine's own only.
+    array = as_numpy(tensor)
+    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
     if datatype is Datatype.BOOL:
         # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
         flat = flat.view(np.uint8) != 0

@@ -25,6 +25,9 @@ from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
     ModelNotFound,
     NotFound,
     Unsupported,
@@ -213,8 +216,14 @@ class HttpCodec:
             return cast("R", False)
         if status not in _OK_STATUSES:
             raise self._error(call, wire)
-        # The call's type decides the type of its answer, which mypy cannot follow.
-        return cast("R", self._answer(call, wire))
+        try:
+            # The call's type decides the type of its answer, which mypy cannot follow.
+            return cast("R", self._answer(call, wire))
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            # A name or number that is not allowed: of the answer, nothing is the client's fault.
+            raise MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
         """Refuse, as `encode_item`.

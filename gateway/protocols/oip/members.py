@@ -6,6 +6,7 @@ servers write `null` members and values that are no parameters (dossier, section
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.ir.tensor import Shape, Tensor, raw_tensor
 from gateway.protocols.oip.binary import BINARY_SIZE, BinaryPart
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.elements import ElementReader
-from gateway.protocols.oip.json import Document, dump
+from gateway.protocols.oip.json import Document
 from gateway.protocols.oip.parameters import check_integer
 
 _SHARED_MEMORY = "shared_memory_"
@@ -237,7 +238,9 @@ def read_parameters(
             check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
         if type(value) is int:
             check_integer(key, value)
-        elif type(value) not in (str, float, bool):
+        elif type(value) is str:
+            value = _clean(value) if lenient and not value.isascii() else value  # noqa: PLW2901
+        elif type(value) not in (float, bool):
             if not lenient:
                 raise MalformedMessage(
                     f"parameter {key!r} of {what} is {_show(value)}, "
@@ -245,9 +248,16 @@ def read_parameters(
                 )
             if value is None:
                 continue
-            value = dump(value).decode()  # noqa: PLW2901
+            # Not orjson: it refuses long integers and what is not UTF-8, which servers write.
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            value = _clean(text)  # noqa: PLW2901
         parameters[key] = value
     return parameters
+
+
+def _clean(text: str) -> str:
+    """Return *text* with U+FFFD for bytes of a server that were not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _wrong(what: str, key: str, value: Any, needed: str) -> str:

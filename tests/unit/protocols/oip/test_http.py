@@ -267,6 +267,15 @@ def test_infinity_in_json_became_nan_without_a_word(dtype: str, value: float) ->
     np.testing.assert_array_equal(np.array([np.nan, value], dtype), as_numpy(read))
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">u2"])
+def test_big_endian_output_in_json_was_an_internal_error(dtype: str) -> None:
+    """An array of the other byte order is written by its values."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    reply = InferResponse(model=M, outputs=(array_tensor("y", np.array([1, 2], dtype)),))
+    (read,) = CODEC.decode_reply(call, CODEC.encode_reply(call, reply)).outputs
+    np.testing.assert_array_equal([1, 2], as_numpy(read))
+
+
 def test_output_without_description() -> None:
     """An output whose datatype nobody told is refused, not guessed."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))

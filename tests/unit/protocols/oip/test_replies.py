@@ -20,7 +20,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.data import as_items, as_numpy
-from gateway.ir.errors import GatewayError, InvalidRequest
+from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.oip.http import HttpCodec
@@ -235,3 +235,36 @@ def test_any_path_raises_nothing_else(path: str, method: str) -> None:
         CODEC.decode_call(HttpRequest(method, "/v2/models/" + path))
     except GatewayError as error:
         assert CODEC.encode_error(None, error).status in (400, 404, 405, 413, 501)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'"a\xff"', "a\ufffd"),
+        (b'["a\xff"]', '["a\ufffd"]'),
+        (b'["\xc3\xa9",null,1.5]', '["é",null,1.5]'),
+        (b"[123456789012345678901234567890,NaN]", "[123456789012345678901234567890,NaN]"),
+    ],
+    ids=["text", "list", "utf8", "long_integer"],
+)
+def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: str) -> None:
+    """What is not UTF-8, or too long for JSON's usual readers, is shown and can be passed on."""
+    reply = decode(b'{"outputs":[],"parameters":{"k":' + value + b"}}")
+    assert {"k": expected} == reply.parameters
+    again = CODEC.decode_reply(CALL, CODEC.encode_reply(CALL, reply))
+    assert reply.parameters == again.parameters
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"outputs":[],"id":"a\\u0001"}',
+        b'{"outputs":[],"model_name":"a\\u0001"}',
+        b'{"outputs":[],"parameters":{"k":123456789012345678901234567890,"n":NaN}}',
+    ],
+    ids=["id", "model", "integer"],
+)
+def test_a_name_in_an_answer_was_blamed_on_the_client(document: bytes) -> None:
+    """What an answer may not hold is the server's fault: `Upstream` tells it by this class."""
+    with pytest.raises(MalformedMessage):
+        decode(document)
