@@ -1,0 +1,309 @@
+"""What each protocol cannot carry, in one place: an entry for each way a codec is spoken.
+
+A way is a codec with options of a listener and of an upstream.  All that an entry does not take
+away must arrive as it was sent; what it takes away is not drawn.  A codec of the registry without
+an entry fails a test that says so: add an entry here, and all suites take it in.
+
+Source: the checklists of the dossiers in `protocols/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import ErrorCode
+from gateway.ir.metadata import ModelMetadata
+from tests.properties.registered import REGISTERED, Registered
+
+INT64_MAX, UINT64_MAX = (1 << 63) - 1, (1 << 64) - 1
+EVERY = frozenset(Datatype)
+SCALARS: frozenset[type] = frozenset({bool, int, float, str})
+NOTHING: frozenset[type] = frozenset()
+TEXT, NUMBER = frozenset({str}), frozenset({int})
+QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
+    {
+        InferRequest,
+        ModelMetadataRequest,
+        ModelReadyRequest,
+        RepositoryIndexRequest,
+        ServerLiveRequest,
+        ServerMetadataRequest,
+        ServerReadyRequest,
+    }
+)
+
+
+def same(value: Any) -> Any:
+    """Take nothing away."""
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Carries:
+    """What one way of speaking a protocol carries.
+
+    Attributes:
+        codec: As registered.
+        way: Tells it from other ways of the same codec.
+        listener: Options of the side that reads requests.
+        upstream: Options of the side that writes them.
+        model: The one there is, where messages name none.
+        questions: Calls that are asked and answered alike.
+        datatypes: Of inputs.
+        reply_datatypes: Of outputs.
+        text: BYTES elements must be UTF-8, in requests.
+        reply_text: Likewise in answers.
+        finite: Floats of requests must be finite.
+        reply_finite: Likewise in answers.
+        binary: Tensors of requests are views of the message.
+        reply_binary: Likewise of answers.
+        least_rank: Of a tensor's shape.
+        versions: A model may be asked for by version.
+        ids: Types of request ids; numbers are written in decimal.
+        needs_id: A request without an id gets one.
+        parameters: Types of a request's own parameters.
+        tensor_parameters: Of inputs and outputs.
+        reply_parameters: Of an answer.
+        largest: Of integers in parameters, and of a timeout.
+        sequences: Types of sequence ids.
+        priority: The largest.
+        timeouts: A queue timeout travels.
+        answers_model: An answer says which model and version answered.
+        least_outputs: Of an answer.
+        ready_only: The index can be asked for ready models only.
+        index_names: The index has names only.
+        kept: What is left of an answer that is no inference.
+        errors: Codes that arrive as another one; the others arrive as themselves.
+    """
+
+    codec: str
+    way: str = ""
+    listener: Mapping[str, Any] = field(default_factory=dict)
+    upstream: Mapping[str, Any] = field(default_factory=dict)
+    model: ModelRef | None = None
+    questions: frozenset[type[Call[Any]]] = QUESTIONS
+    datatypes: frozenset[Datatype] = EVERY
+    reply_datatypes: frozenset[Datatype] = EVERY
+    text: bool = False
+    reply_text: bool = False
+    finite: bool = False
+    reply_finite: bool = False
+    binary: bool = True
+    reply_binary: bool = True
+    least_rank: int = 0
+    versions: bool = True
+    ids: frozenset[type] = TEXT
+    needs_id: bool = False
+    parameters: frozenset[type] = SCALARS
+    tensor_parameters: frozenset[type] = SCALARS
+    reply_parameters: frozenset[type] = SCALARS
+    largest: int = UINT64_MAX
+    sequences: frozenset[type] = TEXT | NUMBER
+    priority: int = UINT64_MAX
+    timeouts: bool = True
+    answers_model: bool = True
+    least_outputs: int = 0
+    ready_only: bool = True
+    index_names: bool = False
+    kept: Callable[[Any], Any] = same
+    errors: Mapping[ErrorCode, ErrorCode] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    @property
+    def name(self) -> str:
+        """For test ids."""
+        return f"{self.codec}-{self.way}" if self.way else self.codec
+
+    @property
+    def registered(self) -> Registered:
+        """The codec, with its protocol."""
+        return REGISTERED[self.codec]
+
+    def meet(self, other: Carries) -> Carries:
+        """Return what both carry, under this one's name."""
+        found: dict[str, Any] = {}
+        for item in dataclasses.fields(self):
+            if item.name in _MEET:
+                found[item.name] = _MEET[item.name](
+                    getattr(self, item.name), getattr(other, item.name)
+                )
+        found["kept"] = lambda reply: other.kept(self.kept(reply))
+        return Carries(codec=self.codec, way=f"{self.way}+{other.name}", **found)
+
+
+def _both(one: Any, other: Any) -> Any:
+    return one & other
+
+
+def _either(one: bool, other: bool) -> bool:
+    return one or other
+
+
+_MEET: dict[str, Callable[[Any, Any], Any]] = {
+    "model": lambda one, other: one or other,
+    **dict.fromkeys(("questions", "datatypes", "reply_datatypes", "ids"), _both),
+    **dict.fromkeys(("parameters", "tensor_parameters", "reply_parameters", "sequences"), _both),
+    **dict.fromkeys(("text", "reply_text", "finite", "reply_finite", "needs_id"), _either),
+    **dict.fromkeys(("index_names",), _either),
+    **dict.fromkeys(("binary", "reply_binary", "versions", "timeouts", "answers_model"), _both),
+    **dict.fromkeys(("ready_only",), _both),
+    **dict.fromkeys(("least_rank", "least_outputs"), max),
+    **dict.fromkeys(("largest", "priority"), min),
+}
+
+
+# Open Inference.
+
+_NOT_JSON = frozenset({Datatype.FP16, Datatype.BF16})
+_OIP_HTTP_ERRORS = {
+    ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
+    ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
+    ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
+}
+_OIP_GRPC_ERRORS = {
+    ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
+    ErrorCode.TOO_LARGE: ErrorCode.OVERLOADED,  # both are RESOURCE_EXHAUSTED
+    ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
+    ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+}
+
+
+def _oip_http(dialect: str, **fields: Any) -> Carries:
+    return Carries(
+        codec="oip.http",
+        way=dialect,
+        upstream={"dialect": dialect},
+        **{"errors": _OIP_HTTP_ERRORS, **fields},
+    )
+
+
+def _oip_grpc(dialect: str, **fields: Any) -> Carries:
+    return Carries(
+        codec="oip.grpc",
+        way=dialect,
+        upstream={"dialect": dialect},
+        errors=_OIP_GRPC_ERRORS,
+        **{"largest": INT64_MAX, **fields},
+    )
+
+
+_NO_DOUBLES: dict[str, Any] = {
+    "parameters": SCALARS - {float},
+    "tensor_parameters": SCALARS - {float},
+    "datatypes": EVERY - {Datatype.BF16},
+    "priority": INT64_MAX,
+}
+_NO_INDEX = QUESTIONS - {RepositoryIndexRequest}
+
+_OIP = (
+    _oip_http("triton", largest=INT64_MAX, priority=INT64_MAX),
+    _oip_http(
+        "gateway",
+        listener={"not_ready_status": 409},
+        errors={
+            code: neighbour
+            for code, neighbour in _OIP_HTTP_ERRORS.items()
+            if code is not ErrorCode.NOT_READY
+        },
+    ),
+    # JSON only, both ways: no halves, no NaN, text.  NaN in answers is told in test_http.py.
+    _oip_http(
+        "mlserver",
+        datatypes=EVERY - _NOT_JSON,
+        reply_datatypes=EVERY - _NOT_JSON,
+        text=True,
+        reply_text=True,
+        finite=True,
+        reply_finite=True,
+        binary=False,
+        reply_binary=False,
+    ),
+    _oip_http(
+        "kserve", text=True, versions=False, needs_id=True, ready_only=False, index_names=True
+    ),
+    _oip_http("ovms", ready_only=False, index_names=True),
+    _oip_grpc("triton"),
+    _oip_grpc("gateway"),
+    _oip_grpc("mlserver", **_NO_DOUBLES),
+    _oip_grpc("kserve", questions=_NO_INDEX, versions=False, needs_id=True, **_NO_DOUBLES),
+    _oip_grpc("ovms", questions=_NO_INDEX, **_NO_DOUBLES),
+)
+
+
+# GraphPipe: inputs and their names; outputs by place; nothing that stands beside a tensor.
+
+
+def _graphpipe_kept(reply: Any) -> Any:
+    """Take away what its metadata has no field for; `platform` says who the server is."""
+    if isinstance(reply, ModelMetadata):
+        return ModelMetadata(name=reply.name, inputs=reply.inputs, outputs=reply.outputs)
+    return reply
+
+
+def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
+    # BOOL and BF16 travel as Uint8 and Float32, and only the model's metadata tells.
+    datatypes = EVERY - {Datatype.BOOL, Datatype.BF16}
+    return Carries(
+        codec=f"graphpipe.{carrier}",
+        way=way,
+        datatypes=datatypes,
+        reply_datatypes=datatypes,
+        ids=NOTHING,
+        parameters=NOTHING,
+        tensor_parameters=NOTHING,
+        reply_parameters=NOTHING,
+        sequences=NOTHING,
+        priority=0,
+        timeouts=False,
+        answers_model=False,
+        least_outputs=1,
+        ready_only=False,
+        kept=_graphpipe_kept,
+        errors={
+            ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
+            ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+        },
+        **fields,
+    )
+
+
+_GRAPHPIPE = (
+    _graphpipe(
+        "http", questions=frozenset({InferRequest, ModelMetadataRequest, RepositoryIndexRequest})
+    ),
+    _graphpipe(
+        "http",
+        "control",
+        listener={"errors": "status"},
+        upstream={"health": "control"},
+        questions=frozenset({InferRequest, ServerLiveRequest, ServerReadyRequest}),
+    ),
+    _graphpipe(
+        "stream",
+        listener={"default_model": "m"},
+        model=ModelRef("m"),
+        questions=frozenset({InferRequest, ModelMetadataRequest}),
+    ),
+)
+
+CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE)
+
+# Those of the registry: a codec that is not registered is not tried.
+WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED)

@@ -1,0 +1,96 @@
+"""Codecs joined as the gateway joins them: a call goes through each, and its answer comes back.
+
+Each link is an upstream's half of a codec and a listener's half, with `Complete` before both, for
+what one protocol leaves out and the next one needs.  Nothing is sent: messages are joined into one
+fresh buffer, as a wire would deliver them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.context import Context, Need
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.policies.complete import Complete
+from tests.properties.carries import Carries
+from tests.properties.registered import arrived
+
+R = TypeVar("R")
+
+WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
+class Answering:
+    """The end of a chain: keeps the call that arrived, and gives the one answer."""
+
+    def __init__(self, call: Call[Any], reply: Any) -> None:
+        self._reply = reply
+        self._metadata = _signature(call, reply)
+        self.call: Call[Any] | None = None
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer; the metadata of the model are told as well, for `Complete`."""
+        if isinstance(call, ModelMetadataRequest) and not isinstance(self._reply, ModelMetadata):
+            return cast("R", self._metadata)
+        self.call = call
+        return cast("R", self._reply)
+
+
+class Link:
+    """A service on the far side of one codec.
+
+    Attributes:
+        request: The last wire request, as it arrived.
+        answer: The last wire answer, as it arrived.
+    """
+
+    def __init__(self, carries: Carries, inner: Any) -> None:
+        made = carries.registered.make
+        self.upstream, self.listener = made(carries.upstream), made(carries.listener)
+        self._inner = inner
+        self.request: Any = None
+        self.answer: Any = None
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Ask through the wire."""
+        self.request = arrived(self.upstream.encode_call(call))
+        read = self.listener.decode_call(self.request)
+        reply = await self._inner(read)
+        self.answer = arrived(self.listener.encode_reply(read, reply))
+        return cast("R", self.upstream.decode_reply(call, self.answer))
+
+
+def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, Answering, list[Link]]:
+    """Return a service that asks through the codecs of *ways*, its end, and its links."""
+    end = Answering(call, reply)
+    service: Any = Complete(end, WHOLE)
+    links: list[Link] = []
+    for way in reversed(ways):
+        link = Link(way, service)
+        links.insert(0, link)
+        service = Complete(link, link.upstream.needs)
+    return service, end, links
+
+
+async def asked(service: Any, call: Call[R]) -> R:
+    """Ask *service* as a client that needs everything in the answer."""
+    return cast("R", await service(call.within(needs=WHOLE)))
+
+
+def bare(call: Call[Any] | None) -> Call[Any]:
+    """Return a call without its context, for comparison."""
+    assert call is not None
+    return call.changed(context=Context())
+
+
+def _signature(call: Call[Any], reply: Any) -> ModelMetadata:
+    """Return the metadata of a model that takes *call* and gives *reply*."""
+    inputs = call.inputs if isinstance(call, InferRequest) else ()
+    outputs = reply.outputs if isinstance(reply, InferResponse) else ()
+    return ModelMetadata(
+        name="" if call.model is None else call.model.name,
+        max_batch_size=0,
+        inputs=tuple(TensorMetadata(one.name, one.datatype, one.shape) for one in inputs),
+        outputs=tuple(TensorMetadata(one.name, one.datatype, one.shape) for one in outputs),
+    )

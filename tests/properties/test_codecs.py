@@ -1,0 +1,103 @@
+"""Codecs of the registry: what goes in comes out, alone and in pairs, and is not copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.tensor import Tensor, array_tensor
+from tests.properties.carries import CARRIES, WAYS, Carries
+from tests.properties.chains import asked, bare, chain
+from tests.properties.conftest import Run
+from tests.properties.registered import REGISTERED, body_of
+from tests.properties.strategies import exchanges
+
+ALL_WAYS = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+PAIRS = [
+    (one, other, one.meet(other)) for one in WAYS for other in WAYS if one.codec != other.codec
+]
+# Drawing whole exchanges is slow by nature; how slow depends on the machine.
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+# More than any codec joins to a message's head.
+_MANY = 4096
+
+
+@pytest.mark.parametrize("codec", REGISTERED)
+def test_every_codec_says_what_it_carries(codec: str) -> None:
+    """A codec of the registry has an entry in tests/properties/carries.py."""
+    assert codec in {way.codec for way in CARRIES}, (
+        f"{codec} has no entry in tests/properties/carries.py: say there what it cannot carry, "
+        "and the properties and the matrix take it in"
+    )
+
+
+@ALL_WAYS
+@SLOW
+@given(data=st.data())
+def test_questions_and_answers_survive(run: Run, way: Carries, data: st.DataObject) -> None:
+    """decode_call(encode_call(c)) is c, and decode_reply(encode_reply(r)) is r."""
+    call, reply = data.draw(exchanges(way))
+    service, end, _ = chain(call, reply, way)
+    got = run(asked(service, call))
+    assert bare(call) == bare(end.call)
+    assert way.kept(reply) == way.kept(got)
+
+
+@SLOW
+@given(data=st.data())
+def test_what_two_codecs_carry_survives_both(run: Run, data: st.DataObject) -> None:
+    """A call through one codec and then another arrives as it was sent, and its answer too."""
+    one, other, both = data.draw(st.sampled_from(PAIRS), label="pair")
+    call, reply = data.draw(exchanges(both))
+    service, end, _ = chain(call, reply, one, other)
+    got = run(asked(service, call))
+    assert bare(call) == bare(end.call)
+    assert both.kept(reply) == both.kept(got)
+
+
+@ALL_WAYS
+@pytest.mark.parametrize(
+    "datatype", [one for one in Datatype if one.size_bytes], ids=lambda one: one.name
+)
+def test_binary_tensors_are_views_of_their_message(
+    run: Run, way: Carries, datatype: Datatype
+) -> None:
+    """What is read as a tensor shares the memory of the message it came in."""
+    values = np.zeros((1, _MANY), datatype.numpy_dtype)
+    sent = array_tensor("x", values, datatype)
+    call = InferRequest(model=way.model or ModelRef("m"), inputs=(sent,), id="1")
+    reply = InferResponse(model=ModelRef("m"), outputs=(sent,))
+    service, end, links = chain(call, reply, way)
+    if datatype not in way.datatypes & way.reply_datatypes:
+        return
+    got = run(asked(service, call))
+    assert isinstance(end.call, InferRequest)
+    assert way.binary is _shares(end.call.inputs[0], links[0].request)
+    assert way.reply_binary is _shares(got.outputs[0], links[0].answer)
+
+
+@ALL_WAYS
+def test_binary_tensors_are_written_without_a_copy(way: Carries) -> None:
+    """What is written of a large tensor is a view of it."""
+    if not way.binary:
+        pytest.skip(f"{way.name} has no binary form")
+    values = np.arange(_MANY, dtype="<f4")
+    sent = array_tensor("x", values.reshape(1, _MANY))
+    call = InferRequest(model=way.model or ModelRef("m"), inputs=(sent,), id="1", batch_size=1)
+    wire = way.registered.make(way.upstream).encode_call(call)
+    parts = [np.frombuffer(part, np.uint8) for part in body_of(wire) if len(part)]
+    assert any(np.shares_memory(part, values) for part in parts)
+
+
+def _shares(tensor: Tensor, wire: Any) -> bool:
+    (whole,) = body_of(wire)
+    return bool(np.shares_memory(as_numpy(tensor), np.frombuffer(whole, np.uint8)))

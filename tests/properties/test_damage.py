@@ -1,0 +1,217 @@
+"""Damaged messages, through every codec: they are read or refused, never anything else."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from gateway.ir.calls import Call, InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Parameter
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
+from gateway.wire.http import HttpRequest
+from tests.properties.carries import WAYS, Carries
+from tests.properties.chains import Link
+from tests.properties.registered import arrived, body_of, pairs_of, with_body, with_pairs
+from tests.properties.strategies import exchanges
+
+ALL_WAYS = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+# A few hundred bytes take microseconds; a wrong size that is believed takes seconds or memory.
+_LONGEST_S = 1.0
+_LONGEST_TEXT = 20_000
+_UPSTREAMS_FAULT = (
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+    UpstreamProtocolError,
+)
+_LIES = (0, 1, 7, 127, 128, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+_WORDS = ("-1", "1e999", "null", "NaN", "0x10", "9" * 30, "18446744073709551615", "1.5", "[]", '""')
+_NUMBER = re.compile(rb"\d+")
+
+
+@ALL_WAYS
+@SLOW
+@given(data=st.data())
+def test_damaged_messages_are_read_or_refused(way: Carries, data: st.DataObject) -> None:
+    """Bits, bytes, numbers, headers and paths changed: a GatewayError, or another message."""
+    request, answer, call = _written(way, *data.draw(exchanges(way)))
+    _read_request(way, data.draw(_damaged(request), label="request"))
+    _read_answer(way, call, data.draw(_damaged(answer), label="answer"))
+
+
+@ALL_WAYS
+def test_every_prefix_is_read_or_refused(way: Carries) -> None:
+    """A message that breaks off at any byte is a GatewayError, or a shorter message."""
+    request, answer, call = _written(way, *_usual(way))
+    for cut in _prefixes(request):
+        _read_request(way, cut)
+    for cut in _prefixes(answer):
+        _read_answer(way, call, cut)
+
+
+@ALL_WAYS
+def test_every_bit_is_read_or_refused(way: Carries) -> None:
+    """A message with any one bit turned is a GatewayError, or another message."""
+    request, answer, call = _written(way, *_usual(way))
+    for turned in _bit_by_bit(request):
+        _read_request(way, turned)
+    for turned in _bit_by_bit(answer):
+        _read_answer(way, call, turned)
+
+
+def _prefixes(wire: Any) -> Iterator[Any]:
+    whole = b"".join(body_of(wire))
+    for end in range(len(whole)):
+        yield with_body(wire, whole[:end])
+
+
+def _bit_by_bit(wire: Any) -> Iterator[Any]:
+    whole = b"".join(body_of(wire))
+    for bit in range(8 * len(whole)):
+        turned = bytearray(whole)
+        turned[bit // 8] ^= 1 << bit % 8
+        yield with_body(wire, bytes(turned))
+
+
+def _written(way: Carries, call: Call[Any], reply: Any) -> tuple[Any, Any, Call[Any]]:
+    """Return a valid request, its answer, and the call that was asked."""
+    link = Link(way, None)
+    request = arrived(link.upstream.encode_call(call))
+    answer = arrived(link.listener.encode_reply(link.listener.decode_call(request), reply))
+    return request, answer, call
+
+
+def _usual(way: Carries) -> tuple[InferRequest, InferResponse]:
+    """Return an inference with a bit of everything that *way* carries."""
+    every: dict[str, Parameter] = {"b": True, "i": -1, "f": 0.5, "s": "é"}
+
+    def given(types: frozenset[type]) -> dict[str, Parameter]:
+        return {key: value for key, value in every.items() if type(value) in types}
+
+    data = memoryview(bytes(range(8)))
+    number = raw_tensor("x", Datatype.INT32, (1, 2), data, given(way.tensor_parameters))
+    text = items_tensor("y", (1, 2), [b"ab", b""])
+    tensors: tuple[Tensor, ...] = (number, text)
+    model = way.model or ModelRef("m", "1" if way.versions else "")
+    call = InferRequest(
+        model=model,
+        inputs=tensors,
+        outputs=(RequestedOutput("x"), RequestedOutput("y")),
+        id="7" if way.ids else "",
+        parameters=given(way.parameters),
+    )
+    said = given(way.reply_parameters)
+    return call, InferResponse(model=model, outputs=tensors, id=call.id, parameters=said)
+
+
+def _read_request(way: Carries, wire: Any) -> None:
+    codec = way.registered.make(way.listener)
+    call = _within_time(lambda: codec.decode_call(wire))
+    if not isinstance(call, GatewayError):
+        # What was read can be written again, or is refused: no half-read value goes on.
+        upstream = way.registered.make(way.upstream)
+        _within_time(lambda: upstream.encode_call(call))
+
+
+def _read_answer(way: Carries, call: Call[Any], wire: Any) -> None:
+    codec = way.registered.make(way.upstream)
+    reply = _within_time(lambda: codec.decode_reply(call, wire))
+    if isinstance(reply, GatewayError):
+        # Said by the upstream, or its fault: `Upstream` must not blame the client.
+        assert reply.origin is not None or isinstance(reply, _UPSTREAMS_FAULT), repr(reply)
+    elif reply is not None:
+        listener = way.registered.make(way.listener)
+        _within_time(lambda: listener.encode_reply(call, reply))
+
+
+def _within_time(read: Callable[[], Any]) -> Any:
+    """Return what *read* gives, or the GatewayError it raises; anything else fails."""
+    started = time.process_time()
+    found: Any = None
+    try:
+        found = read()
+    except GatewayError as error:
+        found = error
+    assert time.process_time() - started < _LONGEST_S
+    assert not isinstance(found, GatewayError) or len(found.message) < _LONGEST_TEXT
+    return found
+
+
+@st.composite
+def _damaged(draw: DrawFn, wire: Any) -> Any:
+    """Draw a wire message with something in it changed."""
+    pairs = pairs_of(wire)
+    places = ["body"] * 6
+    if pairs:
+        places += ["pair", "pair"]
+    if isinstance(wire, HttpRequest):
+        places += ["path"]
+    place = draw(st.sampled_from(places))
+    if place == "path":
+        path = draw(_changed(wire.path.encode())).decode("latin-1")
+        method = draw(st.sampled_from([wire.method] * 3 + ["GET", "POST", "PUT", ""]))
+        query = draw(st.sampled_from([wire.query, "model=m", "model=%ff&x", "&&=="]))
+        return HttpRequest(method, path, query, wire.headers, wire.body)
+    if place == "pair":
+        index = draw(st.integers(0, len(pairs) - 1))
+        name, value = pairs[index]
+        text = draw(_changed(value.encode())).decode("latin-1")
+        how = draw(st.sampled_from(["changed", "twice", "dropped"]))
+        new = {"changed": [(name, text)], "twice": [(name, value), (name, text)], "dropped": []}
+        return with_pairs(wire, [*pairs[:index], *new[how], *pairs[index + 1 :]])
+    return with_body(wire, draw(_changed(bytes(b"".join(body_of(wire))))))
+
+
+@st.composite
+def _changed(draw: DrawFn, data: bytes) -> bytes:
+    """Draw other bytes, near to *data*."""
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(data)))
+        how = draw(st.sampled_from(["bit", "lie", "word", "insert", "delete", "cut", "repeat"]))
+        if how == "bit" and at < len(data):
+            data = data[:at] + bytes([data[at] ^ 1 << draw(st.integers(0, 7))]) + data[at + 1 :]
+        elif how == "lie":
+            size = draw(st.sampled_from([1, 2, 4, 8]))
+            lie = draw(st.sampled_from(_LIES)) % (1 << 8 * size)
+            data = data[:at] + lie.to_bytes(size, "little") + data[at + size :]
+        elif how == "word":
+            data = draw(_other_number(data))
+        elif how == "insert":
+            data = data[:at] + draw(st.binary(min_size=1, max_size=8)) + data[at:]
+        elif how == "delete":
+            data = data[:at] + data[at + draw(st.integers(1, 8)) :]
+        elif how == "cut":
+            data = data[:at]
+        else:
+            data = data[:at] + data[draw(st.integers(0, at)) : at] + data[at:]
+    return data
+
+
+@st.composite
+def _other_number(draw: DrawFn, data: bytes) -> bytes:
+    """Draw *data* with a decimal number in it changed to another, or to no number."""
+    found = list(_NUMBER.finditer(data))
+    if not found:
+        return data
+    match = draw(st.sampled_from(found))
+    word = draw(st.sampled_from(_WORDS) | st.sampled_from(_LIES).map(str))
+    return data[: match.start()] + word.encode() + data[match.end() :]

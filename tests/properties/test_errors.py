@@ -1,0 +1,73 @@
+"""Every error code, through every codec: it arrives as itself or as its declared neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import Call, InferRequest, ModelMetadataRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from gateway.wire.http import HttpResponse
+from tests.properties.carries import WAYS, Carries
+from tests.properties.registered import REGISTERED, Registered, arrived
+
+MODEL = ModelRef("m")
+CALLS: tuple[Call[Any], ...] = (InferRequest(model=MODEL), ModelMetadataRequest(model=MODEL))
+CASES = [
+    pytest.param(way, call, code, id=f"{way.name}-{type(call).__name__}-{code.value}")
+    for way in WAYS
+    for call in CALLS
+    if type(call) in way.questions
+    for code in ErrorCode
+]
+
+
+@pytest.mark.parametrize(("way", "call", "code"), CASES)
+def test_codes_arrive(way: Carries, call: Call[Any], code: ErrorCode) -> None:
+    """An error a listener writes is the same error to an upstream, text included."""
+    listener = way.registered.make(way.listener)
+    upstream = way.registered.make(way.upstream)
+    wire = arrived(listener.encode_error(call, ERROR_CLASSES[code]("what went wrong: 'x'")))
+    with pytest.raises(GatewayError, match="what went wrong: 'x'") as caught:
+        upstream.decode_reply(call, wire)
+    assert way.errors.get(code, code) is caught.value.code
+    assert caught.value.origin is not None
+    again = arrived(listener.encode_error(call, caught.value))
+    assert _status(wire) == _status(again)
+
+
+@pytest.mark.parametrize("codec", REGISTERED.values(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.value)
+def test_errors_of_requests_that_cannot_be_read(codec: Registered, code: ErrorCode) -> None:
+    """An error is written although there is no call, whatever is in its text."""
+    made = codec.make({})
+    for text in ("", "x" * 100_000, "\x00\n\udcff\U0001f600", 'q"\\'):
+        wire = made.encode_error(None, ERROR_CLASSES[code](text))
+        assert b"x" * 2000 not in bytes(repr(arrived(wire)), "utf-8", "replace")
+
+
+@pytest.mark.parametrize("codec", REGISTERED.values(), ids=lambda codec: codec.name)
+def test_every_status_of_an_upstream_means_something(codec: Registered) -> None:
+    """Every status without a body is an error of ours, or an answer that cannot be used."""
+    made = codec.make({})
+    for wire in _empty_answers(codec.carrier):
+        with pytest.raises(GatewayError):
+            made.decode_reply(InferRequest(model=MODEL), wire)
+
+
+def _empty_answers(carrier: str) -> Iterator[Any]:
+    if carrier == "http":
+        for status in range(100, 1000):
+            yield HttpResponse(status, body=(b"",))
+    elif carrier == "grpc":
+        for status in GrpcStatus:
+            if status is not GrpcStatus.OK:  # an empty message is one without outputs
+                yield GrpcResponse(status=status)
+
+
+def _status(wire: Any) -> Any:
+    return getattr(wire, "status", None)

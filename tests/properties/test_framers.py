@@ -1,0 +1,79 @@
+"""Framers of the registry: the same frames however the bytes are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.wire.stream import Frame, Framer
+from tests.properties.carries import WAYS, Carries
+from tests.properties.registered import arrived
+from tests.properties.strategies import exchanges
+
+STREAMS = [way for way in WAYS if way.registered.carrier == "stream"]
+
+pytestmark = pytest.mark.skipif(not STREAMS, reason="no registered protocol has a byte stream")
+
+
+@given(data=st.data())
+def test_frames_are_the_same_however_they_are_cut(data: st.DataObject) -> None:
+    """Requests and answers laid end to end are found again, whole, and nothing else."""
+    way = data.draw(st.sampled_from(STREAMS))
+    for sender, receiver, frames in _sides(data, way):
+        whole = b"".join(b"".join(map(bytes, sender.send(frame))) for frame in frames)
+        cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=8).map(sorted))
+        found: list[Frame] = []
+        for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            if start < stop:  # no bytes at all mean the end
+                found += receiver.receive(whole[start:stop])
+        found += receiver.receive(b"")
+        assert [_payload(frame) for frame in frames] == [_payload(frame) for frame in found]
+
+
+@given(data=st.data())
+def test_streams_that_end_within_a_frame_are_refused(data: st.DataObject) -> None:
+    """A stream that breaks off gives whole frames and an error, never a cut frame."""
+    way = data.draw(st.sampled_from(STREAMS))
+    for sender, receiver, frames in _sides(data, way):
+        whole = b"".join(map(bytes, sender.send(frames[0])))
+        end = data.draw(st.integers(1, len(whole) - 1))
+        assert [] == receiver.receive(whole[:end])
+        with pytest.raises(GatewayError):
+            receiver.receive(b"")
+
+
+@given(data=st.data(), noise=st.binary(min_size=1, max_size=64))
+def test_noise_is_frames_or_an_error(data: st.DataObject, noise: bytes) -> None:
+    """Whatever bytes come, a framer gives frames or raises a GatewayError."""
+    way = data.draw(st.sampled_from(STREAMS))
+    for _, receiver, frames in _sides(data, way):
+        try:
+            found = receiver.receive(noise)
+        except GatewayError:
+            continue
+        assert sum(len(_payload(frame)) for frame in found) <= len(noise)
+        assert frames
+
+
+def _sides(data: st.DataObject, way: Carries) -> list[tuple[Framer, Framer, list[Frame]]]:
+    """Draw what clients send to servers, and servers to clients."""
+    binding = way.registered.binding
+    drawn = data.draw(st.lists(exchanges(way), min_size=1, max_size=3))
+    listener, upstream = way.registered.make(way.listener), way.registered.make(way.upstream)
+    requests = [arrived(upstream.encode_call(call)) for call, _ in drawn]
+    answers = [
+        listener.encode_reply(listener.decode_call(request), reply)
+        for request, (_, reply) in zip(requests, drawn, strict=True)
+    ]
+    limits = DEFAULT_LIMITS
+    return [
+        (binding.client_framer(limits), binding.server_framer(limits), requests),
+        (binding.server_framer(limits), binding.client_framer(limits), answers),
+    ]
+
+
+def _payload(frame: Frame) -> bytes:
+    return b"".join(map(bytes, frame.payload))
