@@ -34,7 +34,7 @@ from gateway.protocols.trtis.errors import MethodNotAllowed, NoSuchPath, Unknown
 
 CUDA_HANDLE_BYTES = 64
 _SHOWN = 200
-_UINT64_END, _INT31_END = 1 << 64, 1 << 31
+_UINT64_END, _INT64_END, _INT31_END = 1 << 64, 1 << 63, 1 << 31
 _SEGMENT = re.compile(r"[!$&'()*+,;=:@A-Za-z0-9._~%-]+")
 
 
@@ -248,7 +248,8 @@ def checked_version(model: ModelRef) -> str:
         Unsupported: It has none for this one.
     """
     version = model.version
-    if not (version.isascii() and version.isdecimal() and len(version) < len(str(1 << 63))):
+    digits = version.isascii() and version.isdecimal() and len(version) <= len(str(_INT64_END))
+    if not digits or int(version) >= _INT64_END:
         raise Unsupported(
             f"model {model.name!r} is asked for in version {version[:40]!r}, TensorRT v1 has "
             "numbers",
@@ -280,7 +281,7 @@ def register_path(region: SharedRegion) -> str:
     name = segment("region", region.name)
     if region.device is not None:
         return f"{_SHARED}/cudaregister/{name}/{region.size_bytes}/{region.device}"
-    key = "/".join(segment("shared memory key", part) for part in region.key[1:].split("/"))
     if not region.key.startswith("/"):
         raise Unsupported(f"shared memory key {region.key[:40]!r} does not begin with a slash")
+    key = "/".join(segment("shared memory key", part) for part in region.key[1:].split("/"))
     return f"{_SHARED}/register/{name}//{key}/{region.offset}/{region.size_bytes}"

@@ -14,6 +14,7 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelLoadRequest,
+    ModelMetadataRequest,
     ModelReadyRequest,
     ModelUnloadRequest,
     ServerLiveRequest,
@@ -42,6 +43,7 @@ from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 _BINARY = "format=binary"
 _OCTETS = ("Content-Type", "application/octet-stream")
 _HEALTH = {ServerLiveRequest: "/api/health/live", ServerReadyRequest: "/api/health/ready"}
+_ABOUT_A_MODEL = (ModelMetadataRequest, ModelReadyRequest)
 _SHARED = "/api/sharedmemorycontrol"
 _STATUS_KEY, _RESPONSE_KEY = STATUS.lower(), RESPONSE.lower()
 
@@ -79,7 +81,7 @@ def _written(call: InferRequest, options: TrtisOptions) -> pb.InferRequestHeader
 def _question_path(call: Call[Any]) -> str:
     if isinstance(call, SharedStatusRequest):
         return f"{_SHARED}/status"
-    if call.model is None:
+    if call.model is None and type(call) not in _ABOUT_A_MODEL:
         return "/api/status"
     return f"/api/status/{segment('model name', named(call)[0])}"
 

@@ -49,8 +49,8 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.trtis_http import CALLS, REPLY, SYSTEM, X_RAW, CallCase, M, get, post, raw
 
 OPEN = {"model_control": True, "repository_index": True, "shared_memory": "forward"}
-CODEC = HttpCodec(DEFAULT_LIMITS, {})
-WIDE = HttpCodec(DEFAULT_LIMITS, OPEN)
+CODEC: Any = HttpCodec(DEFAULT_LIMITS, {})
+WIDE: Any = HttpCodec(DEFAULT_LIMITS, OPEN)
 HEADER = 'batch_size: 2 input { name: "x" dims: 2 } output { name: "y" }'
 
 
@@ -473,7 +473,7 @@ def test_upstreams_own_status_goes_back_as_it_came() -> None:
 
 def test_answers_are_numbered() -> None:
     """Every answer has a number of its own, rising."""
-    codec = HttpCodec(DEFAULT_LIMITS, {})
+    codec: Any = HttpCodec(DEFAULT_LIMITS, {})
     call = codec.decode_call(get("/api/health/live"))
     assert [status_of(codec.encode_reply(call, True)).request_id for _ in range(3)] == [1, 2, 3]
 

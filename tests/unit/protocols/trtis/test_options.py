@@ -1,0 +1,77 @@
+"""Tests of TensorRT v1's options, and of the tables of its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import InferRequest, ModelMetadataRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode
+from gateway.protocols.trtis.errors import (
+    STATUS,
+    clip,
+    error_class_of,
+    error_class_of_grpc,
+    status_of,
+)
+from gateway.protocols.trtis.options import TrtisOptions, check_options, read_options
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.grpc import GrpcStatus
+
+
+def test_options_are_read() -> None:
+    """Options become values; none are the defaults."""
+    assert read_options({}) == TrtisOptions()
+    given = {"server_id": "me", "version_zero": "latest", "model_control": True}
+    assert read_options(given).server_id == "me"
+    assert check_options(given) == given
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dialect": "x"}, "no option 'dialect', only server_id"),
+        ({"server_id": "a b"}, "visible ASCII"),
+        ({"server_id": 3}, "visible ASCII"),
+        ({"server_version": 1.11}, "in quotes"),
+        ({"max_batch_size": 0}, "from 1 to"),
+        ({"max_batch_size": True}, "from 1 to"),
+        ({"version_zero": "no"}, "refuse or latest"),
+        ({"model_control": "yes"}, "true or false"),
+        ({"shared_memory": "map"}, "off or forward"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
+    """A key or value that is not one of ours is refused by name."""
+    with pytest.raises(ValueError, match=text):
+        check_options(options)
+
+
+def test_every_code_has_a_status() -> None:
+    """Each kind of error has a request status, and none of them says success."""
+    assert set(STATUS) == set(ErrorCode)
+    assert pb.SUCCESS not in STATUS.values()
+    for code, cls in ERROR_CLASSES.items():
+        assert status_of(None, cls("text"), 99).code == STATUS[code]
+
+
+@pytest.mark.parametrize("code", range(12))
+def test_every_request_status_is_some_error(code: int) -> None:
+    """Each request status, known or not, means some kind of error to any call."""
+    infer = InferRequest(model=ModelRef("m"))
+    for call in (infer, ModelMetadataRequest(model=ModelRef("m"))):
+        assert error_class_of(call, code).code in ErrorCode
+
+
+@pytest.mark.parametrize("status", GrpcStatus)
+def test_every_grpc_status_is_some_error(status: GrpcStatus) -> None:
+    """Each gRPC status means some kind of error."""
+    assert error_class_of_grpc(status).code in ErrorCode
+
+
+def test_texts_are_cut_between_characters() -> None:
+    """A text that is too long is cut to whole characters."""
+    assert clip("é" * 10, 10) == "ééé..."
+    assert clip("\ud800", 10) == "?"
