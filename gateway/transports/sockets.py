@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import struct
 from typing import Any
 
 _IDLE_S = 30
@@ -41,6 +42,12 @@ def peer_refused(sock: Any) -> bool:
     except OSError:  # already closed on our side: nothing is known of the peer
         return False
     return info[0] == _STATE_CLOSED
+
+
+def reset_when_closed(sock: Any) -> None:
+    """Let closing *sock* tell the peer at once that nothing is read any more, where it is TCP."""
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def descriptors_short(sock: Any) -> bool:

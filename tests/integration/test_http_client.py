@@ -191,6 +191,34 @@ async def test_cancellation_closes_the_connection() -> None:
             await task
 
 
+async def test_server_takes_a_cancelled_request_for_a_half_closed_one() -> None:
+    """A server that works on a request is told of its end by a reset, which means one thing only.
+
+    After a mere end it had to find out whether the client still waits, which took each hop 50 ms.
+    """
+    asked, ended = asyncio.Event(), asyncio.Event()
+    found: list[BaseException | bytes] = []
+
+    async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        try:
+            found.append(await reader.read())
+        except ConnectionResetError as error:
+            found.append(error)
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(work, "127.0.0.1", 0)
+    async with server, client_of(server.sockets[0].getsockname()[1]) as client:
+        task = asyncio.create_task(client.send(POST, deadline=None))
+        await asyncio.wait_for(asked.wait(), 5)
+        task.cancel()
+        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.gather(task, return_exceptions=True)
+    assert [ConnectionResetError] == [type(each) for each in found]
+
+
 async def test_cancellation_reaches_through_our_server() -> None:
     """A cancelled send cancels the frontend at the other end."""
     slow = Slow()

@@ -17,7 +17,7 @@ from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 
 from gateway.transports.base import ClientLimits
-from gateway.transports.sockets import peer_refused, tune
+from gateway.transports.sockets import peer_refused, reset_when_closed, tune
 
 
 class Attempt:
@@ -64,6 +64,17 @@ class UpstreamConnection(ResponseHandler):
             return
         self.answered = self.answered or bool(data)
         super().data_received(data)
+
+    def give_up(self) -> None:
+        """Close at once; closing in good order would first send what is still unsent.
+
+        A server that has not answered yet is told by a reset: it may take the mere end of what is
+        sent for half a close, and work on.
+        """
+        if self.transport is not None:
+            if not self.answered:
+                reset_when_closed(self._socket)
+            self.transport.abort()
 
     def eof_received(self) -> None:
         """Learn, while the socket is still open, how the upstream closed it."""
@@ -129,6 +140,6 @@ class Pool(aiohttp.TCPConnector):
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         if isinstance(protocol, UpstreamConnection):
             protocol.idle = True
-            if should_close and protocol.transport is not None:
-                protocol.transport.abort()  # closing would first send what is still unsent
+            if should_close:
+                protocol.give_up()
         super()._release(key, protocol, should_close=should_close)
