@@ -30,6 +30,10 @@ class Budget:
         self.used_bytes += size
         return True
 
+    def take(self, size: int) -> bool:
+        """Reserve *size* bytes if there is room and nobody waits; return whether it was done."""
+        return not self._waiting and self.reserve(size)
+
     def release(self, size: int) -> None:
         """Give *size* bytes back; whoever waits longest is served first."""
         self.used_bytes -= size
@@ -41,7 +45,7 @@ class Budget:
         Raises:
             Overloaded: They did not.
         """
-        if not self._waiting and self.reserve(size):
+        if self.take(size):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, granted))
@@ -78,13 +82,20 @@ class Lease:
         self._wait_s = wait_s
         self.size_bytes = 0
 
+    def take(self, size: int) -> bool:
+        """Hold *size* bytes more if there is room now, and return whether there was."""
+        found = self._budget.reserve(size)
+        self.size_bytes += size * found
+        return found
+
     async def grow(self, size: int) -> None:
         """Hold *size* bytes more.
 
         Raises:
             Overloaded: The budget has no room for them, and got none in time.
         """
-        await self._budget.acquire(size, self._wait_s)
+        if not self._budget.take(size):
+            await self._budget.acquire(size, self._wait_s)
         self.size_bytes += size
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from urllib.parse import quote
 
 HOP_BY_HOP = frozenset(
@@ -38,7 +39,7 @@ def decode_field(raw: bytes) -> str:
 
 def safe_value(value: str) -> str:
     """Return *value* with everything that is not printable ASCII percent-escaped as UTF-8."""
-    if _UNSAFE.search(value) is None:
+    if value.isascii() and value.isprintable():  # nearly all, told at a tenth of the cost
         return value
     return _UNSAFE.sub(lambda match: quote(match[0].encode("utf-8", "replace"), safe=""), value)
 
@@ -46,8 +47,13 @@ def safe_value(value: str) -> str:
 def writable(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield the fields of a message that may be written to a wire: no framing, no odd names."""
     for name, value in pairs:
-        if name.lower() not in FRAMING and _TOKEN.fullmatch(name) is not None:
+        if _is_writable(name):
             yield name, safe_value(value)
+
+
+@lru_cache(1024)  # the same few names, message for message
+def _is_writable(name: str) -> bool:
+    return name.lower() not in FRAMING and _TOKEN.fullmatch(name) is not None
 
 
 def end_to_end(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

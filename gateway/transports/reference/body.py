@@ -54,11 +54,12 @@ async def read_body(
     check_declared(length, limits)
     if length is not None:
         await lease.grow(length)
-    reader = _Reader(payload, limits)
     try:
         if length is None:
-            return await _read_chunked(reader, limits, lease)
-        return await _read_sized(reader, length)
+            return await _read_chunked(_Reader(payload, limits), limits, lease)
+        if payload.is_eof():  # all of it is here, as with most small bodies in one piece
+            return memoryview(payload.read_nowait())
+        return await _read_sized(_Reader(payload, limits), length)
     except RequestPayloadError as error:
         raise MalformedMessage(f"request body is not framed rightly: {error}") from error
     except RuntimeError as error:  # how aiohttp's reader says that the connection is gone

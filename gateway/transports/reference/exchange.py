@@ -108,7 +108,8 @@ class Exchange:
         now = time.monotonic()
         try:
             body = await self._body(head, lease)
-            await self._listener.slots.acquire(limits.queue_wait_s)
+            if not self._listener.slots.take():
+                await self._listener.slots.acquire(limits.queue_wait_s)
         except GatewayError as error:
             await self._refuse(error)
             return
@@ -125,13 +126,14 @@ class Exchange:
         if head.length is None and not head.chunked:
             return bodies.EMPTY
         limits = self._listener.limits
-        codings = head.all("content-encoding")
+        coded = head.headers.get("content-encoding") is not None
+        codings = head.all("content-encoding") if coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         bodies.check_declared(head.length, limits)
         if head.expects and not payload.is_eof() and self._connection.transport is not None:
             self._connection.transport.write(CONTINUE)
         body = await bodies.read_body(payload, head.length, limits, lease)
-        return await bodies.undo_coding(body, codings, limits, lease)
+        return await bodies.undo_coding(body, codings, limits, lease) if coded else body
 
     async def _ask(self, frontend: HttpFrontend, wire: HttpRequest) -> None:
         """Relay the frontend's answers: one of known length, or many in chunks.
@@ -221,7 +223,9 @@ class Exchange:
             return response
         extra = [("Vary", "Accept-Encoding")]
         body = response.body
-        coding = coding_for(self._head.all("accept-encoding"))
+        coding = None
+        if self._head.headers.get("accept-encoding") is not None:
+            coding = coding_for(self._head.all("accept-encoding"))
         if coding is not None:
             body = (await compress(coding, body),)
             extra.append(("Content-Encoding", coding))
@@ -229,5 +233,6 @@ class Exchange:
 
     async def _flush(self) -> None:
         connection = self._connection
-        idle_s = self._listener.limits.write_idle_timeout_s
-        await flushed(connection.transport, connection.taken, idle_s)
+        if connection.transport is None or not connection.taken.is_set():
+            idle_s = self._listener.limits.write_idle_timeout_s
+            await flushed(connection.transport, connection.taken, idle_s)

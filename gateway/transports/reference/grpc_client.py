@@ -7,8 +7,7 @@ our own side of the connection ended is raised here; `grpc_errors` tells the two
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any
 
@@ -54,7 +53,8 @@ class GrpcClient:
         Metadata that gRPC cannot carry is left out. Copies a message of several buffers, and any
         view, once.
         """
-        async with self._channel(deadline) as channel:
+        channel = await self._enter(deadline)
+        try:
             call = channel.unary(wire.method)(
                 b"".join(wire.message),
                 timeout=self._left(deadline),
@@ -68,12 +68,15 @@ class GrpcClient:
             except asyncio.CancelledError:
                 self._raise_if_closed()
                 raise
+        finally:
+            self._leave(channel)
 
     async def stream(
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncIterator[GrpcResponse]:
         """Send one message and iterate over its answers; a status other than OK is the last."""
-        async with self._channel(deadline) as channel:
+        channel = await self._enter(deadline)
+        try:
             call = channel.stream(wire.method)(
                 b"".join(wire.message),
                 timeout=self._left(deadline),
@@ -89,30 +92,34 @@ class GrpcClient:
                 raise
             finally:
                 call.cancel()
+        finally:
+            self._leave(channel)
 
     async def close(self) -> None:
         """Close every connection and break off the calls on them; harmless the second time."""
         self._closed = True
         await self._pool.close()
 
-    @asynccontextmanager
-    async def _channel(self, deadline: float | None) -> AsyncGenerator[Channel, None]:
-        """Hold a place and a channel for one call."""
+    async def _enter(self, deadline: float | None) -> Channel:
+        """Take a place and a channel for one call; give them back with `_leave`."""
         if self._closed:
             raise NotSent(f"the client of {self._target} is closed")
-        try:
-            await self._slots.acquire(self._left(deadline))
-        except Overloaded as error:
-            self._left(deadline)
-            raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
-        try:
-            channel = self._pool.take()
+        left_s = self._left(deadline)
+        if not self._slots.take():
             try:
-                yield channel
-            finally:
-                self._pool.give_back(channel)
-        finally:
+                await self._slots.acquire(left_s)
+            except Overloaded as error:
+                self._left(deadline)
+                raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
+        try:
+            return self._pool.take()
+        except BaseException:
             self._slots.release()
+            raise
+
+    def _leave(self, channel: Channel) -> None:
+        self._pool.give_back(channel)
+        self._slots.release()
 
     def _left(self, deadline: float | None) -> float | None:
         """Return the seconds left. Raises DeadlineExceeded when there are none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 import grpc
 
@@ -16,7 +17,6 @@ STATUS_OF: dict[grpc.StatusCode, GrpcStatus] = {code: status for status, code in
 
 # Source: gRPC over HTTP/2, "Custom-Metadata"; "grpc-" is reserved, ":" and "te" are framing.
 _KEY = re.compile(r"[0-9a-z_.\-]+\Z")
-_TEXT = re.compile(r"[ -~]*\Z")
 _RESERVED = frozenset({"te", "content-type", "user-agent", "host", "connection"})
 
 
@@ -31,8 +31,17 @@ def sendable(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
 
 
 def _fits(key: str, value: str | bytes) -> bool:
-    if _KEY.match(key) is None or key.startswith("grpc-") or key in _RESERVED:
+    kind = _kind(key)
+    if kind is None:
         return False
     if isinstance(value, bytes):
-        return key.endswith("-bin")
-    return not key.endswith("-bin") and _TEXT.match(value) is not None
+        return kind is bytes
+    return kind is str and value.isascii() and value.isprintable()
+
+
+@lru_cache(1024)  # the same few keys, call for call
+def _kind(key: str) -> type[str | bytes] | None:
+    """Return the type of the values of *key*; None for a key that is not sent."""
+    if _KEY.match(key) is None or key.startswith("grpc-") or key in _RESERVED:
+        return None
+    return bytes if key.endswith("-bin") else str

@@ -98,6 +98,8 @@ class Pool:
     def _retire(self) -> None:
         """Let go of channels that are too old."""
         oldest = monotonic() - self._limits.connection_age_s
+        if not self._channels or self._channels[0].born >= oldest:  # the first is the oldest
+            return
         for channel in [each for each in self._channels if each.born < oldest]:
             self._channels.remove(channel)
             if channel.users == 0:

@@ -177,7 +177,8 @@ class _Admission:
             if not self._slots.take():
                 await self._slots.acquire(self._wait_s)
             try:
-                await self._budget.acquire(size, self._wait_s)
+                if not self._budget.take(size):
+                    await self._budget.acquire(size, self._wait_s)
             except BaseException:
                 self._slots.release()
                 raise

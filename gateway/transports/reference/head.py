@@ -58,7 +58,7 @@ def read_head(request: BaseRequest, limits: ServerLimits) -> Head:
     message = request._message  # noqa: SLF001  # the only way to the fields as they were sent
     _check_size(message.raw_headers, limits)
     pairs = tuple(
-        (name.decode("ascii"), decode_field(value)) for name, value in message.raw_headers
+        [(name.decode("ascii"), decode_field(value)) for name, value in message.raw_headers]
     )
     headers = Headers(pairs)
     _check_host(headers)
@@ -77,6 +77,9 @@ def read_head(request: BaseRequest, limits: ServerLimits) -> Head:
 
 def _check_size(raw_headers: tuple[tuple[bytes, bytes], ...], limits: ServerLimits) -> None:
     sizes = [len(name) + len(value) for name, value in raw_headers]
+    total = sum(sizes) + _FIELD_OVERHEAD * len(sizes)
+    if total <= limits.header_field_bytes and total <= limits.header_total_bytes:
+        return  # so no single one is too large either
     largest = max(sizes, default=0)
     if largest > limits.header_field_bytes:  # the parser counts values without their names
         raise HttpFault(
@@ -85,7 +88,6 @@ def _check_size(raw_headers: tuple[tuple[bytes, bytes], ...], limits: ServerLimi
             limit="header_field_bytes",
             close=True,
         )
-    total = sum(sizes) + _FIELD_OVERHEAD * len(sizes)
     if total > limits.header_total_bytes:
         raise HttpFault(
             431,

@@ -7,8 +7,10 @@ name their versions in a field.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 
 from gateway.transports.headers import writable
@@ -89,6 +91,11 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
         transport.write(b"0\r\n\r\n")
 
 
+@lru_cache(2)
+def _date(second: int) -> str:
+    return f"Date: {formatdate(second, usegmt=True)}"
+
+
 def _head(
     response: HttpResponse,
     extra: Iterable[tuple[str, str]],
@@ -101,7 +108,7 @@ def _head(
     lines += [f"{name}: {value}" for name, value in writable(response.headers)]
     lines += [f"{name}: {value}" for name, value in extra]
     if response.headers.get("date") is None:
-        lines.append(f"Date: {formatdate(usegmt=True)}")
+        lines.append(_date(int(time.time())))  # noqa: TID251  # a date, not a duration
     if not keep:
         lines.append("Connection: close")
     elif version < (1, 1):
