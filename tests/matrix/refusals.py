@@ -1,0 +1,128 @@
+"""What is refused in the matrix, and in which words; everything else arrives bit by bit.
+
+A cell is a client's form, an upstream's way, a datatype and the traits of its values.  Of the rules
+that a cell meets the first one says what the client is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import ErrorCode
+from tests.matrix.cases import FILLED, INFINITE, NAN, NOT_TEXT, Case
+
+HALVES = frozenset({Datatype.FP16, Datatype.BF16})
+BF16 = frozenset({Datatype.BF16})
+
+INVALID, UNSUPPORTED = ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One rule.
+
+    Attributes:
+        clients: Beginnings of the names of clients it holds for.
+        upstreams: Beginnings of the names of upstreams' ways.
+        datatypes: None for all.
+        traits: Of which the values have one; None for any values.
+        code: What the client gets.
+        text: A pattern in the text it gets.
+    """
+
+    clients: tuple[str, ...] = ("",)
+    upstreams: tuple[str, ...] = ("",)
+    datatypes: frozenset[Datatype] | None = None
+    traits: frozenset[str] | None = None
+    code: ErrorCode
+    text: str
+
+    def meets(self, client: str, upstream: str, case: Case) -> bool:
+        """Tell whether the rule holds for a cell."""
+        return (
+            client.startswith(self.clients)
+            and upstream.startswith(self.upstreams)
+            and (self.datatypes is None or case.datatype in self.datatypes)
+            and (self.traits is None or bool(self.traits & case.traits))
+        )
+
+
+_JSON = ("oip.http-json",)
+_JSON_OUT = ("oip.http-json", "oip.http-binary-to-json")
+_TYPED = ("oip.grpc-typed",)
+
+REFUSALS: tuple[Refusal, ...] = (
+    # What a client's own form cannot say.
+    Refusal(
+        clients=_JSON,
+        datatypes=frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BYTES}),
+        traits=frozenset({NAN, INFINITE, NOT_TEXT}),
+        code=INVALID,
+        text="the request is not JSON",
+    ),
+    Refusal(clients=_JSON, datatypes=HALVES, code=INVALID, text="JSON has no element for"),
+    Refusal(
+        clients=_TYPED,
+        datatypes=HALVES,
+        traits=frozenset({FILLED}),
+        code=INVALID,
+        text="only raw contents carry it",
+    ),
+    # What an upstream cannot be asked.
+    Refusal(
+        upstreams=("oip.http-mlserver",),
+        datatypes=BF16,
+        code=UNSUPPORTED,
+        text="mlserver takes no binary tensors over HTTP, choose its gRPC port",
+    ),
+    Refusal(
+        upstreams=("oip.http-mlserver",),
+        traits=frozenset({NAN, INFINITE}),
+        code=UNSUPPORTED,
+        text=r"input 'INPUT0' has (nan|inf) at index \d, which JSON cannot carry",
+    ),
+    Refusal(
+        upstreams=("oip.http-mlserver", "oip.http-kserve"),
+        traits=frozenset({NOT_TEXT}),
+        code=UNSUPPORTED,
+        text="'INPUT0' has bytes that are not UTF-8 at index 0.*choose its gRPC port",
+    ),
+    # MLServer takes FP16 as JSON numbers; our own listener, which stands for it here, does not.
+    Refusal(
+        upstreams=("oip.http-mlserver",),
+        datatypes=frozenset({Datatype.FP16}),
+        code=INVALID,
+        text="JSON has no element for",
+    ),
+    Refusal(
+        upstreams=("oip.grpc-mlserver", "oip.grpc-kserve", "oip.grpc-ovms"),
+        datatypes=BF16,
+        code=UNSUPPORTED,
+        text="'INPUT0' is BF16, which the dialect '(mlserver|kserve|ovms)' does not know",
+    ),
+    # What cannot be said in the form the client asked for.
+    Refusal(
+        clients=_JSON_OUT,
+        datatypes=HALVES,
+        code=UNSUPPORTED,
+        text="'OUTPUT0' is .*16, which JSON has no element for: ask for it as binary",
+    ),
+    Refusal(
+        clients=_JSON_OUT,
+        traits=frozenset({INFINITE}),
+        code=UNSUPPORTED,
+        text="'OUTPUT0' has inf at index 0.*'binary_data'",
+    ),
+    Refusal(
+        clients=_JSON_OUT,
+        traits=frozenset({NOT_TEXT}),
+        code=UNSUPPORTED,
+        text="'OUTPUT0' has bytes that are not UTF-8 at index 0.*binary_data",
+    ),
+)
+
+
+def refusal(client: str, upstream: str, case: Case) -> Refusal | None:
+    """Return the rule for a cell, None where everything arrives."""
+    return next((rule for rule in REFUSALS if rule.meets(client, upstream, case)), None)

@@ -1,0 +1,81 @@
+"""Every client's form x every upstream x every datatype x every shape: bit by bit, or refused.
+
+Cells are generated from the registry: a protocol joins by being registered and by its entry in
+`tests/properties/carries.py`.  What comes back is compared with numpy's own answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from tests.matrix.cases import cases
+from tests.matrix.chains import gateway
+from tests.matrix.clients import CLIENTS, Array, Client, Refused
+from tests.matrix.refusals import REFUSALS, refusal
+from tests.properties.carries import WAYS, Carries
+
+BY_CLIENT = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+BY_UPSTREAM = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+
+
+@BY_CLIENT
+@BY_UPSTREAM
+@pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
+async def test_identity(client: Client, way: Carries, datatype: Datatype) -> None:
+    """Each case comes back as it was sent, or is refused in the words of the table."""
+    model = _model(client, way, f"identity_{datatype.name.lower()}")
+    source = f"gateway.backends.examples:identity_{datatype.name.lower()}"
+    async with gateway(client, way, model.name, source) as transport:
+        for case in cases(datatype):
+            inputs = {"INPUT0": (datatype, case.array)}
+            rule = refusal(client.name, way.name, case)
+            if rule is not None:
+                with pytest.raises(Refused, match=rule.text) as caught:
+                    await client.infer(transport, model, inputs)
+                assert rule.code is caught.value.code, case.name
+                continue
+            found = await client.infer(transport, model, inputs)
+            assert {"OUTPUT0"} == found.keys()
+            assert _bits(case.array) == _bits(found["OUTPUT0"]), case.name
+
+
+@BY_CLIENT
+@BY_UPSTREAM
+async def test_two_inputs_and_two_outputs(client: Client, way: Carries) -> None:
+    """Tensors are not mixed up: sum and difference are numpy's."""
+    model = _model(client, way, "simple")
+    rng = np.random.default_rng(0)
+    async with gateway(client, way, model.name, "gateway.backends.examples:simple") as transport:
+        for batch in (1, 3):
+            one, other = rng.integers(-(2**30), 2**30, (2, batch, 16), "<i4")
+            inputs = {"INPUT0": (Datatype.INT32, one), "INPUT1": (Datatype.INT32, other)}
+            found = await client.infer(transport, model, inputs)
+            assert ["OUTPUT0", "OUTPUT1"] == list(found)
+            assert _bits(one + other) == _bits(found["OUTPUT0"])
+            assert _bits(one - other) == _bits(found["OUTPUT1"])
+
+
+@pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.text[:40])
+def test_every_refusal_is_met(rule: object) -> None:
+    """A rule that no cell meets, or that one before it hides, is left over."""
+    assert any(
+        rule is refusal(client.name, way.name, case)
+        for client in CLIENTS
+        for way in WAYS
+        for datatype in Datatype
+        for case in cases(datatype)
+    )
+
+
+def _model(client: Client, way: Carries, name: str) -> ModelRef:
+    return client.model or way.model or ModelRef(name)
+
+
+def _bits(array: Array) -> object:
+    """Return what two arrays share exactly when they are the same bit by bit."""
+    if array.dtype == object:
+        return (array.shape, array.reshape(-1).tolist())
+    return (array.shape, array.dtype.str, array.tobytes())
