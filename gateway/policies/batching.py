@@ -28,10 +28,16 @@ from gateway.ir.tensor import Shape, Tensor, raw_tensor
 M = TypeVar("M", InferRequest, InferResponse)
 
 
-def settled(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
+def settled(call: InferRequest, metadata: ModelMetadata, *, whole: bool) -> InferRequest:
     """Return *call*, whose batch size stands apart, with datatypes, shapes and views of its own.
 
-    Shapes stay those of one item. Shares become views of their buffer.
+    Shares become views of their buffer.
+
+    Args:
+        call: As a protocol without a batch axis reads it.
+        metadata: Of the model it is to.
+        whole: Put the batch axis into the shapes, where the model has one; else they stay those of
+            one item.
 
     Raises:
         InvalidRequest: The batch size is not allowed, or an input does not fit the model.
@@ -57,14 +63,17 @@ def settled(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
             size = _share_bytes(described, data.given_bytes, batch_size)
             described = _with_view(described, data.whole[offset : offset + size])
             offset += size
-        inputs.append(_checked(described, batch_size))
+        _check_data(described, batch_size)
+        if whole and metadata.batches:
+            described = _reshaped(described, (batch_size, *(described.shape or ())))
+        inputs.append(described)
     for tensor in call.inputs:
         if isinstance(tensor.data, ShareData) and tensor.data.whole.nbytes != offset:
             raise InvalidTensor(
                 f"the inputs share {tensor.data.whole.nbytes} bytes, "
                 f"batch size {batch_size} of model {str(model)!r} needs {offset}"
             )
-    return call.changed(inputs=tuple(inputs))
+    return call.changed(inputs=tuple(inputs), batch_size=None if whole else batch_size)
 
 
 def _check_batch(model: ModelRef, metadata: ModelMetadata, batch_size: int) -> None:
@@ -140,8 +149,8 @@ def _with_view(tensor: Tensor, view: memoryview) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, RawData(view), tensor.parameters)
 
 
-def _checked(tensor: Tensor, batch_size: int) -> Tensor:
-    """Return *tensor*, whose bytes are what datatype, shape and batch size need."""
+def _check_data(tensor: Tensor, batch_size: int) -> None:
+    """Refuse a tensor whose bytes are not what datatype, shape and batch size need."""
     data, datatype, shape = tensor.data, tensor.datatype, tensor.shape
     assert datatype is not None  # noqa: S101  # `_described` has filled both
     assert shape is not None  # noqa: S101
@@ -153,7 +162,6 @@ def _checked(tensor: Tensor, batch_size: int) -> Tensor:
             raise InvalidTensor(_wrong_size(tensor, batch_size, tensor.nbytes, expected))
         if datatype is Datatype.BOOL and isinstance(data, RawData):
             _check_bool(tensor.name, data.view)
-    return tensor
 
 
 def _check_bool(name: str, view: memoryview) -> None:
@@ -169,15 +177,6 @@ def _wrong_size(tensor: Tensor, batch_size: int, found: int, expected: int) -> s
         f"input {tensor.name!r} has {found} bytes, batch size {batch_size} of dims "
         f"{list(tensor.shape or ())}{datatype} needs {expected}"
     )
-
-
-def joined_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
-    """Return a settled call with whole shapes."""
-    if not metadata.batches:
-        return call.changed(batch_size=None)
-    size = call.batch_size or 1
-    inputs = tuple([_reshaped(tensor, (size, *(tensor.shape or ()))) for tensor in call.inputs])
-    return call.changed(inputs=inputs, batch_size=None)
 
 
 def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
@@ -212,21 +211,27 @@ def joined_reply(reply: InferResponse, metadata: ModelMetadata) -> InferResponse
     return reply.changed(outputs=tuple(outputs), batch_size=None)
 
 
-def split_reply(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
+def split_reply(
+    reply: InferResponse, metadata: ModelMetadata, batch_size: int | None
+) -> InferResponse:
     """Return an answer of whole shapes with its batch size apart.
+
+    Args:
+        reply: The answer.
+        metadata: Of the model that gave it.
+        batch_size: The request's, which the answer's must be; None for any.
 
     Raises:
         UpstreamProtocolError: The outputs have not one batch size, or not the request's.
     """
     if not metadata.batches:
         return reply.changed(batch_size=1)
-    model = call.model or ModelRef(metadata.name)
-    size = _one_size(reply.outputs, UpstreamProtocolError, model)
+    size = _one_size(reply.outputs, UpstreamProtocolError, reply.model)
     if size is None:
-        size = call.batch_size or 1
-    if call.batch_size not in (None, size):
+        size = batch_size or 1
+    if batch_size not in (None, size):
         raise UpstreamProtocolError(
-            f"the outputs have batch size {size}, the request {call.batch_size}", model=model
+            f"the outputs have batch size {size}, the request {batch_size}", model=reply.model
         )
     outputs = tuple([_reshaped(tensor, (tensor.shape or ())[1:]) for tensor in reply.outputs])
     return reply.changed(outputs=outputs, batch_size=size)

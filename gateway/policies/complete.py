@@ -6,6 +6,7 @@ when something is missing, and remembered. Codecs stay pure because this layer e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from gateway.ir.calls import (
@@ -22,7 +23,6 @@ from gateway.ir.streams import Mapped
 from gateway.ir.tensor import RequestedOutput
 from gateway.policies.batching import (
     joined_reply,
-    joined_request,
     settled,
     split_reply,
     split_request,
@@ -32,6 +32,21 @@ from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import Service
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What an answer is completed by.
+
+    Attributes:
+        request: As it was sent on.
+        batch_size: Of the caller's request, where it kept it apart.
+        metadata: None where the request needed none.
+    """
+
+    request: InferRequest
+    batch_size: int | None
+    metadata: ModelMetadata | None
 
 
 class Complete:
@@ -61,78 +76,75 @@ class Complete:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest):
-            request = await self._request(call)
+            request, known = await self._request(call)
             reply = await self._inner(request)
             if call.context.needs or reply.batch_size is not None:
-                reply = await self._response(request, reply)
+                reply = await self._response(_Asked(request, call.batch_size, known), reply)
             return cast("R", reply)
         if isinstance(call, StreamInferRequest):
-            request = await self._request(call.request)
+            request, known = await self._request(call.request)
             needs = call.context.needs
             whole = call if request is call.request else call.changed(request=request)
             items = await self._inner(whole)
             if needs or Need.BATCHING in self._needs:
-                asked = request.within(needs=needs)
+                asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
                 items = Mapped(items, lambda item: self._response(asked, item))
             return cast("R", items)
         return await self._inner(call)
 
-    async def _request(self, call: InferRequest) -> InferRequest:
+    async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
+        """Return what is sent on, and the metadata where they were needed for it."""
         needs = self._needs
-        if call.batch_size is not None:
-            call = await self._settled(call)
-        else:
-            if lacks(call.inputs, needs) or is_bare(call.inputs):
-                call = await self._filled(call)
-            if Need.BATCHING in needs:
-                call = split_request(call, await self._of_request(call))
-        if Need.OUTPUTS in needs and not call.outputs:
-            metadata = await self._of_request(call)
-            outputs = tuple([RequestedOutput(known.name) for known in metadata.outputs])
-            call = call.changed(outputs=outputs)
-        return call
+        apart = call.batch_size is not None
+        bare = not apart and (lacks(call.inputs, needs) or is_bare(call.inputs))
+        outputs = Need.OUTPUTS in needs and not call.outputs
+        if not (apart or bare or outputs or Need.BATCHING in needs):
+            return call, None
+        metadata = await self._ask(call.model or ModelRef(""), "the request leaves out")
+        if bare:
+            call = self._filled(call, metadata)
+        if apart:
+            call = settled(call, metadata, whole=Need.BATCHING not in needs)
+        elif Need.BATCHING in needs:
+            call = split_request(call, metadata)
+        if outputs:
+            named = tuple([RequestedOutput(known.name) for known in metadata.outputs])
+            call = call.changed(outputs=named)
+        return call, metadata
 
-    async def _settled(self, call: InferRequest) -> InferRequest:
-        """Return *call*, whose batch size stands apart, as the next codec needs it."""
-        metadata = await self._of_request(call)
-        call = settled(call, metadata)
-        return call if Need.BATCHING in self._needs else joined_request(call, metadata)
-
-    async def _filled(self, call: InferRequest) -> InferRequest:
+    def _filled(self, call: InferRequest, metadata: ModelMetadata) -> InferRequest:
         model = call.model or ModelRef("")
-        metadata = await self._of_request(call)
         filling = Filling(
             "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
         )
         return call.changed(inputs=filling.fill(call.inputs, self._needs))
 
-    async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+    async def _response(self, asked: _Asked, reply: InferResponse) -> InferResponse:
+        call = asked.request
         needs = call.context.needs
-        if reply.batch_size is not None:
-            reply = joined_reply(reply, await self._of_answer(call))
-        if lacks(reply.outputs, needs):
-            metadata = await self._of_answer(call)
+        apart = reply.batch_size is not None
+        bare = lacks(reply.outputs, needs)
+        if not (apart or bare or Need.BATCHING in needs):
+            return reply
+        model = call.model or ModelRef("")
+        metadata = asked.metadata or await self._ask(model, "the answer leaves out")
+        if apart:
+            reply = joined_reply(reply, metadata)
+        if bare:
             declared = _in_order_asked(call, metadata)
-            model = call.model or ModelRef("")
             filling = Filling("output", model, declared, False, UpstreamProtocolError)
             reply = reply.changed(outputs=filling.fill(reply.outputs, needs))
         if Need.BATCHING in needs:
-            reply = split_reply(call, reply, await self._of_answer(call))
+            reply = split_reply(reply, metadata, asked.batch_size)
         return reply
-
-    async def _of_request(self, call: InferRequest) -> ModelMetadata:
-        return await self._ask(call.model or ModelRef(""), "the request leaves out")
-
-    async def _of_answer(self, call: InferRequest) -> ModelMetadata:
-        return await self._ask(call.model or ModelRef(""), "the answer leaves out")
 
     async def _ask(self, model: ModelRef, why: str) -> ModelMetadata:
         try:
             return await self._metadata(ModelMetadataRequest(model=model))
         except GatewayError as error:
             raise type(error)(
-                f"{why} names, datatypes or shapes, and the metadata of model {str(model)!r} "
-                f"that would tell them cannot be had: {error.message}",
+                f"{why} names, datatypes or shapes, and the metadata of model "
+                f"{str(model)!r} that would tell them cannot be had: {error.message}",
                 model=model,
             ) from error
 
