@@ -1,0 +1,173 @@
+"""How hostile inputs are judged: what may be answered, and that good requests still work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+from gateway.schema import open_inference_pb2 as pb
+from tests.hostile.process import Gateway
+from tests.hostile.wire import GOOD, LAST_GOOD, Answer, Piece, Raw, ask, is_good
+
+CANARY = "canary-5ecret-9f27"
+"""In headers of good and bad requests: no log may hold it."""
+
+REFUSED = frozenset({400, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505})
+"""Statuses that tell a client that the fault is its own."""
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+CLIENTS_FAULT = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+_SECONDS = 8.0
+
+
+class Patient:
+    """The gateway under attack, and a gRPC channel to it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.channel = grpc.insecure_channel(
+            gateway.address("main.grpc"), options=[("grpc.max_send_message_length", -1)]
+        )
+        self._infer = self.channel.unary_unary(INFER)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self.channel.close()
+
+    def check(self, start: int) -> None:
+        """Assert that it lives and serves, and logged no bug since line *start*."""
+        assert self.gateway.alive, self.gateway.text(start)
+        log = bugs_of(self.gateway, start)
+        assert "Traceback" not in log, log[-4000:]
+        assert '"level":"error"' not in log, log[-4000:]
+        assert is_good(ask(self.gateway.http, LAST_GOOD))
+        assert self.infers()
+
+    def infers(self) -> bool:
+        """Send a good request over gRPC."""
+        answer = pb.ModelInferResponse.FromString(self._infer(good_call(), timeout=_SECONDS))
+        return answer.model_name == "simple" and len(answer.raw_output_contents[0]) == 64
+
+    def call(
+        self,
+        message: bytes,
+        *,
+        method: str = INFER,
+        metadata: tuple[tuple[str, str | bytes], ...] = (),
+        timeout: float = _SECONDS,
+        compression: grpc.Compression | None = None,
+    ) -> tuple[grpc.StatusCode, str]:
+        """Send one message as it is and return status and details."""
+        ask_it = self.channel.unary_unary(method)
+        try:
+            ask_it(message, metadata=metadata, timeout=timeout, compression=compression)
+        except grpc.RpcError as error:
+            return error.code(), error.details() or ""
+        return grpc.StatusCode.OK, ""
+
+
+def bugs_of(gateway: Gateway, start: int = 0) -> str:
+    """Return the log from line *start* on, without what the model "fail" says as it should."""
+    lines = [line for _, line in gateway.log[start:] if "fails on purpose" not in line]
+    return "".join(lines)
+
+
+def good_call() -> bytes:
+    """Return a request for the model "simple"."""
+    rows = [
+        pb.ModelInferRequest.InferInputTensor(name=f"INPUT{n}", datatype="INT32", shape=[1, 16])
+        for n in range(2)
+    ]
+    request = pb.ModelInferRequest(
+        model_name="simple", inputs=rows, raw_input_contents=[bytes(64), bytes(64)]
+    )
+    return bytes(request.SerializeToString())
+
+
+def warmed(patient: Patient) -> None:
+    """Let the gateway load and allocate what good requests need."""
+    for _ in range(20):
+        assert is_good(ask(patient.gateway.http, LAST_GOOD))
+        assert patient.infers()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of hostile bytes on a connection.
+
+    Attributes:
+        answers: In order; no more once the gateway closed or the connection was good again.
+        closed: The gateway closed the connection.
+    """
+
+    answers: tuple[Answer, ...]
+    closed: bool
+
+
+def attack(patient: Patient, *pieces: Piece, head: bool = False, end: bool = False) -> Outcome:
+    """Send *pieces* on a fresh connection and judge all that comes back.
+
+    Every answer is whole and of a client's fault or good, with a JSON error that tells no
+    internals. The connection closes when an answer says so and only then, and if it does not
+    close, it still serves a good request.
+
+    Args:
+        patient: Who is attacked.
+        pieces: Bytes, or pauses in seconds.
+        head: The request is HEAD: its answer has no body.
+        end: The client's side is closed after the last piece.
+    """
+    answers: list[Answer] = []
+    with Raw(patient.gateway.http) as raw:
+        if raw.send(pieces) and end:
+            raw.shut()
+        answer = raw.answer(head=head)
+        if answer is not None and not answer.closes and not end:
+            # Whatever comes before the answer to this one was asked for before.
+            assert raw.send([GOOD]), "closed without a word"
+        while answer is not None:
+            if is_good(answer) and not end:
+                return Outcome(tuple(answers), closed=False)
+            answers.append(judged(answer, head=head))
+            if answer.closes:
+                assert raw.rest() == b"", "something came after the last answer"
+                return Outcome(tuple(answers), closed=True)
+            answer, head = raw.answer(), False
+        return Outcome(tuple(answers), closed=True)
+
+
+def judged(answer: Answer, *, head: bool = False) -> Answer:
+    """Assert that *answer* is fit for a client, whatever was sent, and return it."""
+    text = answer.body.decode("utf-8")
+    assert answer.status < 500 or answer.status in (501, 503, 504, 505), (answer.status, text)
+    assert CANARY not in text
+    if answer.status >= 400 and not head:
+        told = answer.json
+        assert list(told) == ["error"], text
+        check_text(told["error"])
+    return answer
+
+
+def check_text(text: str) -> None:
+    """Assert that an error's text helps, is short and tells no internals."""
+    assert text
+    assert len(text.encode()) <= 1024
+    for internal in ("Traceback", "gateway/", ".py", 'File "', "0x7f", "<class", "object at 0x"):
+        assert internal not in text, text
+
+
+def refused(outcome: Outcome, allowed: frozenset[int] = REFUSED) -> bool:
+    """Tell whether the only answer is a refusal of *allowed*, or there is none at all."""
+    if not outcome.answers:
+        return outcome.closed
+    (answer,) = outcome.answers
+    return answer.status in allowed

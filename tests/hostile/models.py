@@ -1,0 +1,35 @@
+"""Models that only the tests of cancellation and shutdown need; loaded by their dotted names."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.backends.base import Job
+from gateway.backends.python import declares
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata as Tensor
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+# How many milliseconds to wait, and a number to tell calls apart.
+_IN = (Tensor("INPUT0", Datatype.INT32, (2,)),)
+
+
+@declares(inputs=_IN, outputs=(Tensor("OUTPUT0", Datatype.INT32, (2,)),))
+def watched(inputs: Arrays, job: Job) -> Arrays:
+    """Wait, and say on standard error when it begins and when nobody waits for the answer."""
+    wait_ms, number = (int(value) for value in inputs["INPUT0"])
+    _say("begun", number)
+    if job.cancelled.wait(wait_ms / 1000):
+        _say("left", number)
+    return {"OUTPUT0": np.array([wait_ms, number], np.int32)}
+
+
+def _say(event: str, number: int) -> None:
+    # One write, past Python's buffers: the log writes its lines at the same time.
+    os.write(2, json.dumps({"event": event, "number": number}).encode() + b"\n")

@@ -1,0 +1,250 @@
+"""Attacks on memory, time, connections and descriptors: others are served, and all is given back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.hostile.grpc_cases import request, tensor
+from tests.hostile.json_cases import ROW
+from tests.hostile.json_cases import request as json_request
+from tests.hostile.judge import INFER, Patient, attack
+from tests.hostile.process import CONFIG, Gateway, eventually, running
+from tests.hostile.wire import (
+    GOOD,
+    LAST_GOOD,
+    SIMPLE,
+    Answer,
+    Raw,
+    ask,
+    chunked,
+    get,
+    head,
+    is_good,
+    post,
+)
+
+pytestmark = pytest.mark.hostile
+
+OTHER = "127.0.0.2"
+"""Another client's address."""
+_MIB = 1 << 20
+
+
+def _good_within(gateway: Gateway, seconds: float) -> None:
+    """Assert that another client's request is answered in time."""
+    begun = time.monotonic()
+    assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
+    assert time.monotonic() - begun < seconds
+
+
+SLOW: dict[str, bytes] = {
+    "nothing": b"",
+    "a_line": b"POST /v2/models/simple/infer HTTP/1.1\r\n",
+    "half_a_head": head("POST", SIMPLE)[:-2],
+    "half_a_body": post(b"{", length=1000),
+    "half_a_chunk": chunked(b"5\r\nab"),
+    "an_endless_size": chunked(b"0" * 100),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_clients_are_closed_in_time(patient: Patient, name: str) -> None:
+    """Forty connections that drip bytes end by the deadline; another client waits for none."""
+    with ExitStack() as stack:
+        raws = [stack.enter_context(Raw(patient.gateway.http)) for _ in range(40)]
+        for raw in raws:
+            raw.send([SLOW[name]])
+        begun = time.monotonic()
+        open_ones = set(raws)
+        while open_ones and time.monotonic() - begun < 6:
+            _good_within(patient.gateway, 1)
+            time.sleep(0.1)
+            for raw in list(open_ones):
+                if not _drips(raw):
+                    open_ones.discard(raw)
+        assert not open_ones
+
+
+def _drips(raw: Raw) -> bool:
+    """Send one byte more; False once the gateway has closed."""
+    raw.socket.setblocking(False)
+    try:
+        with suppress(BlockingIOError):
+            if raw.socket.recv(65536) == b"":
+                return False
+        raw.socket.send(b"0")
+    except ConnectionError:
+        return False
+    return True
+
+
+def test_answers_that_are_never_read(patient: Patient) -> None:
+    """Clients that ask for large answers and read none are cut, and cost little memory."""
+    gateway = patient.gateway
+    body = json_request({**ROW, "shape": [100_000], "data": [1_000_000] * 100_000})
+    data = post(body, path="/v2/models/identity_int32/infer")
+    memory = gateway.status("VmRSS")
+    with ExitStack() as stack:
+        for _ in range(12):
+            raw = stack.enter_context(Raw(gateway.http))
+            raw.socket.setblocking(False)
+            with suppress(BlockingIOError):
+                for _ in range(8):
+                    raw.socket.send(data)
+        for _ in range(10):
+            _good_within(gateway, 2)
+            time.sleep(0.05)
+        assert gateway.status("VmRSS") - memory < 64 * _MIB
+
+
+def test_pipelining_bomb(patient: Patient) -> None:
+    """Hundreds of requests sent at once are answered in order, one after the other."""
+    with Raw(patient.gateway.http) as raw:
+        assert raw.send([GOOD * 300])
+        assert [True] * 300 == [is_good(raw.answer()) for _ in range(300)]
+
+
+def test_pipelined_requests_behind_a_broken_one(patient: Patient) -> None:
+    """Nothing after a broken request is answered; what came before it, whole or not at all."""
+    with Raw(patient.gateway.http) as raw:
+        raw.send([GOOD * 3 + b"G@T / HTTP/1.1\r\n\r\n" + GOOD * 3])
+        answer = raw.answer()
+        count = 0
+        while is_good(answer):
+            answer = raw.answer()
+            count += 1
+        assert count <= 3
+        assert answer is not None
+        assert (400, True) == (answer.status, answer.closes)
+        assert raw.rest() == b""
+
+
+def test_connection_flood(patient: Patient) -> None:
+    """One address has so many connections and no more; another is served meanwhile."""
+    gateway = patient.gateway
+    with ExitStack() as stack:
+        for _ in range(200):
+            with suppress(ConnectionError):
+                stack.enter_context(Raw(gateway.http))
+        for _ in range(10):
+            _good_within(gateway, 1)
+    assert eventually(lambda: is_good(ask(gateway.http, LAST_GOOD)), 5)
+
+
+def test_connection_churn(patient: Patient) -> None:
+    """Two thousand connections, each gone at once, leave no descriptor behind."""
+    gateway = patient.gateway
+    before = gateway.descriptors()
+    for _ in range(2000):
+        with Raw(gateway.http) as raw:
+            raw.socket.setsockopt(1, 13, b"\1\0\0\0\0\0\0\0")  # SO_LINGER 0: the end is a reset
+    assert eventually(lambda: gateway.descriptors() <= before + 4)
+
+
+def test_ten_thousand_unknown_names(patient: Patient) -> None:
+    """Names that clients invent become no series, no memory and no files."""
+    gateway = patient.gateway
+    series = _series(gateway)
+    memory = gateway.status("VmRSS")
+    with Raw(gateway.http) as raw:
+        for batch in range(0, 9_000, 100):
+            names = [f"invented_{number}" for number in range(batch, batch + 100)]
+            raw.send([head("GET", f"/v2/models/{name}/ready") for name in names])
+            for _ in names:
+                answer = raw.answer()
+                assert answer is not None
+                assert answer.status in (400, 404, 503)
+    infer = patient.channel.unary_unary(INFER)
+    calls = [
+        infer.future(request(tensor(), raw=[bytes(4)], model=f"invented_{number}"), timeout=8)
+        for number in range(50)
+    ]
+    for call in calls:
+        assert call.exception().code() in (
+            grpc.StatusCode.NOT_FOUND,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        )
+    versions = [f"/v2/models/simple/versions/{number}" for number in range(1000)]
+    for path in versions[:200]:
+        attack(patient, head("GET", path))
+    assert _series(gateway) <= series + 12  # a counter, a sum and buckets for a new kind of call
+    assert gateway.status("VmRSS") - memory < 8 * _MIB
+    assert b"invented_" not in get(gateway.addresses["admin"], "/metrics")
+
+
+def _series(gateway: Gateway) -> int:
+    page = get(gateway.addresses["admin"], "/metrics").decode()
+    names = {
+        line.partition(" ")[0] for line in page.splitlines() if line and not line.startswith("#")
+    }
+    return len({name for name in names if "_bucket" not in name})
+
+
+def test_bodies_above_the_byte_budget(tmp_path: Path) -> None:
+    """Bodies in flight are bounded in sum: the surplus is refused with 503, memory stays bounded."""
+    text = CONFIG.read_text().replace("version: 1\n", "version: 1\nin_flight_bytes: 16MiB\n")
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text.replace("connections_per_address: 48", "connections_per_address: 128"))
+    with running(str(path)) as gateway, ExitStack() as stack:
+        assert is_good(ask(gateway.http, LAST_GOOD))
+        memory = gateway.status("VmRSS")
+        raws = [stack.enter_context(Raw(gateway.http)) for _ in range(32)]
+        size = 4 * _MIB
+        part = post(b"", length=size) + bytes(3 * _MIB)
+        for raw in raws:
+            raw.socket.settimeout(3)
+            raw.send([part])
+        answers = [raw.answer() for raw in raws]
+        statuses = [answer.status for answer in answers if answer is not None]
+        assert statuses.count(503) >= 20
+        assert set(statuses) <= {503, 408}
+        assert gateway.status("VmHWM") - memory < 1.5 * 16 * _MIB + 32 * _MIB
+        assert eventually(lambda: is_good(ask(gateway.http, LAST_GOOD)))
+        assert "Traceback" not in gateway.text()
+
+
+@pytest.fixture
+def short() -> Iterator[Gateway]:
+    """A gateway that may open few descriptors."""
+    with running(str(CONFIG)) as gateway:
+        resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (96, 96))
+        yield gateway
+        assert "Traceback" not in gateway.text()
+
+
+def test_descriptors_run_out(short: Gateway) -> None:
+    """Out of descriptors it lives, does not spin, answers its operator, and recovers at once."""
+    with ExitStack() as stack:
+        for number in range(120):
+            source = f"127.0.0.{2 + number // 30}"
+            with suppress(OSError):
+                stack.enter_context(Raw(short.http, source=source)).send([GOOD[:30]])
+        used = short.cpu_s()
+        begun = time.monotonic()
+        assert b"gateway_build_info" in get(short.addresses["admin"], "/metrics")
+        time.sleep(max(0.0, 0.4 - (time.monotonic() - begun)))
+        assert short.cpu_s() - used < 0.3
+        assert short.alive
+    assert eventually(lambda: is_good(_asked(short)), 2)
+
+
+def _asked(gateway: Gateway) -> Answer | None:
+    with suppress(OSError):
+        return ask(gateway.http, LAST_GOOD)
+    return None
+
+
+def test_files_stay_as_they_were(patient: Patient) -> None:
+    """Nothing that clients send makes the gateway open a file of theirs."""
+    links = Path(f"/proc/{patient.gateway.process.pid}/fd")
+    for name in os.listdir(links):  # noqa: PTH208  # names are enough
+        with suppress(FileNotFoundError):
+            assert "/etc/passwd" not in os.readlink(links / name)  # noqa: PTH115

@@ -1,0 +1,190 @@
+"""Hostile messages over gRPC: refused as the client's fault, whatever the bytes."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from gateway.schema import open_inference_pb2 as pb
+from tests.hostile.grpc_cases import cases, request, tensor
+from tests.hostile.judge import CANARY, CLIENTS_FAULT, INFER, Patient, check_text, good_call
+
+pytestmark = pytest.mark.hostile
+
+CASES = cases()
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hostile_message_is_refused(patient: Patient, name: str) -> None:
+    """The status blames the client and the text says why."""
+    code, details = patient.call(CASES[name])
+    assert code in CLIENTS_FAULT, (code, details)
+    check_text(details)
+
+
+METHODS = ("ModelReady", "ModelMetadata", "ModelConfig", "RepositoryIndex", "ServerLive")
+GARBAGE = {
+    "ones": b"\xff" * 100,
+    "cut": b"\x0a\x05ab",
+    "groups": b"\x9b\x06" * 100_000,
+    "not_utf8": b"\x0a\x02\xff\xfe",
+    "control": b"\x0a\x02a\n",
+    "long": b"\x0a\xac\x02" + b"n" * 300,
+    "unknown": b"\x0a\x06nobody",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", GARBAGE)
+def test_hostile_small_messages(patient: Patient, method: str, name: str) -> None:
+    """Health, metadata and index are as strict; a name they do not have is no fault."""
+    code, details = patient.call(GARBAGE[name], method=SERVICE + method)
+    harmless = name in ("not_utf8", "control", "long", "unknown") and method in (
+        "ServerLive",
+        "ModelReady",
+    )
+    assert code in CLIENTS_FAULT or (harmless and code is grpc.StatusCode.OK), (code, details)
+
+
+PATHS = (
+    "/",
+    "/x",
+    "/x/y",
+    "//",
+    "/inference.GRPCInferenceService",
+    "/inference.GRPCInferenceService/",
+    "/inference.GRPCInferenceService/modelinfer",
+    "/inference.GRPCInferenceService/ModelInfer/",
+    "/inference.GRPCInferenceService/ModelInfer?x=y",
+    "/inference.GRPCInferenceService//ModelInfer",
+    "/inference.GRPCInferenceService/../ModelInfer",
+    "/INFERENCE.GRPCInferenceService/ModelInfer",
+    "/inference%2eGRPCInferenceService/ModelInfer",
+    "/inference.GRPCInferenceService/" + "x" * 4000,
+    "/nvidia.inferenceserver.GRPCService/Infer",
+    "/grpc.health.v1.Health/Nothing",
+    "/inference.GRPCInferenceService/RepositoryModelLoad",
+    "/inference.GRPCInferenceService/RepositoryModelUnload",
+    "/inference.GRPCInferenceService/SystemSharedMemoryRegister",
+    "/inference.GRPCInferenceService/CudaSharedMemoryRegister",
+    "/inference.GRPCInferenceService/TraceSetting",
+    "/inference.GRPCInferenceService/LogSettings",
+    "/inference.GRPCInferenceService/ModelStatistics",
+    "/inference.GRPCInferenceService/ModelStreamInfer",
+)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=[path[:50] for path in PATHS])
+@pytest.mark.parametrize("message", [b"", b"\xff" * 64, good_call()], ids=["empty", "ones", "good"])
+def test_methods_that_are_not_served(patient: Patient, path: str, message: bytes) -> None:
+    """A method nobody serves is UNIMPLEMENTED, whatever comes with it."""
+    code, _ = patient.call(message, method=path)
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+METADATA: dict[str, tuple[tuple[str, str | bytes], ...]] = {
+    "secrets": (("authorization", f"Bearer {CANARY}"), ("cookie", CANARY), ("x-api-key", CANARY)),
+    "binary": (("x-bin", b"\xff\0\n" * 100),),
+    "many": tuple((f"x-{n}", "v") for n in range(60)),
+    "same_key": (("x-a", "1"),) * 50,
+    "request_id_long": (("x-request-id", "r" * 3000),),
+    "traceparent_odd": (("traceparent", "nonsense"),),
+    "timeout_in_words": (("x-request-timeout", "soon"),),
+    "te": (("te", "gzip"),),
+    "content_length": (("content-length", "-1"),),
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_odd_metadata_does_no_harm(patient: Patient, name: str) -> None:
+    """Metadata within its limit changes nothing; no secret of it is logged."""
+    code, details = patient.call(good_call(), metadata=METADATA[name])
+    assert (grpc.StatusCode.OK, "") == (code, details)
+    code, _ = patient.call(b"\xff", metadata=METADATA[name])
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_too_much_metadata_is_refused(patient: Patient) -> None:
+    """Above its limit the call is refused and the connection lives."""
+    for metadata in ((("x-a", "a" * 9000),), tuple((f"x-{n}", "v" * 40) for n in range(200))):
+        code, _ = patient.call(good_call(), metadata=metadata)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_message_above_the_limit_is_refused(patient: Patient) -> None:
+    """At most so many bytes, as sent and as inflated."""
+    large = request(tensor(shape=(1 << 20,)), raw=[bytes(4 << 20)])
+    for compression in (None, grpc.Compression.Gzip, grpc.Compression.Deflate):
+        code, details = patient.call(large, compression=compression)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, details
+
+
+def test_compression_bomb_is_refused(patient: Patient) -> None:
+    """A message that inflates a thousandfold is not held."""
+    for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        code, _ = patient.call(bytes(64 << 20), compression=compression)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("timeout", [0.0, 1e-9, -1.0, 1e9])
+def test_odd_deadlines(patient: Patient, timeout: float) -> None:
+    """No time left is said at once; much too much is no matter."""
+    code, _ = patient.call(good_call(), timeout=timeout)
+    expected = grpc.StatusCode.OK if timeout > 1 else grpc.StatusCode.DEADLINE_EXCEEDED
+    assert code is expected
+
+
+def test_deadline_within_the_work(patient: Patient) -> None:
+    """A model that takes longer than the client waits is given up, as parameter or deadline."""
+    milliseconds = (60_000).to_bytes(4, "little")
+    slow = request(tensor(), raw=[milliseconds], model="slow")
+    assert patient.call(slow, timeout=0.2)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    limited = request(
+        tensor(),
+        raw=[milliseconds],
+        model="slow",
+        parameters={"timeout": pb.InferParameter(int64_param=100_000)},
+    )
+    assert patient.call(limited)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_cancelled_calls_leave_nothing(patient: Patient) -> None:
+    """A hundred calls, each cancelled at another moment, hold no place afterwards."""
+    slow = request(tensor(), raw=[(60_000).to_bytes(4, "little")], model="slow")
+    infer = patient.channel.unary_unary(INFER)
+    for number in range(100):
+        call = infer.future(slow, timeout=8)
+        if number % 2:
+            with pytest.raises(grpc.FutureTimeoutError):
+                call.result(timeout=number / 10_000)
+        call.cancel()
+        assert call.code() is grpc.StatusCode.CANCELLED
+    fast = request(tensor(), raw=[bytes(4)], model="slow")
+    assert patient.call(fast)[0] is grpc.StatusCode.OK
+
+
+def test_unary_call_with_many_messages(patient: Patient) -> None:
+    """Messages beyond the first of a unary call are not read as requests."""
+    stream = patient.channel.stream_unary(INFER)
+    try:
+        stream(iter([good_call()] * 50), timeout=8)
+        code = grpc.StatusCode.OK
+    except grpc.RpcError as error:
+        code = error.code()
+    assert code in CLIENTS_FAULT | {grpc.StatusCode.OK}
+
+
+def test_unary_call_without_a_message(patient: Patient) -> None:
+    """A call that ends before its message is refused, and not waited for."""
+    stream = patient.channel.stream_unary(INFER)
+    with pytest.raises(grpc.RpcError) as caught:
+        stream(iter([]), timeout=8)
+    assert caught.value.code() in CLIENTS_FAULT
+
+
+def test_a_failing_model_is_not_the_clients_fault(patient: Patient) -> None:
+    """The counter-example: what the server broke is told as such, without internals."""
+    code, details = patient.call(request(tensor(), raw=[bytes(4)], model="fail"))
+    assert code not in CLIENTS_FAULT | {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
+    check_text(details)
