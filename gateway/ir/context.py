@@ -25,10 +25,11 @@ class ModelRef:
 
 
 class Need(enum.Enum):
-    """What a codec cannot write a message without.
+    """What a codec cannot write a message without, or cannot tell of one it has read.
 
-    BATCHING is the batch size apart from shapes of one item; OUTPUTS is every output asked for by
-    name.
+    BATCHING is the batch size apart from shapes of one item. OUTPUTS is every output asked for by
+    name in a request, and outputs in the model's own order in an answer. STAND_INS is what a codec
+    has read: the protocol writes BOOL as UINT8 and BF16 as FP32, and the model knows which it was.
     """
 
     NAMES = "names"
@@ -36,6 +37,7 @@ class Need(enum.Enum):
     SHAPES = "shapes"
     BATCHING = "batching"
     OUTPUTS = "outputs"
+    STAND_INS = "stand-ins"
 
 
 @dataclass(frozen=True, slots=True)

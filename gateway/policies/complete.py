@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+import structlog
+
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -29,7 +31,10 @@ from gateway.policies.batching import (
 )
 from gateway.policies.filling import Filling, is_bare, lacks
 from gateway.policies.metadata_cache import MetadataCache
+from gateway.policies.stand_ins import StandIns, in_order, may_stand_in
 from gateway.service import Service
+
+log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
@@ -54,7 +59,8 @@ class Complete:
 
     Requests get what *needs* names; answers get what the caller's context needs. A request that is
     nothing but bytes (Open Inference's raw binary request) is always made whole. Where only one
-    side keeps the batch size apart from shapes of one item, it is joined or split off.
+    side keeps the batch size apart from shapes of one item, it is joined or split off. Where one
+    side has no BOOL and no BF16, what it sent for them becomes what the model declares.
 
     Args:
         inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
@@ -64,6 +70,7 @@ class Complete:
     def __init__(self, inner: Service, needs: frozenset[Need]) -> None:
         self._inner = inner
         self._needs = needs
+        self._stand_ins = Need.STAND_INS in needs
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -78,23 +85,25 @@ class Complete:
         if isinstance(call, InferRequest):
             request, known = await self._request(call)
             reply = await self._inner(request)
-            if call.context.needs or reply.batch_size is not None:
-                reply = await self._response(_Asked(request, call.batch_size, known), reply)
+            if call.context.needs or reply.batch_size is not None or self._stand_ins:
+                reply = await self._answer(_Asked(request, call.batch_size, known), reply)
             return cast("R", reply)
         if isinstance(call, StreamInferRequest):
             request, known = await self._request(call.request)
             needs = call.context.needs
             whole = call if request is call.request else call.changed(request=request)
             items = await self._inner(whole)
-            if needs or Need.BATCHING in self._needs:
+            if needs or Need.BATCHING in self._needs or self._stand_ins:
                 asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
-                items = Mapped(items, lambda item: self._response(asked, item))
+                items = Mapped(items, lambda item: self._answer(asked, item))
             return cast("R", items)
         return await self._inner(call)
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""
         needs = self._needs
+        if Need.STAND_INS in call.context.needs and may_stand_in(call.inputs):
+            call = await self._meant(call)
         apart = call.batch_size is not None
         bare = not apart and (lacks(call.inputs, needs) or is_bare(call.inputs))
         outputs = Need.OUTPUTS in needs and not call.outputs
@@ -119,6 +128,14 @@ class Complete:
         )
         return call.changed(inputs=filling.fill(call.inputs, self._needs))
 
+    async def _answer(self, asked: _Asked, reply: InferResponse) -> InferResponse:
+        if self._stand_ins and may_stand_in(reply.outputs):
+            reply = await self._meant_reply(asked.request, reply)
+        reply = await self._response(asked, reply)
+        if len(reply.outputs) > 1 and Need.OUTPUTS in asked.request.context.needs:
+            reply = await self._in_own_order(asked.request, reply)
+        return reply
+
     async def _response(self, asked: _Asked, reply: InferResponse) -> InferResponse:
         call = asked.request
         needs = call.context.needs
@@ -138,13 +155,47 @@ class Complete:
             reply = split_reply(reply, metadata, asked.batch_size)
         return reply
 
+    async def _meant(self, call: InferRequest) -> InferRequest:
+        metadata = await self._of_stand_ins(call)
+        if metadata is None:
+            return call
+        model = call.model or ModelRef("")
+        inputs = StandIns("input", model, metadata.inputs, InvalidRequest).replace(call.inputs)
+        return call if inputs is call.inputs else call.changed(inputs=inputs)
+
+    async def _meant_reply(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+        metadata = await self._of_stand_ins(call)
+        if metadata is None:
+            return reply
+        declared = _in_order_asked(call, metadata)
+        model = call.model or ModelRef("")
+        outputs = StandIns("output", model, declared, UpstreamProtocolError).replace(reply.outputs)
+        return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
+
+    async def _of_stand_ins(self, call: InferRequest) -> ModelMetadata | None:
+        """Return the metadata; None where it cannot be had, and tensors are what they say."""
+        try:
+            return await self._metadata(ModelMetadataRequest(model=call.model or ModelRef("")))
+        except GatewayError as error:
+            log.debug("stand-ins stay", model=str(call.model), reason=error.message)
+            return None
+
+    async def _in_own_order(self, call: InferRequest, reply: InferResponse) -> InferResponse:
+        """Return *reply* with its outputs as asked for, or else as the model declares them."""
+        names = [output.name for output in call.outputs]
+        if not names:
+            metadata = await self._ask(call.model or ModelRef(""), "the answer leaves out")
+            names = [known.name for known in metadata.outputs]
+        outputs = in_order(reply.outputs, names)
+        return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
+
     async def _ask(self, model: ModelRef, why: str) -> ModelMetadata:
         try:
             return await self._metadata(ModelMetadataRequest(model=model))
         except GatewayError as error:
             raise type(error)(
-                f"{why} names, datatypes or shapes, and the metadata of model "
-                f"{str(model)!r} that would tell them cannot be had: {error.message}",
+                f"{why} names, datatypes or shapes, and the metadata of model {str(model)!r} "
+                f"that would tell them cannot be had: {error.message}",
                 model=model,
             ) from error
 

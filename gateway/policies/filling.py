@@ -51,7 +51,7 @@ class Filling:
     Attributes:
         kind: "input" or "output", for errors.
         model: For errors.
-        declared: As the model declares them, in the order in which unnamed tensors come.
+        declared: As the model declares them; a tensor without a name is the one at its place.
         batches: The first axis of a declared shape is the batch, and the batch is 1.
         failure: Raised when tensors and metadata do not fit: whose fault it is.
     """
@@ -69,15 +69,13 @@ class Filling:
             GatewayError: Of class `failure`: tensors and metadata do not fit together.
         """
         bare = is_bare(tensors)
-        named = {tensor.name for tensor in tensors}
-        unnamed = iter([known for known in self.declared if known.name not in named])
+        named = {tensor.name for tensor in tensors if tensor.name}
         filled = []
-        for tensor in tensors:
-            known = self._named(tensor.name) if tensor.name else next(unnamed, None)
-            if known is None:
-                raise self._misfit(
-                    f"has {len(self.declared)} {self.kind}s, the message has {len(tensors)}"
-                )
+        for place, tensor in enumerate(tensors):
+            if tensor.name:
+                known = self._named(tensor.name)
+            else:
+                known = self._placed(place, len(tensors), named)
             filled.append(self._whole(tensor, known, ALL_NEEDS if bare else needs, bare=bare))
         return tuple(filled)
 
@@ -87,6 +85,17 @@ class Filling:
                 return known
         names = ", ".join(repr(known.name) for known in self.declared) or "none"
         raise self._misfit(f"has no {self.kind} {name!r}; its {self.kind}s are {names}")
+
+    def _placed(self, place: int, count: int, named: set[str]) -> TensorMetadata:
+        if place >= len(self.declared):
+            raise self._misfit(f"has {len(self.declared)} {self.kind}s, the message has {count}")
+        known = self.declared[place]
+        if known.name in named:
+            raise self._misfit(
+                f"has {self.kind} {known.name!r} at place {place}, where the message has one "
+                "without a name, and another one by that name"
+            )
+        return known
 
     def _whole(
         self, tensor: Tensor, known: TensorMetadata, needs: frozenset[Need], *, bare: bool

@@ -101,10 +101,10 @@ CASES = [
         (whole("A", INT32, (1, 2), EIGHT), whole("B", FP32, (3,), bytes(12))),
     ),
     Case(
-        "positions_count_the_unnamed_only",
+        "places_count_the_named_too",
         (A, B),
-        (raw(bytes(12), "", FP32, (3,)), raw(EIGHT, "A", INT32, (1, 2))),
-        (whole("B", FP32, (3,), bytes(12)), whole("A", INT32, (1, 2), EIGHT)),
+        (raw(EIGHT, "A", INT32, (1, 2)), raw(bytes(12), "", FP32, (3,))),
+        (whole("A", INT32, (1, 2), EIGHT), whole("B", FP32, (3,), bytes(12))),
     ),
     Case(
         "only_what_is_needed",
@@ -221,6 +221,13 @@ MISFITS = [
         (A,),
         (raw(bytes(12)),),
         "model 'm version 2' has input 'A' of shape [-1, 2], which 3 elements do not fill",
+    ),
+    Misfit(
+        "place_that_is_named_elsewhere",
+        (A, T),
+        (raw(b"", "", FP32, (0,)), raw(EIGHT, "A", INT32, (1, 2))),
+        "model 'm version 2' has input 'A' at place 0, where the message has one without a name, "
+        "and another one by that name",
     ),
     Misfit(
         "more_than_batch_one",

@@ -1,0 +1,111 @@
+"""Stand-ins taken back: UINT8 that the model declares BOOL, FP32 that it declares BF16. Pure.
+
+A protocol without these datatypes writes others for them, and only the model's metadata tells
+which was meant. `Complete` asks for the metadata; here it is applied. Values are never rounded.
+
+Source: GraphPipe dossier, section 6.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gateway.ir.context import ModelRef
+from gateway.ir.data import RawData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError
+from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensor import Tensor
+
+# What was meant, and what comes for it. INT8 is how some clients send truth values.
+_STAND_INS: Final[Mapping[Datatype, frozenset[Datatype]]] = {
+    Datatype.BOOL: frozenset({Datatype.UINT8, Datatype.INT8}),
+    Datatype.BF16: frozenset({Datatype.FP32}),
+}
+_ANY: Final = frozenset().union(*_STAND_INS.values())
+
+
+def may_stand_in(tensors: Sequence[Tensor]) -> bool:
+    """Return whether some tensor could mean another datatype than it has."""
+    return any(tensor.datatype in _ANY for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """The metadata that says what was meant.
+
+    Attributes:
+        kind: "input" or "output", for errors.
+        model: For errors.
+        declared: As the model declares them; tensors without a name go by place.
+        failure: Raised for a value that the declared datatype cannot hold.
+    """
+
+    kind: str
+    model: ModelRef
+    declared: Sequence[TensorMetadata]
+    failure: type[GatewayError]
+
+    def replace(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return *tensors* in the datatypes that the model declares; itself without stand-ins.
+
+        Any byte but 0 is true; bytes of 0 and 1 are not copied. FP32 becomes BF16 when every
+        value keeps all its bits, and copies.
+
+        Raises:
+            GatewayError: Of class `failure`: BF16 cannot hold a value exactly.
+        """
+        known = {declared.name: declared.datatype for declared in self.declared}
+        places = [declared.datatype for declared in self.declared]
+        replaced: list[Tensor] = []
+        changed = False
+        for place, tensor in enumerate(tensors):
+            if tensor.name:
+                meant = known.get(tensor.name)
+            else:
+                meant = places[place] if place < len(places) else None
+            if meant is None or tensor.datatype not in _STAND_INS.get(meant, ()):
+                replaced.append(tensor)
+                continue
+            data = _truths(tensor) if meant is Datatype.BOOL else self._halved(tensor, place)
+            replaced.append(
+                Tensor(tensor.name, meant, tensor.shape, RawData(data), tensor.parameters)
+            )
+            changed = True
+        return tuple(replaced) if changed else tensors
+
+    def _halved(self, tensor: Tensor, place: int) -> memoryview:
+        """Return FP32 as BF16: the upper half of each value, where the lower one is zero."""
+        halves = np.frombuffer(as_raw(tensor), "<u2").reshape(-1, 2)
+        lost = np.flatnonzero(halves[:, 0])
+        if lost.size:
+            index = int(lost[0])
+            value = np.frombuffer(as_raw(tensor), "<f4")[index]
+            raise self.failure(
+                f"{self.kind} {tensor.name or f'#{place}'!r} of model {str(self.model)!r} is BF16 "
+                f"and comes as FP32: element {index} is {float(value)!r}, which BF16 cannot hold "
+                "exactly; round the values to BF16 before they are sent",
+                model=self.model,
+            )
+        return memoryview(halves[:, 1].tobytes())
+
+
+def _truths(tensor: Tensor) -> memoryview:
+    raw = as_raw(tensor)
+    values = np.frombuffer(raw, np.uint8)
+    if not values.size or values.max() <= 1:
+        return raw
+    return memoryview((values != 0).tobytes())
+
+
+def in_order(tensors: tuple[Tensor, ...], names: Sequence[str]) -> tuple[Tensor, ...]:
+    """Return *tensors* in the order of *names*, the others after them; itself when they are."""
+    places = {name: place for place, name in enumerate(names)}
+    found = [places.get(tensor.name, len(places)) for tensor in tensors]
+    if found == sorted(found):
+        return tensors
+    return tuple([tensors[place] for place in sorted(range(len(found)), key=found.__getitem__)])
