@@ -7,7 +7,7 @@ when something is missing, and remembered. Codecs stay pure because this layer e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import structlog
 
@@ -37,6 +37,10 @@ from gateway.service import Service
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
+
+_REQUEST_LACKS: Final = "the request leaves out names, datatypes or shapes"
+_ANSWER_LACKS: Final = "the answer leaves out names, datatypes or shapes"
+_ORDER_UNKNOWN: Final = "outputs without names have an order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ class Complete:
         outputs = Need.OUTPUTS in needs and not call.outputs
         if not (apart or bare or outputs or Need.BATCHING in needs):
             return call, None
-        metadata = await self._ask(call.model or ModelRef(""), "the request leaves out")
+        metadata = await self._ask(call.model or ModelRef(""), _REQUEST_LACKS)
         if bare:
             call = self._filled(call, metadata)
         if apart:
@@ -144,7 +148,7 @@ class Complete:
         if not (apart or bare or Need.BATCHING in needs):
             return reply
         model = call.model or ModelRef("")
-        metadata = asked.metadata or await self._ask(model, "the answer leaves out")
+        metadata = asked.metadata or await self._ask(model, _ANSWER_LACKS)
         if apart:
             reply = joined_reply(reply, metadata)
         if bare:
@@ -184,7 +188,9 @@ class Complete:
         """Return *reply* with its outputs as asked for, or else as the model declares them."""
         names = [output.name for output in call.outputs]
         if not names:
-            metadata = await self._ask(call.model or ModelRef(""), "the answer leaves out")
+            metadata = await self._ask(
+                call.model or ModelRef(""), "outputs without names have an order"
+            )
             names = [known.name for known in metadata.outputs]
         outputs = in_order(reply.outputs, names)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
@@ -194,7 +200,7 @@ class Complete:
             return await self._metadata(ModelMetadataRequest(model=model))
         except GatewayError as error:
             raise type(error)(
-                f"{why} names, datatypes or shapes, and the metadata of model {str(model)!r} "
+                f"{why}, and the metadata of model {str(model)!r} "
                 f"that would tell them cannot be had: {error.message}",
                 model=model,
             ) from error
