@@ -124,6 +124,7 @@ class ProtocolSpec:
     stream: StreamBinding | None = None
     options: Callable[[Options], Options] = field(default=dict)
     settle: Callable[[Options, str], Options] | None = None
+    classifies: bool = False
     default_model: str = ""
 
     @property

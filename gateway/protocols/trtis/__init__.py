@@ -15,4 +15,5 @@ SPEC = ProtocolSpec(
     http=HttpBinding(codec=HttpCodec, prefixes=("/api",)),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
+    classifies=True,
 )

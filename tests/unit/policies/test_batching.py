@@ -230,3 +230,21 @@ def test_answer_of_a_model_that_does_not_batch_keeps_its_shapes() -> None:
 def test_a_model_batches_by_its_word_or_its_shapes(metadata: ModelMetadata, expected: bool) -> None:
     """Where a model does not say, every tensor with a variable first axis says it batches."""
     assert metadata.batches is expected
+
+
+def test_inputs_of_unknown_shape_keep_their_own() -> None:
+    """Where the metadata tell no shape, the request's dims hold; without them there are none."""
+    untold = model(0, a=(Datatype.UINT8, None))
+    data = RawData(memoryview(b"ab"))
+    found = settled(request(Tensor("a", None, (2,), data)), untold, whole=True)
+    assert found.inputs[0].shape == (2,)
+    with pytest.raises(InvalidRequest, match="those of the model are unknown"):
+        settled(request(Tensor("a", None, None, data)), untold, whole=True)
+
+
+def test_shares_are_told_from_inputs_in_shared_memory() -> None:
+    """Inputs in shared memory take nothing of the buffer."""
+    there = Tensor("b", None, (3,), SharedData("r", 0, 3))
+    found = settled(request(there, share("a", bytes(8), 0)), TWO, whole=False)
+    assert found.inputs[0].data == SharedData("r", 0, 3)
+    assert as_raw(found.inputs[1]) == bytes(8)

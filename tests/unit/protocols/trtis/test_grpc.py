@@ -38,7 +38,13 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelStatus,
+    ServerStatus,
+    SharedRegion,
+    TensorMetadata,
+)
 from gateway.ir.tensor import RequestedOutput, items_tensor
 from gateway.protocols.trtis.grpc import METHODS, GrpcCodec, file_descriptors
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -411,3 +417,33 @@ def test_streams_and_other_calls_are_refused() -> None:
     for refused in refusals:
         with pytest.raises(Unsupported, match="Request cannot be asked"):
             refused()
+
+
+def test_context_holds_what_travels_beside() -> None:
+    """Metadata, request id and deadline cross in both directions, framing does not."""
+    metadata = (("x-a", "1"), ("x-request-id", "id"), ("x-bin", b"\x00"), ("host", "h"))
+    wire = GrpcRequest(SERVICE + "Status", (b"",), metadata, 7.0)
+    context = CODEC.decode_call(wire).context
+    assert (context.request_id, context.deadline) == ("id", 7.0)
+    assert context.metadata == (("x-a", "1"), ("x-request-id", "id"), ("host", "h"))
+    sent = CODEC.encode_call(ServerLiveRequest(context=context))
+    assert sent.metadata == (("x-a", "1"), ("x-request-id", "id"))
+    assert sent.deadline == 7.0
+    named = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="made")))
+    assert named.metadata == (("x-request-id", "made"),)
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    """Fields that this schema does not know are no error, in requests and in answers."""
+    extra = b"\xa0\x06\x01"
+    wire = GrpcRequest(SERVICE + "Infer", (INFER.SerializeToString() + extra,))
+    assert CODEC.decode_call(wire).batch_size == 2
+    answered = GrpcResponse((bytes(reply().view) + extra,))
+    assert CODEC.decode_reply(CALL, answered).batch_size == 2
+
+
+def test_cuda_regions_are_told_with_their_device() -> None:
+    """A region on a device has no key."""
+    region = SharedRegion(name="c", size_bytes=9, device=0)
+    told = WIDE.encode_reply(SharedStatusRequest(), (region,))
+    assert (region,) == WIDE.decode_reply(SharedStatusRequest(), told)

@@ -61,6 +61,7 @@ def status_of(wire: HttpResponse) -> pb.RequestStatus:
 def test_protocol_is_what_it_exports() -> None:
     """The folder's SPEC makes both codecs and claims paths and methods."""
     assert SPEC.name == "trtis"
+    assert SPEC.classifies
     assert SPEC.http is not None
     assert SPEC.http.prefixes == ("/api",)
     assert SPEC.http.codec(DEFAULT_LIMITS, {}).name == "trtis.http"
@@ -536,3 +537,20 @@ def test_long_headers_are_read_too() -> None:
     """A header longer than what is remembered is read all the same."""
     header = "batch_size: 1 " + " ".join(f'output {{ name: "o{n}" }}' for n in range(250))
     assert len(CODEC.decode_call(post(header)).outputs) == 250
+
+
+def test_broken_queries_are_no_queries() -> None:
+    """A query with more parameters than anyone sends is not taken apart."""
+    many = "&".join(f"a{n}=1" for n in range(99)) + "&format=binary"
+    call = CODEC.decode_call(HttpRequest("GET", "/api/status", many))
+    assert isinstance(call, ServerStatusRequest)
+    assert call.context.origin is not None
+    assert call.context.origin.form.format == "text"
+
+
+def test_answer_without_a_shape_is_refused() -> None:
+    """Where neither answer nor metadata tell a shape, there are no dims to write."""
+    call = CODEC.decode_call(post(HEADER, X_RAW))
+    untold = Tensor("y", None, None, RawData(memoryview(b"1")))
+    with pytest.raises(Unsupported, match="'y' has no shape"):
+        CODEC.encode_reply(call, REPLY.changed(outputs=(untold,)))
