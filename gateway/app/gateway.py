@@ -14,6 +14,7 @@ from gateway import __version__
 from gateway.app.admin import AdminFrontend
 from gateway.app.check import check
 from gateway.app.listeners import Shared, build_listener
+from gateway.app.memory import keep_large_buffers
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.routes import BuiltRoute, Place, build_route
 from gateway.app.rules import named_models, ruled_routes
@@ -293,6 +294,7 @@ def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None 
     require_fast_runtime()
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
+    keep_large_buffers(default_budget() // 4)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(loaded, started))
 
