@@ -1,0 +1,31 @@
+"""grps over HTTP, gRPC and brpc: what this folder exports is `SPEC`.
+
+The options of listeners and upstreams are described in `options.Settings`.  Paths of customised
+routes are mounted besides the prefixes here, see `options.custom_paths`; the page at `/` belongs to
+a listener of grps alone.
+"""
+
+from __future__ import annotations
+
+from gateway.protocols.grps.brpc import BrpcCodec
+from gateway.protocols.grps.frames import BaiduFramer, server_framer
+from gateway.protocols.grps.grpc import METHODS, GrpcCodec, file_descriptors
+from gateway.protocols.grps.http import HttpCodec
+from gateway.protocols.grps.options import check_options
+from gateway.protocols.grps.paths import BRPC_PREFIXES, PREFIX
+from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
+
+SPEC = ProtocolSpec(
+    name="grps",
+    http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX, *BRPC_PREFIXES)),
+    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    stream=StreamBinding(
+        codec=BrpcCodec,
+        server_framer=server_framer,
+        client_framer=BaiduFramer,
+        ordered=False,
+        carriers=("brpc",),
+    ),
+    options=check_options,
+    default_model="default_model",
+)

@@ -1,0 +1,166 @@
+"""Datatypes as grps writes them, and tensors made to fit: wide numbers checked, others widened.
+
+grps has neither booleans nor the wider unsigned integers nor bfloat16, and carries narrow types in
+wide fields.  Coming in, a value out of its range is an error, never wrapped; going out, a tensor
+is widened where no value is lost.
+
+Source: dossier, sections 2.1 and 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.data import ArrayData, TensorData, as_numpy
+from gateway.ir.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.errors import InvalidTensor, Unsupported
+from gateway.ir.tensor import Tensor
+
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WireType:
+    """One of grps's datatypes.
+
+    Attributes:
+        number: In protobuf.
+        name: In JSON.
+        field: Number of the field that holds the elements.
+        member: Name of that field.
+        datatype: Ours.
+        carrier: The numpy type of the field's elements; bytes for text.
+    """
+
+    number: int
+    name: str
+    field: int
+    member: str
+    datatype: Datatype
+    carrier: npt.DTypeLike
+
+
+WIRE_TYPES: Final = (
+    WireType(1, "DT_UINT8", 4, "flat_uint8", Datatype.UINT8, "<u4"),
+    WireType(2, "DT_INT8", 5, "flat_int8", Datatype.INT8, "<i4"),
+    WireType(3, "DT_INT16", 6, "flat_int16", Datatype.INT16, "<i4"),
+    WireType(4, "DT_INT32", 7, "flat_int32", Datatype.INT32, "<i4"),
+    WireType(5, "DT_INT64", 8, "flat_int64", Datatype.INT64, "<i8"),
+    WireType(6, "DT_FLOAT16", 9, "flat_float16", Datatype.FP16, "<f4"),
+    WireType(7, "DT_FLOAT32", 10, "flat_float32", Datatype.FP32, "<f4"),
+    WireType(8, "DT_FLOAT64", 11, "flat_float64", Datatype.FP64, "<f8"),
+    WireType(9, "DT_STRING", 12, "flat_string", Datatype.BYTES, "O"),
+)
+BY_NUMBER: Final = {known.number: known for known in WIRE_TYPES}
+BY_NAME: Final = {known.name: known for known in WIRE_TYPES}
+BY_FIELD: Final = {known.field: known for known in WIRE_TYPES}
+BY_DATATYPE: Final = {known.datatype: known for known in WIRE_TYPES}
+
+_NAMES: Final = ", ".join(f"{known.name} ({known.number})" for known in WIRE_TYPES)
+
+
+def wire_type(tensor: str, dtype: int | str) -> WireType:
+    """Return the datatype that *dtype*, a number or a name, means for the tensor called *tensor*.
+
+    Raises:
+        InvalidTensor: There is no such datatype, or it is DT_INVALID.
+    """
+    known = BY_NAME.get(dtype) if isinstance(dtype, str) else BY_NUMBER.get(dtype)
+    if known is None:
+        raise InvalidTensor(f"tensor {tensor!r} has dtype {str(dtype)[:32]}, grps has {_NAMES}")
+    return known
+
+
+def narrowed(tensor: str, known: WireType, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values of a wide field in the dtype of their datatype; a copy unless it is that.
+
+    Args:
+        tensor: Named in errors.
+        known: The datatype; not text.
+        values: Of the field's own dtype, or wider.
+
+    Raises:
+        InvalidTensor: A value is out of range; names the first index.
+    """
+    dtype = known.datatype.numpy_dtype
+    if values.dtype == dtype or not values.size:
+        return values.astype(dtype, copy=False)
+    if known.datatype.is_float:
+        with np.errstate(over="ignore"):
+            small = values.astype(dtype)
+        lost = np.isinf(small) & np.isfinite(values)
+    else:
+        bounds = np.iinfo(dtype)
+        lost = (values < bounds.min) | (values > bounds.max)
+        small = values.astype(dtype)
+    if lost.any():
+        index = int(np.argmax(lost))
+        raise InvalidTensor(
+            f"tensor {tensor!r} has {values[index]} at index {index}, "
+            f"which is out of the range of {known.name}"
+        )
+    return small
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return *tensor* in a datatype that grps has; shares the data when it is in one already.
+
+    Raises:
+        Unsupported: It has no datatype or shape, or a UINT64 value over 2**63 - 1.
+    """
+    datatype = tensor.datatype
+    if datatype is None or tensor.shape is None:
+        missing = "datatype" if datatype is None else "shape"
+        raise Unsupported(f"tensor {tensor.name!r} has no {missing}, grps needs one")
+    if datatype in BY_DATATYPE:
+        return tensor
+    target, widen = _WIDER[datatype]
+    data: TensorData = ArrayData(widen(tensor.name, as_numpy(tensor)))
+    return Tensor(tensor.name, target, tensor.shape, data, tensor.parameters)
+
+
+def widened_datatype(datatype: Datatype) -> Datatype:
+    """Return the datatype that *datatype* has on the wire."""
+    return datatype if datatype in BY_DATATYPE else _WIDER[datatype][0]
+
+
+def carried(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return the elements of a numeric tensor as its field carries them; floats little-endian.
+
+    FP16 becomes float32; integers stay in their own dtype, which the varints do not show.
+    """
+    flat: npt.NDArray[Any] = as_numpy(tensor).reshape(-1)
+    if tensor.datatype is Datatype.FP16:
+        flat = flat.astype("<f4")
+    return flat
+
+
+def _of_bool(_name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
+    return (np.ascontiguousarray(values).view(np.uint8) != 0).astype(np.uint8)
+
+
+def _of_uint64(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if values.size and int(values.max()) > _INT64_MAX:
+        flat = values.reshape(-1)
+        index = int(np.argmax(flat > _INT64_MAX))
+        raise Unsupported(
+            f"tensor {name!r} has {flat[index]} at index {index}, grps has no integer over "
+            f"{_INT64_MAX}"
+        )
+    return values.astype("<i8")
+
+
+_Widen = Callable[[str, npt.NDArray[Any]], npt.NDArray[Any]]
+_WIDER: Final[dict[Datatype, tuple[Datatype, _Widen]]] = {
+    Datatype.BOOL: (Datatype.UINT8, _of_bool),
+    Datatype.UINT16: (Datatype.INT32, lambda _, values: values.astype("<i4")),
+    Datatype.UINT32: (Datatype.INT64, lambda _, values: values.astype("<i8")),
+    Datatype.UINT64: (Datatype.INT64, _of_uint64),
+    Datatype.BF16: (Datatype.FP32, lambda _, values: fp32_of_bf16(values)),
+}

@@ -1,0 +1,126 @@
+"""JSON documents of grps, read safely into dictionaries.
+
+Here are size, depth, number of keys and duplicates; what the members mean is in json.py.  orjson
+keeps one of two equal keys without a word; another parser might keep the other, so duplicates are
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import orjson
+
+from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits, check_count
+
+_SHOWN: Final = 64
+_NODES: Final = frozenset({dict, list})
+
+
+def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Args:
+        view: The whole text.
+        what: Names the document in errors.
+        limits: `json_bytes`, `json_depth` and `json_keys` are enforced.
+
+    Raises:
+        MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
+        TooLarge: A limit is exceeded.
+    """
+    _check_size(view, what, limits)
+    try:
+        document = orjson.loads(view)
+    except orjson.JSONDecodeError as error:
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise MalformedMessage(f"{what} is not a JSON object")
+    text = bytes(view)
+    keys = _counted(document, what, limits)
+    # Each key has one colon outside of strings: no more colons than keys, then no key came twice.
+    if text.count(b":") != keys:
+        _check_twice(text, what)
+    return document
+
+
+def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
+    """Read one JSON object as servers write it: NaN and Infinity may be bare words.
+
+    Raises:
+        MalformedMessage: It is not even that.
+        TooLarge: A limit is exceeded.
+    """
+    try:
+        return read_document(view, what, limits)
+    except MalformedMessage as error:
+        try:
+            document = json.loads(bytes(view), object_pairs_hook=_once)
+        except (ValueError, RecursionError):
+            raise error from None
+        if not isinstance(document, dict):
+            raise
+        _counted(document, what, limits)
+        return document
+
+
+def _check_size(view: memoryview, what: str, limits: MessageLimits) -> None:
+    if view.nbytes > limits.json_bytes:
+        raise TooLarge(
+            f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
+            limit="json_bytes",
+        )
+
+
+def _counted(document: dict[str, Any], what: str, limits: MessageLimits) -> int:
+    """Check depth and numbers of keys, level by level; return the number of all keys."""
+    keys = 0
+    level: list[Any] = [document]
+    for _ in range(limits.json_depth):
+        below: list[Any] = []
+        for node in level:
+            if type(node) is dict:
+                keys += len(node)
+                check_count(
+                    f"keys in an object of {what}", len(node), limits.json_keys, "json_keys"
+                )
+                below += [one for one in node.values() if type(one) is dict or type(one) is list]
+            elif not _NODES.isdisjoint(map(type, node)):
+                below += [one for one in node if type(one) is dict or type(one) is list]
+        if not below:
+            return keys
+        level = below
+    raise TooLarge(
+        f"{what} is nested too deep, at most {limits.json_depth} levels are allowed",
+        limit="json_depth",
+    )
+
+
+def _check_twice(text: bytes, what: str) -> None:
+    try:
+        json.loads(text, object_pairs_hook=_once, parse_int=_nothing, parse_float=_nothing)
+    except _TwiceError as error:
+        raise MalformedMessage(f"{what} has the key {error} twice in one object") from error
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+
+
+class _TwiceError(ValueError):
+    """A key comes twice."""
+
+
+def _once(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    kept = dict(found)
+    if len(kept) != len(found):
+        seen: set[str] = set()
+        for key, _ in found:
+            if key in seen:
+                raise _TwiceError(repr(key[:_SHOWN]))
+            seen.add(key)
+    return kept
+
+
+def _nothing(_text: str) -> None:
+    return None

@@ -1,0 +1,251 @@
+"""Elements of tensors and arrays as JSON, both ways.
+
+Numbers are read as the Python server reads them: integers also as `1.0` and as digits in a string,
+floats also as the words NaN, Infinity and -Infinity in a string.  Nothing is rounded to an integer,
+wrapped or guessed; booleans are no numbers, but in an ndarray.  Written, non-finite values are
+those words, so the document is JSON always.
+
+Source: dossier, sections 3.4 and 3.5.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.data import ArrayData, ItemsData, TensorData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.limits import MessageLimits, check_shape
+from gateway.ir.tensor import Shape
+from gateway.protocols.grps.datatypes import WireType, narrowed
+
+FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+
+_INTEGERS: Final = frozenset({int})
+_NUMBERS: Final = frozenset({int, float})
+_ARRAY_NUMBERS: Final = frozenset({int, float, bool})
+_WORDS: Final = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf}
+_DIGITS: Final = re.compile(r"-?\d{1,20}")
+_DECIMAL: Final = re.compile(r"-?\d{1,400}(\.\d{1,400})?([eE][-+]?\d{1,4})?")
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+_SHOWN: Final = 40
+
+
+def read_data(
+    name: str, known: WireType, shape: Shape, flat: list[Any], limits: MessageLimits
+) -> TensorData:
+    """Read the elements of one tensor.
+
+    Args:
+        name: Of the tensor, for errors.
+        known: Its datatype.
+        shape: Its shape, which *flat* has the elements for.
+        flat: As JSON gave them.
+        limits: For the size of text.
+
+    Raises:
+        InvalidTensor: An element is of another kind or out of range; names the first index.
+        TooLarge: A text is.
+    """
+    if known.datatype is Datatype.BYTES:
+        return ItemsData(_texts(name, flat, limits))
+    values: npt.NDArray[Any]
+    if known.datatype.is_integer:
+        values = _integers(name, flat)
+    else:
+        values = _floats(name, flat)
+        if known.datatype is Datatype.FP16:
+            # By way of float32, as the wire does it.
+            with np.errstate(over="ignore"):
+                values = values.astype("<f4")
+    return ArrayData(narrowed(name, known, values).reshape(shape))
+
+
+def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
+    """Read an ndarray: numbers in lists that are nested evenly, or a bare number.
+
+    Raises:
+        InvalidTensor: It is ragged, or has an element that is no number.
+        TooLarge: A limit is exceeded.
+    """
+    shape: list[int] = []
+    flat: list[Any] = [value]
+    while any(type(one) is list for one in flat):
+        first = len(flat[0]) if type(flat[0]) is list else -1
+        if any(type(one) is not list or len(one) != first for one in flat):
+            raise InvalidTensor(
+                f"ndarray is ragged at depth {len(shape)}: lists must be nested evenly"
+            )
+        shape.append(first)
+        check_shape("ndarray", Datatype.FP32, tuple(shape), limits)
+        if not first:
+            flat = []
+            break
+        flat = list(chain.from_iterable(flat))
+    if not _ARRAY_NUMBERS.issuperset(map(type, flat)):
+        wrong = next(one for one in flat if type(one) not in _ARRAY_NUMBERS)
+        raise InvalidTensor(f"ndarray has {_show(wrong)}, needed are numbers in lists")
+    try:
+        # Beyond float32 is infinity here, as numpy has it on the real server.
+        with np.errstate(over="ignore"):
+            array = np.array(flat, np.float64).astype("<f4")
+    except OverflowError as error:
+        raise InvalidTensor("ndarray has an integer that no float can hold") from error
+    return array.reshape(shape)
+
+
+def read_integer(what: str, value: Any, least: int, most: int) -> int:
+    """Read one integer between *least* and *most*, both included.
+
+    Raises:
+        InvalidRequest: It is none, or out of range.
+    """
+    found = _integer(value)
+    if found is None or not least <= found <= most:
+        raise InvalidRequest(
+            f"{what} is {_show(value)}, needed is an integer from {least} to {most}"
+        )
+    return found
+
+
+def read_number(what: str, value: Any) -> float:
+    """Read one number, or the words for those that are none.
+
+    Raises:
+        InvalidRequest: It is something else.
+    """
+    found = _float(value)
+    if found is None:
+        raise InvalidRequest(f"{what} is {_show(value)}, needed is a number")
+    return found
+
+
+def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
+    """Return elements for JSON: an array that orjson takes, or a list.
+
+    Args:
+        flat: Of one dimension; FP16 has the digits of its float32 value.
+        numbers: INT64 as numbers, else as text.
+    """
+    if flat.dtype.kind == "f":
+        if flat.dtype.itemsize == 2:  # noqa: PLR2004  # half
+            flat = flat.astype(np.float32)
+        if not np.isfinite(flat).all():
+            return _worded(flat).tolist()
+    elif flat.dtype == np.int64 and not numbers:
+        return list(map(str, flat.tolist()))
+    if not (flat.flags.aligned and flat.flags.c_contiguous):
+        flat = flat.copy()
+    return flat
+
+
+def written_array(array: npt.NDArray[Any]) -> Any:
+    """Return an array for JSON, nested as its shape; a bare number when it has none."""
+    if not np.isfinite(array).all():
+        return _worded(array).tolist()
+    if not array.shape:
+        return array[()]
+    return np.array(array, order="C")
+
+
+def _worded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return *array* as objects, non-finite values as words."""
+    # Scalars of numpy, not of Python: a float32 keeps its own shortest digits.
+    objects = np.array([*array.reshape(-1), None], dtype=object)[:-1].reshape(array.shape)
+    objects[np.isnan(array)] = "NaN"
+    objects[np.isposinf(array)] = "Infinity"
+    objects[np.isneginf(array)] = "-Infinity"
+    return objects
+
+
+def _texts(name: str, flat: list[Any], limits: MessageLimits) -> list[bytes]:
+    items = []
+    for index, value in enumerate(flat):
+        if type(value) is not str:
+            raise _wrong(name, index, value, "a string")
+        item = value.encode("utf-8", "replace")
+        if len(item) > limits.bytes_element_size:
+            raise TooLarge(
+                f"tensor {name!r} has an element of {len(item)} bytes at index {index}, "
+                f"at most {limits.bytes_element_size} are allowed",
+                limit="bytes_element_size",
+            )
+        items.append(item)
+    return items
+
+
+def _integers(name: str, flat: list[Any]) -> npt.NDArray[np.int64]:
+    if not _INTEGERS.issuperset(map(type, flat)):
+        found = [_integer(value) for value in flat]
+        if None in found:
+            index = found.index(None)
+            raise _wrong(name, index, flat[index], "an integer")
+        flat = found
+    try:
+        return np.array(flat, np.int64)
+    except OverflowError:
+        index = next(at for at, one in enumerate(flat) if not _INT64_MIN <= one <= _INT64_MAX)
+        raise _wrong(name, index, flat[index], "an integer of 64 bits") from None
+
+
+def _floats(name: str, flat: list[Any]) -> npt.NDArray[np.float64]:
+    if not _NUMBERS.issuperset(map(type, flat)):
+        found = [_float(value) for value in flat]
+        if None in found:
+            index = found.index(None)
+            raise _wrong(name, index, flat[index], "a number")
+        flat = found
+    try:
+        return np.array(flat, np.float64)
+    except OverflowError as error:
+        raise InvalidTensor(f"tensor {name!r} has an integer that no float can hold") from error
+
+
+def _integer(value: Any) -> int | None:
+    """Return what *value* is as an integer; None when it is none."""
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is str and _DIGITS.fullmatch(value):
+        return int(value)
+    return None
+
+
+def _float(value: Any) -> float | None:
+    """Return what *value* is as a float; None when it is none."""
+    if type(value) is float:
+        return value
+    if type(value) is str:
+        word = _WORDS.get(value.lower())
+        if word is not None or not _DECIMAL.fullmatch(value):
+            return word
+    elif type(value) is not int:
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _wrong(name: str, index: int, value: Any, needed: str) -> InvalidTensor:
+    return InvalidTensor(f"tensor {name!r} has {_show(value)} at index {index}, needed is {needed}")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = {None: "null", True: "true", False: "false"}.get(value) if _is_word(value) else None
+    text = text or repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _is_word(value: Any) -> bool:
+    return value is None or isinstance(value, bool)

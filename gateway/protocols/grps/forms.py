@@ -1,0 +1,331 @@
+"""The five forms of data as tensors of the IR, and back.
+
+`gtensors` are tensors.  `ndarray` is one unnamed FP32 tensor.  `str_data` and `bin_data` are a
+BYTES tensor of one element, unnamed in a request so that it takes the place of the model's input.
+`gmap` becomes parameters and BYTES tensors called `gmap.<field>.<key>`.  The parameter `grps_form`
+says what a call was, so that a grps upstream gets it in the same form.
+
+Answers mirror the question: text for text, bytes for bytes, a map for a map, else tensors.
+
+Source: dossier, section 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import Parameter, Parameters
+from gateway.ir.data import ItemsData, as_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name
+from gateway.ir.tensor import Tensor, items_tensor
+from gateway.protocols.grps.datatypes import BY_DATATYPE, widened
+from gateway.protocols.grps.errors import Unconvertible
+from gateway.protocols.grps.messages import (
+    GMAP_FIELDS,
+    SUCCESS,
+    Form,
+    GrpsMessage,
+    MapValue,
+    check_names,
+)
+
+FORM_PARAMETER: Final = "grps_form"
+"""Name of the parameter that says in which form a call or an answer was."""
+
+_GMAP: Final = "gmap."
+_BYTES_FIELD: Final = "s_b"
+_INTEGERS: Final = {"s_i32": 32, "s_i64": 64}
+_ONE: Final = (Form.STR_DATA, Form.BIN_DATA)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller's message says of the answer it wants.
+
+    Attributes:
+        form: The form of the request.
+        ndarray: The answer shall be an ndarray.
+        route: What the codec noted for itself.
+    """
+
+    form: Form | None = None
+    ndarray: bool = False
+    route: object = None
+
+
+def request_content(
+    message: GrpsMessage, limits: MessageLimits
+) -> tuple[tuple[Tensor, ...], Parameters]:
+    """Return the inputs and parameters that a client's message means.
+
+    Raises:
+        InvalidRequest: It has no data, or names that are not allowed.
+        InvalidTensor: Its tensors are named in part, or twice, or there are none.
+        TooLarge: It has more entries than allowed.
+    """
+    form = message.form
+    if form is Form.GTENSORS:
+        check_names(message.tensors)
+        return message.tensors, {}
+    if form is Form.NDARRAY:
+        if not message.tensors:
+            raise InvalidRequest("ndarray has no data here: it exists in JSON only, use gtensors")
+        return message.tensors, {}
+    if form is Form.GMAP:
+        return _of_map(message.entries, limits)
+    if form is None:
+        raise InvalidRequest(
+            "the message has no data, needed is one of str_data, bin_data, gtensors, ndarray, gmap"
+        )
+    # No shape: the model's declared rank decides how many ones it has.
+    tensor = Tensor("", Datatype.BYTES, None, ItemsData([_one_element(message)]))
+    return (tensor,), {FORM_PARAMETER: form.value}
+
+
+def reply_message(asked: Asked, reply: InferResponse) -> GrpsMessage:
+    """Return the answer to a client, in the form that mirrors the question.
+
+    Raises:
+        Unconvertible: No form that may be used can carry the outputs.
+    """
+    outputs = reply.outputs
+    if asked.ndarray:
+        return _ndarray(outputs)
+    if asked.form in _ONE and len(outputs) == 1:
+        item = _only_item(outputs[0])
+        if item is not None:
+            return _mirrored(asked.form, item)
+    if asked.form is Form.GMAP and _is_map(outputs, reply.parameters):
+        entries = _map_of(outputs, reply.parameters)
+        return GrpsMessage(status=SUCCESS, form=Form.GMAP, entries=entries)
+    if len(outputs) == 1:
+        item = _only_item(outputs[0])
+        if item is not None and _text_of(item) is None:
+            return GrpsMessage(status=SUCCESS, form=Form.BIN_DATA, data=item)
+    tensors = tuple([_outgoing(tensor) for tensor in outputs])
+    return GrpsMessage(status=SUCCESS, form=Form.GTENSORS, tensors=tensors)
+
+
+def request_message(call: InferRequest, form: Form | None, *, widen: bool) -> GrpsMessage:
+    """Return the data of a request to an upstream.
+
+    Args:
+        call: Its sequence, priority, id and own parameters have no place in grps.
+        form: The form that is configured; None for the caller's own.
+        widen: Datatypes that grps lacks go out as wider ones.
+
+    Raises:
+        Unsupported: The form cannot carry the inputs, or grps cannot carry the call.
+    """
+    _check_plain(call)
+    if form is None:
+        said = call.parameters.get(FORM_PARAMETER)
+        form = _FORMS.get(said) if isinstance(said, str) else None
+    if form in _ONE:
+        return _as_one(form, call.inputs)
+    if form is Form.GMAP:
+        return GrpsMessage(form=form, entries=_map_of(call.inputs, call.parameters))
+    tensors = tuple([_sent(tensor, widen=widen) for tensor in call.inputs])
+    if form is Form.NDARRAY:
+        if len(tensors) != 1 or tensors[0].datatype is not Datatype.FP32:
+            raise Unsupported("ndarray carries one FP32 tensor, the request has other inputs")
+        return GrpsMessage(form=form, tensors=(tensors[0].renamed(""),))
+    return GrpsMessage(form=Form.GTENSORS, tensors=tensors)
+
+
+def reply_content(
+    message: GrpsMessage, output: str, limits: MessageLimits
+) -> tuple[tuple[Tensor, ...], Parameters]:
+    """Return the outputs and parameters that an upstream's answer means.
+
+    Args:
+        message: A successful one.
+        output: Name for the tensor of `str_data` and `bin_data`; "" for that of the form.
+        limits: For the number of entries in a gmap.
+
+    Raises:
+        MalformedMessage: It has no data.
+        TooLarge: It has more entries than allowed.
+    """
+    form = message.form
+    if form is Form.GTENSORS or (form is Form.NDARRAY and message.tensors):
+        return message.tensors, {}
+    if form is Form.GMAP:
+        return _of_map(message.entries, limits)
+    if form not in _ONE:
+        raise MalformedMessage("the answer has no data")
+    tensor = items_tensor(output or form.value, (1,), [_one_element(message)])
+    return (tensor,), {FORM_PARAMETER: form.value}
+
+
+_FORMS: Final = {form.value: form for form in Form}
+
+
+def _one_element(message: GrpsMessage) -> bytes | memoryview:
+    return message.text.encode() if message.form is Form.STR_DATA else message.data
+
+
+def _only_item(tensor: Tensor) -> bytes | memoryview | None:
+    """Return the element of a BYTES tensor that has one; None when it is no such tensor."""
+    if tensor.datatype is not Datatype.BYTES:
+        return None
+    items = as_items(tensor)
+    return items[0] if len(items) == 1 else None
+
+
+def _text_of(item: bytes | memoryview) -> str | None:
+    try:
+        return str(item, "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _mirrored(form: Form | None, item: bytes | memoryview) -> GrpsMessage:
+    words = _text_of(item) if form is Form.STR_DATA else None
+    if words is not None:
+        return GrpsMessage(status=SUCCESS, form=Form.STR_DATA, text=words)
+    return GrpsMessage(status=SUCCESS, form=Form.BIN_DATA, data=item)
+
+
+def _ndarray(outputs: tuple[Tensor, ...]) -> GrpsMessage:
+    if len(outputs) != 1 or outputs[0].datatype is not Datatype.FP32:
+        found = ", ".join(f"{one.name!r} of {_spelled(one)}" for one in outputs[:8]) or "none"
+        raise Unconvertible(
+            f"the answer cannot be an ndarray: needed is one output of FP32, there is {found}"
+        )
+    return GrpsMessage(status=SUCCESS, form=Form.NDARRAY, tensors=outputs)
+
+
+def _spelled(tensor: Tensor) -> str:
+    return "no datatype" if tensor.datatype is None else tensor.datatype.name
+
+
+def _outgoing(tensor: Tensor) -> Tensor:
+    """Return an output in a datatype that grps has, its text checked."""
+    try:
+        tensor = widened(tensor)
+        _check_text(tensor)
+    except Unsupported as error:
+        raise Unconvertible(f"output {error.message}") from error
+    return tensor
+
+
+def _sent(tensor: Tensor, *, widen: bool) -> Tensor:
+    """Return an input in a datatype that grps has, its text checked."""
+    if tensor.datatype is not None and tensor.datatype not in BY_DATATYPE and not widen:
+        raise Unsupported(
+            f"tensor {tensor.name!r} is {tensor.datatype.name}, which grps does not have; the "
+            "upstream's option 'widen' sends it as the next wider datatype"
+        )
+    tensor = widened(tensor)
+    _check_text(tensor)
+    return tensor
+
+
+def _check_text(tensor: Tensor) -> None:
+    if tensor.datatype is not Datatype.BYTES:
+        return
+    for index, item in enumerate(as_items(tensor)):
+        if _text_of(item) is None:
+            raise Unsupported(
+                f"tensor {tensor.name!r} has bytes that are not UTF-8 at index {index}, and a "
+                "tensor of grps carries text only"
+            )
+
+
+def _as_one(form: Form, inputs: tuple[Tensor, ...]) -> GrpsMessage:
+    item = _only_item(inputs[0]) if len(inputs) == 1 else None
+    if item is None:
+        raise Unsupported(
+            f"{form.value} carries one BYTES element, the request has {len(inputs)} inputs of "
+            "other kinds"
+        )
+    if form is Form.BIN_DATA:
+        return GrpsMessage(form=form, data=item)
+    words = _text_of(item)
+    if words is None:
+        raise Unsupported(f"input {inputs[0].name!r} is not UTF-8, str_data carries text only")
+    return GrpsMessage(form=form, text=words)
+
+
+def _check_plain(call: InferRequest) -> None:
+    if call.sequence is not None:
+        raise Unsupported(
+            f"sequence {call.sequence.id!r} cannot be carried: grps has no sequences",
+            model=call.model,
+        )
+    for output in call.outputs:
+        if output.classes or output.shared is not None:
+            raise Unsupported(
+                f"output {output.name!r} asks for classification or shared memory, which grps "
+                "does not have",
+                model=call.model,
+            )
+
+
+def _of_map(
+    entries: Mapping[str, Mapping[str, MapValue]], limits: MessageLimits
+) -> tuple[tuple[Tensor, ...], Parameters]:
+    parameters: dict[str, Parameter] = {FORM_PARAMETER: Form.GMAP.value}
+    tensors = []
+    for member, values in entries.items():
+        for key, value in values.items():
+            name = f"{_GMAP}{member}.{key}"
+            check_name("key of gmap", name, limits.name_bytes, "name_bytes")
+            if isinstance(value, bytes):
+                tensors.append(items_tensor(name, (1,), [value]))
+            else:
+                parameters[name] = value
+    check_count("entries of gmap", len(parameters) - 1, limits.parameters, "parameters")
+    check_count("entries of gmap.s_b", len(tensors), limits.tensors, "tensors")
+    return tuple(tensors), parameters
+
+
+def _is_map(tensors: Iterable[Tensor], parameters: Parameters) -> bool:
+    names = [tensor.name for tensor in tensors]
+    return all(_split(name) for name in names) and (
+        bool(names) or any(_split(name) for name in parameters)
+    )
+
+
+def _split(name: str) -> tuple[str, str] | None:
+    """Return field and key that a name stands for; None when it is none of gmap's."""
+    if not name.startswith(_GMAP):
+        return None
+    member, dot, key = name[len(_GMAP) :].partition(".")
+    return (member, key) if dot and member in GMAP_FIELDS else None
+
+
+def _map_of(tensors: Iterable[Tensor], parameters: Parameters) -> dict[str, dict[str, MapValue]]:
+    """Return a gmap from what `_of_map` makes; parameters of other names have no place in it."""
+    entries: dict[str, dict[str, MapValue]] = {}
+    for tensor in tensors:
+        place = _split(tensor.name)
+        item = _only_item(tensor)
+        if place is None or place[0] != _BYTES_FIELD or item is None:
+            raise Unconvertible(
+                f"tensor {tensor.name!r} cannot be an entry of gmap: needed is one BYTES element "
+                f"called {_GMAP}{_BYTES_FIELD}.<key>"
+            )
+        entries.setdefault(place[0], {})[place[1]] = bytes(item)
+    for name, value in parameters.items():
+        place = _split(name)
+        if place is not None:
+            entries.setdefault(place[0], {})[place[1]] = _entry(name, place[0], value)
+    return entries
+
+
+def _entry(name: str, member: str, value: Parameter) -> MapValue:
+    bits = _INTEGERS.get(member)
+    if member == "s_s" and isinstance(value, str):
+        return value
+    if bits is not None and type(value) is int and -(1 << bits - 1) <= value < 1 << bits - 1:
+        return value
+    if member in ("s_f", "s_d") and type(value) in (int, float):
+        return float(value)
+    raise Unconvertible(f"parameter {name!r} is {str(value)[:64]!r}, which {member} cannot hold")

@@ -1,0 +1,166 @@
+"""grps over gRPC, both directions.
+
+A failure stands in the Status of a message, and the gRPC call succeeds, as real servers have it.
+Only a message that cannot be read, an unknown method, and too much load end the call itself.
+
+Source: dossier, sections 2.3 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
+
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.context import Need, Origin
+from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps import calls
+from gateway.protocols.grps.context import grpc_context, grpc_metadata
+from gateway.protocols.grps.errors import (
+    GRPC_STATUS,
+    NoMethod,
+    clip,
+    ends_call,
+    error_class_of_grpc,
+)
+from gateway.protocols.grps.forms import Asked
+from gateway.protocols.grps.messages import GrpsMessage
+from gateway.protocols.grps.options import settings_of
+from gateway.protocols.grps.proto import read_message, write_message
+from gateway.schema import grps_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+
+R = TypeVar("R")
+
+NAME: Final = "grps.grpc"
+SERVICE: Final = "/grps.protos.v1.GrpsService/"
+
+METHODS: Final[Mapping[str, MethodKind]] = {
+    SERVICE + method: (
+        MethodKind.SERVER_STREAM if method == calls.PREDICT_STREAMING else MethodKind.UNARY
+    )
+    for method in calls.METHODS
+}
+
+
+def file_descriptors() -> tuple[bytes, ...]:
+    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
+    return (pb.DESCRIPTOR.serialized_pb,)
+
+
+class GrpcCodec:
+    """Reads and writes the messages of `grps.protos.v1.GrpsService`.
+
+    Args:
+        limits: What a message may hold.
+        options: See `gateway.protocols.grps.options.Settings`.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._settings = settings_of(options)
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Tensors are sent with a datatype; names may be left out, all of them."""
+        return calls.needs_of(self._settings)
+
+    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
+        """Read a client's request; float tensors and bytes are views of its message.
+
+        Raises:
+            Unreadable: The message is none.
+            NoMethod: The service has no such method.
+            GatewayError: What the message says is wrong, or too large.
+        """
+        if wire.method not in METHODS:
+            raise NoMethod(f"there is no method {clip(wire.method, 128)!r}")
+        message = read_message(wire.view, self._limits)
+        context = grpc_context(wire, NAME, Asked(message.form))
+        method = wire.method.removeprefix(SERVICE)
+        return calls.decode_method(method, message, context, self._settings, self._limits)
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
+        """Write the answer to *call*; the data of large float tensors are not copied.
+
+        Raises:
+            Unsupported: grps cannot carry the answer.
+        """
+        return _answer(calls.encode_method_reply(call, reply, _asked(call)))
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
+        """Write one answer of a stream.
+
+        Raises:
+            Unsupported: grps cannot carry the answer.
+        """
+        return _answer(calls.encode_method_reply(call, item, _asked(call)))
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+        """Write *error* as a message whose Status is FAILURE, or end the call with it.
+
+        Never raises.
+        """
+        if ends_call(error, unread=call is None):
+            details = clip(error.message, self._limits.error_text_bytes)
+            return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
+        return _answer(calls.failure_of(error, self._limits))
+
+    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
+        """Write a request to an upstream; the data of large float tensors are not copied.
+
+        Raises:
+            Unsupported: grps cannot carry it, or has no such question.
+        """
+        method, message = calls.encode_question(call, self._settings)
+        context = call.context
+        return GrpcRequest(
+            SERVICE + method, write_message(message), grpc_metadata(context), context.deadline
+        )
+
+    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
+        """Read an upstream's answer to *call*; float tensors and bytes are views of it.
+
+        Raises:
+            GatewayError: What its status or its Status says.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        """
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        return cast("R", self._read(call, wire))
+
+    def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
+        """Read one answer of an upstream's stream; raises as `decode_reply`."""
+        return cast("InferResponse", self._read(call, wire))
+
+    def _read(self, call: Call[Any], wire: GrpcResponse) -> Any:
+        origin = Origin(NAME, wire)
+        if wire.status is not GrpcStatus.OK:
+            text = wire.details or f"upstream answered with the status {wire.status.name}"
+            raise error_class_of_grpc(wire.status)(text, model=call.model, origin=origin)
+        try:
+            message = read_message(wire.view, self._limits)
+            return calls.decode_method_reply(call, message, origin, self._settings, self._limits)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
+                raise
+            raise MalformedMessage(error.message) from error
+
+
+def _answer(message: GrpsMessage) -> GrpcResponse:
+    return GrpcResponse(write_message(message))
+
+
+def _asked(call: Call[Any]) -> Asked:
+    origin = call.context.origin
+    if origin is not None and isinstance(origin.form, Asked):
+        return origin.form
+    return Asked()

@@ -1,0 +1,40 @@
+"""The page at `/`: which models there are, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from gateway.ir.metadata import ModelStatus, ServerStatus, TensorMetadata
+
+
+def write_page(status: ServerStatus) -> bytes:
+    """Return a page that tells of the server and its models."""
+    state = "ready" if status.ready else "not ready"
+    rows = "".join(map(_row, status.models))
+    return (
+        "<!DOCTYPE html><html><head><meta charset='utf-8'><title>grps</title></head><body>"
+        f"<h1>grps</h1><p>The server is {state}, up for {status.uptime_s:.0f} s.</p>"
+        "<table border='1'><tr><th>model</th><th>versions</th><th>inputs</th><th>outputs</th></tr>"
+        f"{rows}</table></body></html>\n"
+    ).encode("utf-8", "replace")
+
+
+def _row(model: ModelStatus) -> str:
+    metadata = model.metadata
+    versions = [f"{entry.version} {entry.state.value}" for entry in model.entries]
+    cells = (
+        metadata.name,
+        ", ".join(versions or metadata.versions),
+        _tensors(metadata.inputs),
+        _tensors(metadata.outputs),
+    )
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _tensors(tensors: Iterable[TensorMetadata]) -> str:
+    return ", ".join(
+        f"{tensor.name} {'' if tensor.datatype is None else tensor.datatype.value} "
+        f"{'' if tensor.shape is None else list(tensor.shape)}".rstrip()
+        for tensor in tensors
+    )
