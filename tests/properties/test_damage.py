@@ -48,11 +48,13 @@ _WORDS = ("-1", "1e999", "null", "NaN", "0x10", "9" * 30, "18446744073709551615"
 _NUMBER = re.compile(rb"\d+")
 
 
-@ALL_WAYS
+@pytest.mark.parametrize("codec", sorted({way.codec for way in WAYS}))
 @SLOW
 @given(data=st.data())
-def test_damaged_messages_are_read_or_refused(way: Carries, data: st.DataObject) -> None:
+def test_damaged_messages_are_read_or_refused(codec: str, data: st.DataObject) -> None:
     """Bits, bytes, numbers, headers and paths changed: a GatewayError, or another message."""
+    # Ways of one codec read damage alike: they share the examples.
+    way = data.draw(st.sampled_from([way for way in WAYS if way.codec == codec]), label="way")
     request, answer, call = _written(way, *data.draw(exchanges(way)))
     _read_request(way, data.draw(_damaged(request), label="request"))
     _read_answer(way, call, data.draw(_damaged(answer), label="answer"))
