@@ -16,6 +16,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget as Budget  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -102,7 +103,7 @@ class Server(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it listens, "host:port", the real port included."""
+        """Where it listens: "host:port", the real port included, or "unix:/path"."""
         ...
 
     async def start(self) -> None:
@@ -142,6 +143,7 @@ class Client(Protocol[Q_contra, A_co]):
 
 HttpFrontend = ServerFrontend[HttpRequest, HttpResponse]
 GrpcFrontend = ServerFrontend[GrpcRequest, GrpcResponse]
+StreamFrontend = ServerFrontend[Frame, Frame]
 HttpClient = Client[HttpRequest, HttpResponse]
 GrpcClient = Client[GrpcRequest, GrpcResponse]
 

@@ -17,6 +17,7 @@ from gateway.transports.base import ServerFrontend
 from gateway.transports.headers import FRAMING
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
+from gateway.wire.stream import Frame
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -93,6 +94,11 @@ def grpc_memory(
     return MemoryClient(frontend, _grpc_request, _grpc_answer)
 
 
+def stream_memory(frontend: ServerFrontend[Frame, Frame]) -> MemoryClient[Frame, Frame]:
+    """Return a client of *frontend* over a byte stream that needs no socket."""
+    return MemoryClient(frontend, _frame_request, _frame_answer)
+
+
 def _http_request(wire: HttpRequest, deadline: float | None) -> HttpRequest:
     pairs = [pair for pair in wire.headers if pair[0].lower() not in FRAMING]
     pairs += [("Host", "memory"), ("Content-Length", str(size_of(wire.body)))]
@@ -111,6 +117,14 @@ def _grpc_request(wire: GrpcRequest, deadline: float | None) -> GrpcRequest:
 
 def _grpc_answer(wire: GrpcResponse) -> GrpcResponse:
     return GrpcResponse((_fresh(wire.message),), wire.status, wire.details, wire.metadata)
+
+
+def _frame_request(wire: Frame, deadline: float | None) -> Frame:
+    return Frame((_fresh(wire.payload),), wire.correlation, deadline)
+
+
+def _frame_answer(wire: Frame) -> Frame:
+    return Frame((_fresh(wire.payload),), wire.correlation)
 
 
 def _fresh(buffers: Sequence[Buffer]) -> memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import select
 import socket
 import struct
 from typing import Any
@@ -13,6 +14,7 @@ _PROBES = 3
 _USER_TIMEOUT_MS = 30_000
 _DESCRIPTOR_SHARE = 0.9
 _STATE_CLOSED = 7  # linux/tcp_states.h, TCP_CLOSE
+_STATE_ENDED = 8  # TCP_CLOSE_WAIT
 
 
 def tune(sock: Any) -> None:
@@ -34,20 +36,41 @@ def tune(sock: Any) -> None:
 
 def peer_refused(sock: Any) -> bool:
     """Return whether the peer has reset the connection: it is gone, not merely done sending."""
+    return _state(sock) == _STATE_CLOSED
+
+
+def peer_ended(sock: Any) -> bool:
+    """Return whether the peer of a TCP connection sends nothing more, read so far or not."""
+    return _state(sock) == _STATE_ENDED
+
+
+def _state(sock: Any) -> int | None:
     option = getattr(socket, "TCP_INFO", None)
     if option is None or sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return False
+        return None
     try:
         info: bytes = sock.getsockopt(socket.IPPROTO_TCP, option, 8)
     except OSError:  # already closed on our side: nothing is known of the peer
-        return False
-    return info[0] == _STATE_CLOSED
+        return None
+    return info[0]
 
 
 def reset_when_closed(sock: Any) -> None:
     """Let closing *sock* tell the peer at once that nothing is read any more, where it is TCP."""
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def peer_gone(sock: Any) -> bool:
+    """Return whether the peer of a connection has gone, where that can be seen.
+
+    A unix socket tells at once; TCP only when something was written since, as `peer_refused`.
+    """
+    if sock is None or sock.family != socket.AF_UNIX:
+        return peer_refused(sock)
+    poll = select.poll()
+    poll.register(sock.fileno(), 0)
+    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
 
 def descriptors_short(sock: Any) -> bool:

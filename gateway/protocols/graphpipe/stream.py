@@ -167,17 +167,17 @@ class SizePrefixFramer:
 
     def _checked(self, data: bytes | bytearray, start: int) -> int:
         size: int = _SIZE.unpack_from(data, start)[0]
-        word = data[start : start + _SIZE.size]
-        if word.isalpha():
-            raise MalformedMessage(
-                f"a frame begins with {word.decode()!r}: this is text, such as HTTP; needed is "
-                "the size of a GraphPipe message, 4 bytes, little-endian"
-            )
         if size < _SMALLEST:
             raise MalformedMessage(
                 f"a frame declares {size} bytes, the shortest GraphPipe message has {_SMALLEST}"
             )
         if size > self._most:
+            word = data[start : start + _SIZE.size]
+            if word.isascii() and word.decode().isprintable():
+                raise MalformedMessage(
+                    f"a frame begins with {word.decode()!r}: this is text, such as HTTP; needed is "
+                    "the size of a GraphPipe message, 4 bytes, little-endian"
+                )
             raise TooLarge(
                 f"a frame declares {size} bytes, at most {self._most} are allowed",
                 limit="message_bytes",

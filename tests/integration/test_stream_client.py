@@ -1,0 +1,476 @@
+"""The client for framed byte streams: pool, replay, deadlines, and upstreams that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    NotSent,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+    UpstreamProtocolError,
+)
+from gateway.transports.base import ClientLimits
+from gateway.transports.stream_client import StreamClient
+from gateway.wire.stream import Frame, Framer
+from tests.integration.http_kit import eventually
+from tests.integration.stream_kit import (
+    LOOPBACK,
+    MOST,
+    Big,
+    Echo,
+    NumberedFramer,
+    Slow,
+    framed,
+    numbered,
+    ordered,
+    payload_of,
+    serving,
+)
+
+HELLO = Frame((b"hello ", b"123"))
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where to listen, over each carrier."""
+    return f"unix:{tmp_path}/s" if request.param == "unix" else LOOPBACK
+
+
+def _framer_of(in_order: bool) -> Callable[[], Framer]:
+    return ordered if in_order else NumberedFramer
+
+
+@asynccontextmanager
+async def client_of(
+    address: str, *, in_order: bool = True, **limits: Any
+) -> AsyncIterator[StreamClient]:
+    client = StreamClient(address, _framer_of(in_order), ClientLimits(**limits), ordered=in_order)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await asyncio.sleep(0)
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
+
+
+@asynccontextmanager
+async def upstream(serve: Serve) -> AsyncIterator[str]:
+    """An upstream of the test's own making; its function is told the connection's number."""
+    count = iter(range(1000))
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                await serve(reader, writer, next(count))
+        finally:
+            writer.close()
+            tasks.discard(task)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def question(reader: asyncio.StreamReader) -> bytes:
+    size: int = struct.unpack("<I", await reader.readexactly(4))[0]
+    return await reader.readexactly(size)
+
+
+async def ask(client: StreamClient, payload: bytes = b"question") -> bytes:
+    return payload_of(await client.send(Frame((payload,)), deadline=None))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_asks_over_one_connection_again_and_again(in_order: bool) -> None:
+    """A connection that was answered cleanly is used for the next question."""
+    async with (
+        serving(Echo(), in_order=in_order) as running,
+        client_of(running.server.address, in_order=in_order) as client,
+    ):
+        found = [await ask(client, b"question %d" % number) for number in range(5)]
+        assert 1 == len(running.server._listener.connections)
+    assert [b"question %d" % number for number in range(5)] == found
+
+
+async def test_reaches_servers_over_every_carrier(address: str) -> None:
+    """TCP and unix sockets carry the same frames."""
+    async with (
+        serving(Echo(), address) as running,
+        client_of(running.server.address) as client,
+    ):
+        found = payload_of(await client.send(HELLO, deadline=time.monotonic() + 5))
+    assert b"hello 123" == found
+
+
+async def test_a_stream_has_one_answer() -> None:
+    """Where a stream is asked for, it has the one answer in it."""
+    async with serving(Echo()) as running, client_of(running.server.address) as client:
+        found = [payload_of(frame) async for frame in client.stream(HELLO, deadline=None)]
+    assert [b"hello 123"] == found
+
+
+async def test_large_frames_cross() -> None:
+    """What takes many reads and writes arrives whole, both ways."""
+    payload = bytes(range(256)) * 4000
+    async with serving(Echo()) as running, client_of(running.server.address) as client:
+        found = await asyncio.gather(*[ask(client, payload) for _ in range(8)])
+    assert [payload] * 8 == found
+
+
+async def test_questions_at_once_have_connections_of_their_own() -> None:
+    """Answers in order are never mixed up: each connection carries one question."""
+    frontend = Slow()
+    names = [b"question %d" % number for number in range(4)]
+    async with serving(frontend) as running, client_of(running.server.address) as client:
+        asking = [asyncio.ensure_future(ask(client, name)) for name in names]
+        await eventually(lambda: len(frontend.waiting) == 4)
+        assert 4 == len(running.server._listener.connections)
+        for name in reversed(names):
+            frontend.waiting[name].set()
+        found = await asyncio.gather(*asking)
+    assert [b"answer " + name for name in names] == found
+
+
+async def test_numbered_questions_share_a_connection() -> None:
+    """Answers that carry numbers find their questions, whatever their order."""
+    frontend = Slow()
+    names = [b"question %d" % number for number in range(50)]
+    async with (
+        serving(frontend, in_order=False) as running,
+        client_of(running.server.address, in_order=False) as client,
+    ):
+        asking = [asyncio.ensure_future(ask(client, name)) for name in names]
+        await eventually(lambda: len(frontend.waiting) == 50)
+        assert 1 == len(running.server._listener.connections)
+        for name in reversed(names):
+            frontend.waiting[name].set()
+        found = await asyncio.gather(*asking)
+    assert [b"answer " + name for name in names] == found
+
+
+async def test_connections_are_bounded() -> None:
+    """Over its connections and its queue the pool says so at once."""
+    frontend = Slow()
+    async with (
+        serving(frontend) as running,
+        client_of(running.server.address, connections=1, pending=1) as client,
+    ):
+        first = asyncio.ensure_future(ask(client, b"question 1"))
+        await eventually(lambda: len(frontend.waiting) == 1)
+        second = asyncio.ensure_future(ask(client, b"question 2"))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await ask(client, b"question 3")
+        frontend.waiting[b"question 1"].set()
+        await first
+        await eventually(lambda: b"question 2" in frontend.waiting)
+        frontend.waiting[b"question 2"].set()
+        assert b"answer question 2" == await second
+        assert 1 == len(running.server._listener.connections)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_the_deadline_ends_the_question(in_order: bool) -> None:
+    """At the deadline the caller is told, the server learns of it, and the connection is gone."""
+    frontend = Slow()
+    async with (
+        serving(frontend, in_order=in_order) as running,
+        client_of(running.server.address, in_order=in_order) as client,
+    ):
+        begun = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await client.send(HELLO, deadline=begun + 0.05)
+        assert time.monotonic() - begun < 0.5
+        async with asyncio.timeout(0.1):
+            await frontend.ended.wait()
+        assert set() == client._open
+
+
+async def test_a_deadline_that_is_past_sends_nothing() -> None:
+    """There is no point in asking what cannot be answered in time."""
+    frontend = Echo()
+    async with serving(frontend) as running, client_of(running.server.address) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.send(HELLO, deadline=time.monotonic() - 1)
+    assert [] == frontend.seen
+
+
+async def test_the_server_learns_of_a_cancelled_question(address: str) -> None:
+    """Giving up closes the connection, which ends the work at the far end within 100 ms."""
+    frontend = Slow()
+    async with (
+        serving(frontend, address) as running,
+        client_of(running.server.address) as client,
+    ):
+        asking = asyncio.ensure_future(client.send(HELLO, deadline=None))
+        await eventually(lambda: bool(frontend.waiting))
+        asking.cancel()
+        async with asyncio.timeout(0.1):
+            await frontend.ended.wait()
+    assert [b"hello 123"] == frontend.cancelled
+
+
+async def test_a_cancelled_question_leaves_the_others_alone() -> None:
+    """On a shared connection the others get their answers; no new question is put to it."""
+    frontend = Slow()
+    async with (
+        serving(frontend, in_order=False) as running,
+        client_of(running.server.address, in_order=False) as client,
+    ):
+        kept = asyncio.ensure_future(ask(client, b"kept"))
+        given_up = asyncio.ensure_future(ask(client, b"given up"))
+        await eventually(lambda: len(frontend.waiting) == 2)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        frontend.waiting[b"given up"].set()  # too late: nobody wants it
+        later = asyncio.ensure_future(ask(client, b"later"))
+        await eventually(lambda: b"later" in frontend.waiting)
+        assert 2 == len(running.server._listener.connections)
+        frontend.waiting[b"later"].set()
+        frontend.waiting[b"kept"].set()
+        assert (b"answer kept", b"answer later") == tuple(await asyncio.gather(kept, later))
+        await eventually(lambda: len(running.server._listener.connections) == 1)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def test_what_cannot_be_reached_was_not_sent(tmp_path: Path) -> None:
+    """Without a connection the upstream has seen nothing: the call may be sent elsewhere."""
+    for target in (f"127.0.0.1:{free_port()}", f"unix:{tmp_path}/nobody"):
+        async with client_of(target) as client:
+            with pytest.raises(NotSent, match=f"cannot connect to upstream {target}: "):
+                await ask(client)
+
+
+async def test_a_server_that_does_not_accept_is_given_up() -> None:
+    """Connecting has a time limit of its own."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        where = full.getsockname()
+        with ExitStack() as others:
+            for _ in range(4):
+                other = others.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(where)
+            async with client_of(f"127.0.0.1:{where[1]}", connect_timeout_s=0.1) as client:
+                with pytest.raises(NotSent, match="no answer within"):
+                    await ask(client)
+
+
+async def test_a_closed_client_sends_nothing() -> None:
+    """After closing, calls fail as unsent ones; closing twice is harmless."""
+    async with serving(Echo()) as running, client_of(running.server.address) as client:
+        await ask(client)
+        await client.close()
+        with pytest.raises(NotSent, match="is closed"):
+            await ask(client)
+
+
+async def test_a_connection_that_breaks_is_unavailable() -> None:
+    """An upstream that took the question and then went is not asked again."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, _w: asyncio.StreamWriter, _n: int) -> None:
+        asked.append(await question(reader))
+
+    async with upstream(serve) as where, client_of(where) as client:
+        with pytest.raises(Unavailable, match="broke the connection") as found:
+            await ask(client)
+    assert not isinstance(found.value, NotSent)
+    assert [b"question"] == asked
+
+
+async def test_an_answer_cut_short_is_unavailable() -> None:
+    """Half an answer is no answer."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
+        await question(reader)
+        writer.write(framed(b"a long answer")[:10])
+
+    async with upstream(serve) as where, client_of(where) as client:
+        with pytest.raises(Unavailable):
+            await ask(client)
+
+
+async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
+    """A question that met a connection closed at the far end is sent once more, unseen."""
+    asked: list[tuple[int, bytes]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
+        asked.append((n, await question(reader)))
+        writer.write(framed(b"answer %d" % n + bytes(8)))
+        await writer.drain()
+        if n == 0:
+            return
+        await reader.read()
+
+    async with upstream(serve) as where, client_of(where) as client:
+        first = await ask(client, b"question 1")
+        second = await ask(client, b"question 2")
+    assert [b"answer 0", b"answer 1"] == [first[:8], second[:8]]
+    assert [(0, b"question 1"), (1, b"question 2")] == asked
+
+
+async def test_a_restarted_upstream_is_asked_again(address: str) -> None:
+    """Connections that idled through a restart cost no call."""
+    async with serving(Echo(), address) as running:
+        where = running.server.address
+        client = StreamClient(where, ordered, ClientLimits())
+        assert b"question" == await ask(client)
+    async with serving(Echo(), where):
+        assert b"question" == await ask(client)
+        await client.close()
+
+
+@pytest.mark.parametrize("extra", [framed(b"another answer"), b"\0", framed(b"12345678")[:7]])
+async def test_more_than_was_asked_for_spoils_the_connection(extra: bytes) -> None:
+    """What follows an answer must not become the next question's answer."""
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
+        asked = await question(reader)
+        writer.write(framed(b"answer to " + asked) + (extra if n == 0 else b""))
+        await reader.read()
+        closed.set()
+
+    async with upstream(serve) as where, client_of(where) as client:
+        found = [await ask(client, b"question 1"), await ask(client, b"question 2")]
+        await closed.wait()
+    assert [b"answer to question 1", b"answer to question 2"] == found
+
+
+async def test_unsolicited_bytes_close_an_idle_connection() -> None:
+    """An upstream that talks unasked is not believed."""
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
+        asked = await question(reader)
+        writer.write(framed(b"answer to " + asked))
+        if n == 0:
+            await asyncio.sleep(0.02)
+            writer.write(framed(b"poison, poison"))
+            await reader.read()
+            closed.set()
+        await reader.read()
+
+    async with upstream(serve) as where, client_of(where) as client:
+        first = await ask(client, b"question 1")
+        await closed.wait()
+        second = await ask(client, b"question 2")
+    assert [b"answer to question 1", b"answer to question 2"] == [first, second]
+
+
+async def test_an_answer_to_nobody_is_a_broken_upstream() -> None:
+    """A number that was never given out ends the connection and all that wait on it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
+        await reader.readexactly(8)
+        writer.write(numbered(77, b"whose?"))
+        await reader.read()
+
+    async with upstream(serve) as where, client_of(where, in_order=False) as client:
+        with pytest.raises(UpstreamProtocolError, match="nobody asked for"):
+            await ask(client)
+        assert set() == client._open or all(each.spoilt for each in client._open)
+
+
+BAD: list[tuple[bytes, type[GatewayError], str]] = [
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", UpstreamProtocolError, "begins with 'HTTP'"),
+    (struct.pack("<I", 3), UpstreamProtocolError, "declares 3 bytes"),
+    (struct.pack("<I", MOST + 1), TooLarge, "declares 1048577 bytes"),
+]
+
+
+@pytest.mark.parametrize(("answer", "kind", "said"), BAD)
+async def test_broken_framing_is_the_upstreams_fault(
+    answer: bytes, kind: type[GatewayError], said: str
+) -> None:
+    """Answers that cannot be followed are errors that name the upstream."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
+        await question(reader)
+        writer.write(answer)
+        await reader.read()
+
+    async with upstream(serve) as where, client_of(where) as client:
+        with pytest.raises(kind, match=said) as found:
+            await ask(client)
+        assert where in found.value.message
+
+
+async def test_an_answer_over_the_limit_is_refused() -> None:
+    """The limit holds for answers as it does for questions."""
+    async with serving(Big(MOST + 1)) as running, client_of(running.server.address) as client:
+        with pytest.raises(TooLarge, match="the answer of upstream"):
+            await ask(client)
+
+
+async def test_idle_connections_are_closed() -> None:
+    """A connection that nobody uses for `keepalive_s` is closed without being asked for."""
+    async with (
+        serving(Echo()) as running,
+        client_of(running.server.address, keepalive_s=0.05) as client,
+    ):
+        await ask(client)
+        await eventually(lambda: not running.server._listener.connections)
+        assert b"question" == await ask(client)
+
+
+async def test_old_connections_are_replaced() -> None:
+    """A connection lives no longer than `connection_age_s`, so that a move is noticed."""
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
+        connections.append(n)
+        while True:
+            writer.write(framed(await question(reader)))
+
+    async with upstream(serve) as where, client_of(where, connection_age_s=0.03) as client:
+        await ask(client)
+        await asyncio.sleep(0.05)
+        await ask(client)
+    assert [0, 1] == connections
+
+
+async def test_framing_survives_slices() -> None:
+    """An answer may come in as many pieces as it has bytes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _n: int) -> None:
+        while True:
+            for byte in framed(b"answer to " + await question(reader)):
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0)
+
+    async with upstream(serve) as where, client_of(where) as client:
+        found = [await ask(client, b"question 1"), await ask(client, b"question 2")]
+    assert [b"answer to question 1", b"answer to question 2"] == found

@@ -1,0 +1,556 @@
+"""The server for framed byte streams, over TCP and unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.transports.base import Budget, ServerLimits
+from gateway.transports.stream_server import StreamServer
+from tests.integration.http_kit import eventually
+from tests.integration.stream_kit import (
+    LOOPBACK,
+    MOST,
+    Big,
+    Echo,
+    Raw,
+    Running,
+    Slow,
+    framed,
+    numbered,
+    ordered,
+    serving,
+)
+
+HELLO = framed(b"hello 123")
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where to listen, over each carrier."""
+    return f"unix:{tmp_path}/s" if request.param == "unix" else LOOPBACK
+
+
+async def test_answers_every_frame_of_a_connection(address: str) -> None:
+    """A connection carries one question after another."""
+    async with serving(Echo(), address) as running:
+        raw = await running.connect()
+        found = []
+        for name in (b"question1", b"question2"):
+            await raw.send(framed(name))
+            found.append(await raw.answer())
+        await raw.close()
+    assert [b"question1", b"question2"] == found
+
+
+async def test_takes_frames_byte_by_byte(address: str) -> None:
+    """A frame may come in as many pieces as it has bytes."""
+    frontend = Echo()
+    async with serving(frontend, address) as running:
+        raw = await running.connect()
+        for byte in HELLO + HELLO:
+            await raw.send(bytes([byte]))
+            await asyncio.sleep(0)
+        found = [await raw.answer(), await raw.answer()]
+        await raw.close()
+    assert [b"hello 123"] * 2 == found == frontend.seen
+
+
+async def test_pipelined_frames_are_answered_in_order() -> None:
+    """However many come at once, answers keep the order of the questions."""
+    names = [b"question %04d" % number for number in range(200)]
+    async with serving(Echo(), pipelined_requests=4) as running:
+        raw = await running.connect()
+        await raw.send(b"".join(map(framed, names)))
+        found = [await raw.answer() for _ in names]
+        await raw.close()
+    assert names == found
+
+
+async def test_reads_no_further_than_the_cap() -> None:
+    """A client that only sends is stopped by its own socket, and memory does not grow."""
+    frontend = Slow()
+    async with serving(frontend, pipelined_requests=2) as running:
+        raw = await running.connect()
+        raw.writer.write(b"".join([framed(bytes(MOST - 8))] * 64))
+        await eventually(lambda: bool(frontend.waiting))
+        await asyncio.sleep(0.2)
+        left = raw.writer.transport.get_write_buffer_size()
+        used = running.budget.used_bytes
+        raw.writer.transport.abort()
+        await running.server.stop()
+    assert left > 0
+    assert used <= 4 * MOST
+
+
+async def test_numbered_frames_are_answered_as_they_come() -> None:
+    """Where frames have numbers, the answer that is ready first goes out first, with its number."""
+    frontend = Slow()
+    async with serving(frontend, in_order=False) as running:
+        raw = await running.connect()
+        await raw.send(numbered(1, b"a") + numbered(0xFFFFFFFF, b"b"))
+        await eventually(lambda: len(frontend.waiting) == 2)
+        frontend.waiting[b"b"].set()
+        first = await raw.numbered()
+        frontend.waiting[b"a"].set()
+        second = await raw.numbered()
+        await raw.close()
+    assert [(0xFFFFFFFF, b"answer b"), (1, b"answer a")] == [first, second]
+
+
+async def test_numbered_frames_at_once_are_bounded() -> None:
+    """One connection has no more answers under way than the limit allows."""
+    frontend = Slow()
+    async with serving(frontend, in_order=False, h2_streams=3) as running:
+        raw = await running.connect()
+        await raw.send(b"".join(numbered(n, b"%d" % n) for n in range(10)))
+        await eventually(lambda: len(frontend.waiting) == 3)
+        found = []
+        for number in range(10):
+            await eventually(lambda name=b"%d" % number: name in frontend.waiting)  # type: ignore[misc]  # a default binds it
+            assert len(frontend.waiting) <= 3
+            frontend.waiting[b"%d" % number].set()
+            found.append((await raw.numbered())[0])
+        await raw.close()
+    assert list(range(10)) == found
+
+
+async def test_a_half_closed_connection_is_answered(address: str) -> None:
+    """A client that has sent all it has to say still gets its answers, however late."""
+    frontend = Slow()
+    async with serving(frontend, address) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        raw.writer.write_eof()
+        await eventually(lambda: bool(frontend.waiting))
+        await asyncio.sleep(0.15)  # longer than it takes to doubt that anybody is there
+        frontend.waiting[b"hello 123"].set()
+        found = await raw.answer()
+        rest = await raw.rest()
+        await raw.close()
+    assert b"answer hello 123" == found.rstrip(b"\0")
+    assert b"" == rest
+
+
+async def test_a_prompt_answer_to_a_half_closed_connection_is_plain() -> None:
+    """What is answered at once goes out as ever."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        raw.writer.write_eof()
+        found = await raw.rest()
+        await raw.close()
+    assert HELLO == found
+
+
+@pytest.mark.parametrize("reset", [True, False])
+async def test_a_client_that_leaves_cancels_its_question(address: str, reset: bool) -> None:
+    """Whether it resets or just closes, the work for it ends within 100 ms."""
+    frontend = Slow()
+    async with serving(frontend, address) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        await eventually(lambda: bool(frontend.waiting))
+        if reset:
+            sock = raw.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.writer.close()
+        async with asyncio.timeout(0.1):
+            await frontend.ended.wait()
+        assert [b"hello 123"] == frontend.cancelled
+        await eventually(lambda: running.budget.used_bytes == 0)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+async def test_a_client_that_leaves_behind_unread_frames_cancels_its_question(
+    address: str, reset: bool
+) -> None:
+    """That nothing more is read from a client does not hide that it leaves."""
+    frontend = Slow()
+    async with serving(frontend, address, pipelined_requests=1) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        await eventually(lambda: bool(frontend.waiting))
+        await raw.send(HELLO * 3)
+        if reset:
+            sock = raw.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw.writer.close()
+        async with asyncio.timeout(0.12):
+            await frontend.ended.wait()
+        assert [b"hello 123"] == frontend.cancelled
+
+
+async def test_a_broken_stream_is_told_and_closed(address: str) -> None:
+    """What cannot be followed is answered with the reason, after what came before it."""
+    async with serving(Echo(), address) as running:
+        found = await running.ask(HELLO + b"GET / HTTP/1.1\r\n\r\n" + HELLO)
+    assert found.startswith(HELLO)
+    assert b"refused invalid_argument: a frame begins with 'GET '" in found
+
+
+async def test_a_frame_that_declares_too_much_is_refused_at_once() -> None:
+    """The answer comes before its bytes do, and the rest of them destroy it not."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(struct.pack("<I", MOST + 1))
+        found = await raw.answer()
+        await raw.send(bytes(1000))
+        rest = await raw.rest()
+        await raw.close()
+    assert found.startswith(b"refused message_bytes: a frame declares 1048577 bytes")
+    assert b"" == rest
+
+
+async def test_half_a_frame_is_no_frame() -> None:
+    """A stream that ends inside a frame is told so."""
+    frontend = Echo()
+    async with serving(frontend) as running:
+        raw = await running.connect()
+        await raw.send(HELLO + HELLO[:7])
+        raw.writer.write_eof()
+        found = await raw.rest()
+        await raw.close()
+    assert found.startswith(HELLO)
+    assert b"refused invalid_argument: the stream ended" in found[len(HELLO) :]
+    assert [b"hello 123"] == frontend.seen
+
+
+async def test_a_protocol_may_close_without_a_word() -> None:
+    """A framer that has no frame for an error closes the connection in silence."""
+    async with serving(Echo(), in_order=False) as running:
+        found = await running.ask(numbered(1, b"a") + struct.pack("<II", MOST + 1, 2))
+    assert numbered(1, b"a") == found
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits", "limit"),
+    [
+        (HELLO[:9], {"body_idle_timeout_s": 0.05}, "body_idle_timeout_s"),
+        (HELLO[:9], {"body_timeout_s": 0.05}, "body_timeout_s"),
+        (HELLO[:2], {"body_min_rate_grace_s": 0.05}, "body_min_rate_bytes_s"),
+    ],
+)
+async def test_a_slow_frame_is_refused(sent: bytes, limits: dict[str, Any], limit: str) -> None:
+    """Whoever sends a frame too slowly is told so, and the connection closed."""
+    async with serving(Echo(), **limits) as running:
+        found = await running.ask(sent)
+    assert f"refused {limit}: a frame came too slowly: {len(sent)} of".encode() in found
+
+
+async def test_a_slow_frame_that_keeps_coming_is_refused() -> None:
+    """Bytes now and then do not keep a frame alive for ever."""
+    async with serving(Echo(), body_min_rate_grace_s=0.1, body_idle_timeout_s=5.0) as running:
+        raw = await running.connect()
+        reading = asyncio.ensure_future(raw.rest())
+        await raw.send(struct.pack("<I", 1000))
+        while not reading.done():
+            raw.writer.write(b"x")
+            await asyncio.wait([reading], timeout=0.02)
+        found = reading.result()
+        await raw.close()
+    assert b"refused body_min_rate_bytes_s: a frame came too slowly" in found
+
+
+async def test_an_idle_connection_is_closed(address: str) -> None:
+    """Between frames a client may be silent for `keepalive_s`, and no longer."""
+    async with serving(Echo(), address, keepalive_s=0.05) as running:
+        found = await running.ask(HELLO)
+    assert HELLO == found
+
+
+async def test_a_connection_that_asks_nothing_is_closed() -> None:
+    """The first frame must begin within `header_timeout_s`."""
+    async with serving(Echo(), header_timeout_s=0.05) as running:
+        found = await running.ask(b"")
+        assert ["header_timeout_s"] == running.limits_hit
+    assert b"" == found
+
+
+async def test_waiting_for_us_is_no_idleness() -> None:
+    """A slow answer is not cut by the limits on what the client does."""
+    frontend = Slow()
+    limits: dict[str, Any] = {
+        "keepalive_s": 0.05,
+        "header_timeout_s": 0.05,
+        "body_idle_timeout_s": 0.05,
+    }
+    async with serving(frontend, **limits) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        await eventually(lambda: bool(frontend.waiting))
+        await asyncio.sleep(0.15)
+        frontend.waiting[b"hello 123"].set()
+        found = await raw.answer()
+        await raw.close()
+    assert b"answer hello 123" == found
+
+
+async def test_a_client_that_does_not_read_is_cut() -> None:
+    """An answer that nobody takes is given up after `write_idle_timeout_s`."""
+    async with serving(Big(64 << 20), write_idle_timeout_s=0.1) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        await eventually(lambda: running.limits_hit == ["write_idle_timeout_s"])
+        await eventually(lambda: running.budget.used_bytes == 0)
+        await raw.close()
+
+
+async def test_too_many_connections_are_refused(address: str) -> None:
+    """One more than the limit is closed at once; a place that comes free is taken again."""
+    async with serving(Echo(), address, connections=1) as running:
+        first = await running.connect()
+        await first.send(HELLO)
+        assert b"hello 123" == await first.answer()
+        assert b"" == await running.ask(HELLO)
+        assert ["connections"] == running.limits_hit
+        await first.close()
+        await eventually(lambda: not running.server._listener.connections)
+        again = await running.connect()
+        await again.send(HELLO)
+        assert b"hello 123" == await again.answer()
+        await again.close()
+
+
+async def test_too_many_connections_of_one_address_are_refused() -> None:
+    """One client cannot have all the connections."""
+    async with serving(Echo(), connections_per_address=1) as running:
+        first = await running.connect()
+        await first.send(HELLO)
+        await first.answer()
+        assert b"" == await running.ask(HELLO)
+        assert ["connections_per_address"] == running.limits_hit
+        await first.close()
+
+
+async def test_over_the_places_a_frame_is_refused_and_the_connection_kept() -> None:
+    """Overload is an answer to the frame it meets."""
+    frontend = Slow()
+    limits: dict[str, Any] = {"requests_in_flight": 1, "requests_queued": 0}
+    async with serving(frontend, **limits) as running:
+        first, second = await running.connect(), await running.connect()
+        await first.send(HELLO)
+        await eventually(lambda: bool(frontend.waiting))
+        await second.send(HELLO)
+        refusal = await second.answer()
+        frontend.waiting[b"hello 123"].set()
+        await first.answer()
+        await second.send(framed(b"another question"))
+        await eventually(lambda: b"another question" in frontend.waiting)
+        frontend.waiting[b"another question"].set()
+        found = await second.answer()
+        await first.close()
+        await second.close()
+    assert refusal.startswith(b"refused requests_in_flight")
+    assert b"answer another question" == found
+
+
+async def test_what_a_frame_declares_is_reserved_before_it_comes() -> None:
+    """The budget counts a frame from its first bytes to the end of its answer."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(struct.pack("<I", 500_000))
+        await eventually(lambda: running.budget.used_bytes == 500_004)
+        await raw.send(bytes(500_000))
+        await raw.answer()
+        await eventually(lambda: running.budget.used_bytes == 0)
+        await raw.close()
+
+
+async def test_a_frame_over_the_budget_is_refused() -> None:
+    """With no room in the process a frame is not read; its sender is told."""
+    async with serving(Echo(), budget_bytes=1000, queue_wait_s=0.02) as running:
+        begun = await running.ask(struct.pack("<I", 5000))
+        whole = await running.connect()
+        await whole.send(framed(bytes(2000)))
+        refusal = await whole.answer()
+        await whole.send(HELLO)
+        found = await whole.answer()
+        await whole.close()
+    assert b"refused in_flight_bytes" in begun
+    assert refusal.startswith(b"refused in_flight_bytes")
+    assert b"hello 123" == found
+
+
+async def test_a_frame_waits_for_room() -> None:
+    """Room that comes free in time is taken, and the frame read."""
+    async with serving(Echo(), budget_bytes=1000, queue_wait_s=5.0) as running:
+        assert running.budget.reserve(900)
+        raw = await running.connect()
+        await raw.send(framed(bytes(500))[:100])
+        await asyncio.sleep(0.02)
+        running.budget.release(900)
+        await raw.send(framed(bytes(500))[100:])
+        found = await raw.answer()
+        await raw.close()
+    assert bytes(500) == found
+
+
+async def test_draining_answers_what_is_in_flight(address: str) -> None:
+    """What was asked is answered, then the connection ends; idle ones end at once."""
+    frontend = Slow()
+    async with serving(frontend, address) as running:
+        idle, busy = await running.connect(), await running.connect()
+        await busy.send(HELLO)
+        await eventually(lambda: bool(frontend.waiting))
+        await eventually(lambda: len(running.server._listener.connections) == 2)
+        drained = asyncio.ensure_future(running.server.drain(5.0))
+        assert b"" == await idle.rest()
+        with pytest.raises(OSError, match=r"refused|failed|No such file"):
+            await running.connect()
+        frontend.waiting[b"hello 123"].set()
+        found = await busy.rest()
+        await drained
+        await idle.close()
+        await busy.close()
+    assert framed(b"answer hello 123") == found
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_draining_gives_up_in_the_protocols_words(in_order: bool) -> None:
+    """What is not answered in time gets an error, not a silence."""
+    frontend = Slow()
+    async with serving(frontend, in_order=in_order) as running:
+        raw = await running.connect()
+        await raw.send(HELLO if in_order else numbered(7, b"hello 123"))
+        await eventually(lambda: bool(frontend.waiting))
+        await running.server.drain(0.02)
+        found = await raw.rest()
+        await raw.close()
+    refusal = b"refused unavailable: the gateway is shutting down"
+    assert (framed(refusal) if in_order else numbered(7, refusal)) == found
+    assert [b"hello 123"] == frontend.cancelled
+
+
+async def test_draining_finishes_a_frame_that_has_begun() -> None:
+    """A frame that is on its way is read and answered; no further one is."""
+    async with serving(Echo()) as running:
+        raw = await running.connect()
+        await raw.send(HELLO[:6])
+        await eventually(lambda: running.budget.used_bytes > 0)
+        drained = asyncio.ensure_future(running.server.drain(5.0))
+        await asyncio.sleep(0)
+        await raw.send(HELLO[6:])
+        found = await raw.rest()
+        await drained
+        await raw.close()
+    assert HELLO == found
+
+
+async def test_draining_refuses_new_numbered_frames() -> None:
+    """A connection that many share stays until its answers are out, and takes no more."""
+    frontend = Slow()
+    async with serving(frontend, in_order=False) as running:
+        raw = await running.connect()
+        await raw.send(numbered(1, b"a"))
+        await eventually(lambda: bool(frontend.waiting))
+        drained = asyncio.ensure_future(running.server.drain(5.0))
+        await asyncio.sleep(0)
+        await raw.send(numbered(2, b"b"))
+        refusal = await raw.numbered()
+        frontend.waiting[b"a"].set()
+        found = await raw.numbered()
+        rest = await raw.rest()
+        await raw.close()
+        await drained
+    assert (2, b"refused unavailable: the gateway is shutting down") == refusal
+    assert (1, b"answer a") == found
+    assert b"" == rest
+
+
+async def test_stopping_is_harmless_the_second_time(address: str) -> None:
+    """A server may be stopped twice, and in the middle of things."""
+    frontend = Slow()
+    async with serving(frontend, address) as running:
+        raw = await running.connect()
+        await raw.send(HELLO)
+        await eventually(lambda: bool(frontend.waiting))
+        await running.server.stop()
+        await running.server.stop()
+        assert [b"hello 123"] == frontend.cancelled
+        assert b"" == await raw.rest()
+        await raw.close()
+
+
+def another(address: str) -> StreamServer:
+    return StreamServer(address, ordered, Echo(), limits=ServerLimits(), budget=Budget(1000))
+
+
+async def test_a_taken_address_is_one_clear_error(address: str) -> None:
+    """Whoever cannot listen is told where, and why."""
+    async with serving(Echo(), address) as running:
+        taken = running.server.address
+        with pytest.raises(OSError, match=f"cannot listen on {taken}: ") as found:
+            await another(taken).start()
+        assert HELLO == await running_still(running)
+    assert "Errno 98" in str(found.value)
+
+
+async def running_still(running: Running) -> bytes:
+    raw: Raw = await running.connect()
+    await raw.send(HELLO)
+    try:
+        return framed(await raw.answer())
+    finally:
+        await raw.close()
+
+
+async def test_an_unknown_host_is_a_clear_error() -> None:
+    """A name without an address is said to have none."""
+    with pytest.raises(OSError, match=r"cannot listen on no-such-host\.invalid:1: [A-Z]"):
+        await another("no-such-host.invalid:1").start()
+
+
+async def test_a_dead_servers_socket_is_taken_over(tmp_path: Path) -> None:
+    """The file that a killed server leaves behind keeps nobody from starting."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    async with serving(Echo(), f"unix:{path}") as running:
+        assert HELLO == await running_still(running)
+    assert not path.exists()
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    """Nothing is deleted that a server did not make."""
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(OSError, match="there is a file that is no socket"):
+        await another(f"unix:{path}").start()
+    assert "precious" == path.read_text()
+
+
+async def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    """The kernel's limit is said in its own words."""
+    with pytest.raises(OSError, match="longer than 107 bytes"):
+        await another(f"unix:{tmp_path}/{'s' * 200}").start()
+
+
+async def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """A path in no folder is an error of that path."""
+    with pytest.raises(OSError, match="nowhere/s: No such file or directory"):
+        await another(f"unix:{tmp_path}/nowhere/s").start()
+
+
+async def test_a_sockets_file_has_the_mode_asked_for(tmp_path: Path) -> None:
+    """Only those may connect whom the configuration lets."""
+    path = tmp_path / "s"
+    async with serving(Echo(), f"unix:{path}", mode=0o600):
+        assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    async with serving(Echo(), f"unix:{path}"):
+        assert 0o660 == stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_a_successors_socket_is_not_removed(tmp_path: Path) -> None:
+    """Closing removes our own file, not that of whoever has replaced it."""
+    path = tmp_path / "s"
+    async with serving(Echo(), f"unix:{path}"):
+        path.unlink()
+        path.write_text("another's")
+    assert "another's" == path.read_text()
