@@ -65,4 +65,5 @@ def end_to_end(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         if name.lower() == "connection"
         for token in value.split(",")
     }
-    return [(name, value) for name, value in pairs if name.lower() not in FRAMING | named]
+    dropped = FRAMING | named if named else FRAMING
+    return [pair for pair in pairs if pair[0].lower() not in dropped]
