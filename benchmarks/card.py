@@ -198,7 +198,7 @@ class ToGrpc:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         model = _routed(request.path)
-        body = await request.read()
+        body = await request.content.read()  # `request.read` has a limit of 1 MiB
         _, tensors = read_http(body, request.headers.get(_LENGTH), "inputs")
         answer = await self._infer(write_proto(model, tensors, 7))
         name, outputs = read_proto(answer, 6)
@@ -227,7 +227,7 @@ class ToHttp:
     async def http(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request with binary tensors."""
         model = _routed(request.path)
-        body = await request.read()
+        body = await request.content.read()  # `request.read` has a limit of 1 MiB
         _, tensors = read_http(body, request.headers.get(_LENGTH), "inputs")
         name, outputs = await self._ask(model, tensors)
         parts = write_http_binary(outputs, {"model_name": name}, "outputs")
