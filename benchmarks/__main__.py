@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the jobs; `python -m benchmarks codecs`: the codecs alone."""
+"""`python -m benchmarks`: the jobs; `python -m benchmarks codecs`: the codecs; `all`: both."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import codecs, machine, rounds
 from benchmarks.jobs import all_jobs
-from benchmarks.report import codec_table, job_table
+from benchmarks.report import codec_table, job_table, page
 from benchmarks.rounds import Row, Settings
 
 
@@ -17,16 +17,21 @@ def main() -> int:
     about = machine.describe()
     print(machine.text(about), file=sys.stderr)
     results: dict[str, object] = {"machine": about}
-    if arguments.what == "codecs":
-        found = codecs.measure(arguments.only or "")
-        print(codec_table(found))
-        results["codecs"] = [each.document() for each in found]
-    else:
+    tables: list[str] = []
+    if arguments.what in ("jobs", "all"):
         rows = _jobs(arguments)
-        print(job_table(rows))
+        tables.append(job_table(rows))
         results["jobs"] = [row.document() for row in rows]
+    if arguments.what in ("codecs", "all"):
+        found = codecs.measure(arguments.only or "")
+        tables.append(codec_table(found))
+        results["codecs"] = [each.document() for each in found]
+    print("\n\n".join(tables))
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.markdown is not None:
+        words = " ".join(["python -m benchmarks", *sys.argv[1:]])
+        arguments.markdown.write_text(page(words, machine.text(about), tables))
     return 0
 
 
@@ -46,7 +51,7 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["jobs", "codecs"], default="jobs")
+    parser.add_argument("what", nargs="?", choices=["jobs", "codecs", "all"], default="jobs")
     parser.add_argument("--only", metavar="TEXT", help="jobs or codecs whose name holds TEXT")
     parser.add_argument(
         "--systems", default="", metavar="A,B", help="systems whose names hold A or B"
@@ -54,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write a page")
     return parser
 
 

@@ -48,6 +48,12 @@ def codec_table(timings: Sequence[Timing]) -> str:
     return _table(head, lines, left=2)
 
 
+def page(words: str, about: str, tables: Sequence[str]) -> str:
+    """Return RESULTS.md: how it was made, where, and the tables."""
+    parts = ["# Results", f"Written by `{words}`; README.md says how to read it."]
+    return "\n\n".join([*parts, *(f"```\n{text}\n```" for text in (about, *tables))]) + "\n"
+
+
 def _table(head: list[str], lines: list[list[str]], left: int) -> str:
     widths = [
         max(len(line[index]) for line in [head, *lines] if line) for index in range(len(head))
