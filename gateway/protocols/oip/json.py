@@ -30,6 +30,11 @@ _TOP_MEMBERS = frozenset({"id", "model_name", "model_version", "parameters", *_T
 _SPACE = b" \t\r\n"
 _BRACE = ord("{")
 _SHOWN = 64
+# What is larger never becomes Python objects as a whole: that takes up to 40 times its size.
+_WHOLE_BYTES = 1 << 20
+# Of large documents: bytes that are no tensor data, and steps to find members of unknown name.
+_HELD_BYTES = 1 << 18
+_LOOKUPS = 1 << 23
 
 
 @dataclass(slots=True)
@@ -163,10 +168,15 @@ def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
     except (ValueError, RuntimeError) as error:
         if "DEPTH" in str(error):
             raise _too_deep(what, limits) from error
+        if len(text) > _WHOLE_BYTES:
+            raise MalformedMessage(
+                f"{what} is not JSON, or has an integer beyond 64 bits: {error}"
+            ) from error
         # Not JSON, and orjson knows where; or an integer beyond 64 bits, which a float may be.
         return Document(_read_small(text, what, limits))
+    reader = _LargeReader(what, limits)
     try:
-        members, plain = _members(root, _TOP_MEMBERS, what, limits)
+        members = reader.members(root, _TOP_MEMBERS, 1)
         for key in _TENSOR_LISTS:
             found = members.get(key)
             if type(found) is not simdjson.Array:
@@ -175,46 +185,68 @@ def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
             tensors: list[Any] = []
             for item in found:
                 if type(item) is simdjson.Object:
-                    tensor, known = _members(item, _TENSOR_MEMBERS, what, limits)
-                    plain = plain and known
-                    tensors.append(tensor)
+                    tensors.append(reader.members(item, _TENSOR_MEMBERS, 3))
                 else:
                     tensors.append(None if type(item) is simdjson.Array else item)
             members[key] = tensors
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    if not plain:
-        check_closely(text, what, limits)
     return Document(members, text.count(b"["))
 
 
-def _members(
-    item: Any, wanted: frozenset[str], what: str, limits: MessageLimits
-) -> tuple[dict[str, Any], bool]:
-    """Return the known members of a simdjson Object; False when it has others too."""
-    keys = list(item)
-    check_count(f"keys in an object of {what}", len(keys), limits.json_keys, "json_keys")
-    found = set(keys)
-    if len(found) != len(keys):
-        raise MalformedMessage(_twice(what, keys))
-    members: dict[str, Any] = {}
-    for key in found & wanted:
-        value = item[key]
-        if type(value) is simdjson.Object:
-            value = _plain_object(value, what, limits)
-        elif type(value) is simdjson.Array and key not in ("data", *_TENSOR_LISTS):
-            check_count(f"elements of {key!r} in {what}", len(value), limits.json_keys, "json_keys")
-            value = value.as_list()
-        members[key] = value
-    return members, found <= wanted
+class _LargeReader:
+    """Takes objects of one large document apart, and bounds what it holds beside tensor data."""
 
+    def __init__(self, what: str, limits: MessageLimits) -> None:
+        self._what = what
+        self._limits = limits
+        self._held_bytes = 0
+        self._lookups = 0
 
-def _plain_object(item: Any, what: str, limits: MessageLimits) -> dict[str, Any]:
-    check_count(f"keys in an object of {what}", len(item), limits.json_keys, "json_keys")
-    kept: dict[str, Any] = item.as_dict()
-    if len(kept) != len(item):
-        raise MalformedMessage(_twice(what, list(item)))
-    return kept
+    def members(self, item: Any, wanted: frozenset[str], depth: int) -> dict[str, Any]:
+        """Return the members of *item*, *depth* levels deep, that are *wanted*; check the others.
+
+        Raises:
+            MalformedMessage: A key comes twice in one object.
+            TooLarge: Too many members, or too much in those that are no tensor data.
+        """
+        what = self._what
+        check_count(f"keys in an object of {what}", len(item), self._limits.json_keys, "json_keys")
+        keys = list(item)
+        found = set(keys)
+        if len(found) != len(keys):
+            raise MalformedMessage(_twice(what, keys))
+        unknown = found - wanted
+        # Looking a member up takes as long as the object has members.
+        self._lookups += len(unknown) * len(keys)
+        if self._lookups > _LOOKUPS:
+            raise TooLarge(f"{what} has too many unknown keys: {len(unknown)}", limit="json_keys")
+        for key in unknown:
+            self._check_held(item[key], depth)
+        members: dict[str, Any] = {}
+        for key in found & wanted:
+            value = item[key]
+            if type(value) is simdjson.Object:
+                self._check_held(value, depth)
+                value = value.as_dict()
+            elif type(value) is simdjson.Array and key not in ("data", *_TENSOR_LISTS):
+                self._check_held(value, depth)
+                value = value.as_list()
+            members[key] = value
+        return members
+
+    def _check_held(self, value: Any, depth: int) -> None:
+        if type(value) is not simdjson.Object and type(value) is not simdjson.Array:
+            return
+        text: Any = value.mini  # bytes, whatever its stub says
+        self._held_bytes += len(text)
+        if self._held_bytes > _HELD_BYTES:
+            raise TooLarge(
+                f"{self._what} has more than {_HELD_BYTES} bytes in members that are no tensor "
+                "data, which is not allowed",
+                limit="json_bytes",
+            )
+        check_closely(b"[" * depth + text + b"]" * depth, self._what, self._limits)
 
 
 def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Document:

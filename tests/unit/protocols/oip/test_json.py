@@ -1,0 +1,73 @@
+"""What large documents cost that hold something else than tensor data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.protocols.oip import json as documents
+
+ROW = b'{"name": "X", "datatype": "INT32", "shape": [1], "data": [1]}'
+MANY = b"[]," * 100_000 + b"[]"
+
+
+def read(text: bytes) -> Any:
+    return documents.read_document(memoryview(text), "the request", DEFAULT_LIMITS).members
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs": [%b], "x": [%b]}' % (ROW, MANY),
+        b'{"inputs": [%b], "id": [%b]}' % (ROW, MANY),
+        b'{"inputs": [%b], "parameters": {"a": [%b]}}' % (ROW, MANY),
+        b'{"inputs": [{"name": "X", "x": {"a": [%b]}}]}' % MANY,
+        b'{"inputs": [{"name": "X", "shape": [[%b]]}]}' % MANY,
+        b'{"inputs": [{"name": "X", "data": {"a": [%b]}}]}' % MANY,
+        b'{"inputs": [%b]}'
+        % b",".join([b'{"x": "%b", "y": ["%b"]}' % (b"a" * 9, b"b" * 9000)] * 99),
+    ],
+    ids=["unknown", "id", "parameter", "of_tensor", "shape", "data", "in_sum"],
+)
+def test_unknown_member_blocks_the_loop_for_seconds(
+    text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no tensor data never becomes 40 times its size in Python objects: it is refused."""
+    closely = documents.check_closely
+
+    def watched(text: bytes, *rest: Any) -> None:
+        assert len(text) <= 1 << 18
+        closely(text, *rest)
+
+    monkeypatch.setattr(documents, "check_closely", watched)
+    with pytest.raises(TooLarge, match="bytes in members that are no tensor data") as caught:
+        read(text)
+    assert "json_bytes" == caught.value.limit
+
+
+def test_unknown_members_are_looked_up_one_by_one() -> None:
+    """A member is found by going through all, so many unknown ones in many tensors are refused."""
+    row = json.dumps({"name": "X", **{f"k{n}": 0 for n in range(2000)}})
+    with pytest.raises(TooLarge, match="too many unknown keys: 2000") as caught:
+        read(f'{{"inputs": [{row}, {row}, {row}]}}'.encode())
+    assert "json_keys" == caught.value.limit
+
+
+def test_broken_document_becomes_objects_up_to_where_it_breaks() -> None:
+    """Above a mebibyte what simdjson refuses is refused, whatever another parser could say of it."""
+    text = b'{"inputs": [%b], "x": [%b]' % (ROW, b"[]," * 400_000 + b"[]")
+    with pytest.raises(MalformedMessage, match="not JSON, or has an integer beyond 64 bits"):
+        read(text)
+
+
+def test_unknown_members_of_large_documents_are_passed_over() -> None:
+    """Some kilobytes of them do no harm, and the data beside them stays unread."""
+    data = b"1," * 50_000 + b"1"
+    row = b'{"name": "X", "data": [%b], "x": {"a": [1, {"b": null}]}}' % data
+    members = read(b'{"inputs": [%b], "trace": ["a", {"b": "c"}], "id": "1"}' % row)
+    assert ["id", "inputs"] == sorted(members)
+    assert ["data", "name"] == sorted(members["inputs"][0])
