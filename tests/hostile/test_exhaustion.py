@@ -105,6 +105,46 @@ def test_answers_that_are_never_read(patient: Patient) -> None:
         assert gateway.status("VmRSS") - memory < 64 * _MIB
 
 
+def _filled(before: bytes, each: bytes, after: bytes, size: int = _MIB - 200) -> bytes:
+    return before + each * ((size - len(before) - len(after)) // len(each)) + after
+
+
+_ROW = b'{"name":"INPUT0","datatype":"INT32","shape":[1],"data":['
+EXPENSIVE: dict[str, bytes] = {
+    "unknown_lists": _filled(b'{"inputs":[],"x":[', b"[],", b"1]}"),
+    "unknown_objects": _filled(b'{"inputs":[],"x":[', b'{"a":1},', b"1]}"),
+    "unknown_keys": _filled(b'{"inputs":[],', b'"abcdefgh":1,', b'"x":1}'),
+    "parameters": _filled(b'{"inputs":[],"parameters":{"a":[', b"[1],", b"1]}}"),
+    "shape": _filled(b'{"inputs":[{"name":"INPUT0","shape":[', b"[1],", b"1]}]}"),
+    "inputs": _filled(b'{"inputs":[', b"{},", b"1]}"),
+    "outputs": _filled(b'{"inputs":[' + _ROW + b'1]}],"outputs":[', b"{},", b"1]}"),
+    "data_lists": _filled(b'{"inputs":[' + _ROW, b"[],", b"1]}]}"),
+    "data_objects": _filled(b'{"inputs":[' + _ROW, b"{},", b"1]}]}"),
+    "big_integers": _filled(b'{"inputs":[' + _ROW, b"9" * 25 + b",", b"1]}]}"),
+    "colons": _filled(b'{"inputs":[],"id":"', b":", b'"}'),
+    "escapes": _filled(b'{"inputs":[],"id":"', b"\\u0041", b'"}'),
+    "broken_at_the_end": _filled(b'{"inputs":[],"x":[', b"[],", b"]}"),
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_expensive_input_holds_up_nobody(patient: Patient, name: str) -> None:
+    """A request as costly as its size allows: others wait for it some tenths of a second at most."""
+    gateway = patient.gateway
+    used = gateway.cpu_s()
+    with ExitStack() as stack:
+        for _ in range(3):
+            raw = stack.enter_context(Raw(gateway.http))
+            raw.send([post(EXPENSIVE[name], path="/v2/models/identity_int32/infer")])
+            begun = time.monotonic()
+            assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
+            assert time.monotonic() - begun < 1
+            answer = raw.answer()
+            assert answer is not None
+            assert answer.status in (400, 413, 501)
+    assert gateway.cpu_s() - used < 3 * 0.4
+
+
 def test_pipelining_bomb(patient: Patient) -> None:
     """Hundreds of requests sent at once are answered in order, one after the other."""
     with Raw(patient.gateway.http) as raw:
