@@ -12,6 +12,7 @@ from typing import Any
 from gateway.wire.codec import ProtocolSpec
 
 PROTOCOLS: dict[str, str] = {
+    "graphpipe": "gateway.protocols.graphpipe:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
 }
 

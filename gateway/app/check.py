@@ -41,6 +41,9 @@ def _found(loaded: Loaded) -> Iterator[Found]:
 def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:
     for number, name in enumerate(listener.protocols or ()):
         yield from _raised((*at, "protocols", number), protocol, name)
+    for number, stream in enumerate(listener.streams):
+        place: KeyPath = (*at, "streams", number, "protocol")
+        yield from _raised(place, _streamed, stream.protocol, listener)
     for name, options in listener.options.items():
         yield from _options((*at, "options", name), name, options)
     if listener.passthrough is not None:
@@ -57,11 +60,22 @@ def _options(path: KeyPath, name: str, options: Any) -> Iterator[Found]:
     yield from _raised(path, ask)
 
 
-def _carried(name: str, carrier: str) -> None:
+def _streamed(name: str, listener: ListenerConfig) -> None:
     spec = protocol(name)
-    carriers = {"http": spec.http, "grpc": spec.grpc}
-    if carriers.get(carrier) is None:
-        known = ", ".join(key for key, binding in carriers.items() if binding is not None)
+    if spec.stream is None:
+        raise LookupError(f"protocol {name!r} has no form for byte streams")
+    key = spec.default_model
+    if key and listener.default_model is None and key not in listener.options.get(name, {}):
+        raise ValueError(
+            f"a {name} stream names no model: give its listener a 'default_model', or the "
+            f"protocol's option {key!r}"
+        )
+
+
+def _carried(name: str, carrier: str) -> None:
+    carriers = protocol(name).carriers
+    if carrier not in carriers:
+        known = ", ".join(carriers)
         raise LookupError(f"protocol {name!r} is not carried by {carrier!r}, only by {known}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,10 +12,11 @@ from typing import Any
 import structlog
 
 from gateway.app.upstreams import message_limits, overridden
-from gateway.config.models import ListenerConfig, TlsConfig
-from gateway.config.units import Address
+from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
+from gateway.config.units import UNIX, Address, StreamAddress
 from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.errors import GatewayError
+from gateway.ir.limits import MessageLimits
 from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
@@ -24,7 +26,9 @@ from gateway.transports.reference.grpc_health import Health
 from gateway.transports.reference.grpc_reflection import Reflection
 from gateway.transports.reference.grpc_server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
+from gateway.transports.stream_server import StreamServer
 from gateway.transports.tls import ServerTls, grpc_server_credentials, server_context
+from gateway.wire.codec import Options, ProtocolSpec
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +68,7 @@ def build_listener(
     messages = message_limits(config.messages, limits.message_bytes)
     for name in config.protocols or PROTOCOLS:
         spec = protocol(name)
-        options = spec.options(config.options.get(name, {}))
+        options = _options(spec, config)
         refused = shared.metrics.refused_by
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
@@ -98,7 +102,50 @@ def build_listener(
             credentials=_grpc_tls(config.tls, shared.directory),
             extras=_extras(_services(grpc), descriptors, ready),
         )
+    for stream in config.streams:
+        name = f"{config.name}.{stream.protocol}.{UNIX if stream.address.tcp is None else 'tcp'}"
+        name = _unused(name, servers)
+        servers[name] = _stream_server(config, stream, service, (limits, messages), shared)
     return servers
+
+
+def _stream_server(
+    config: ListenerConfig,
+    stream: StreamConfig,
+    service: Service,
+    limits: tuple[ServerLimits, MessageLimits],
+    shared: Shared,
+) -> StreamServer:
+    spec = protocol(stream.protocol)
+    binding = spec.stream
+    if binding is None:
+        raise LookupError(f"protocol {stream.protocol!r} has no form for byte streams")
+    _check_exposure(config, stream.address, shared.strict)
+    codec = binding.codec(limits[1], _options(spec, config))
+    return StreamServer(
+        str(stream.address),
+        partial(binding.server_framer, limits[1]),
+        Frontend(codec, service, refused=shared.metrics.refused_by),
+        limits=limits[0],
+        budget=shared.budget,
+        ordered=binding.ordered,
+        ssl_context=None if stream.address.tcp is None else _http_tls(config.tls, shared.directory),
+        mode=int(stream.mode, 8),
+        refused=partial(_refused, shared.metrics, "stream"),
+    )
+
+
+def _options(spec: ProtocolSpec, config: ListenerConfig) -> Options:
+    """Return the protocol's options on this listener, with its default model among them."""
+    options = config.options.get(spec.name, {})
+    if spec.default_model and config.default_model is not None:
+        options = {spec.default_model: config.default_model, **options}
+    return spec.options(options)
+
+
+def _unused(name: str, taken: Mapping[str, object]) -> str:
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 def _services(mounts: Sequence[GrpcMount]) -> list[str]:
@@ -123,7 +170,7 @@ def _refused(metrics: Metrics, carrier: str, error: GatewayError) -> None:
     metrics.refused(carrier, error.code.value, error.limit)
 
 
-def _check_exposure(config: ListenerConfig, address: Address, strict: bool) -> None:
+def _check_exposure(config: ListenerConfig, address: Address | StreamAddress, strict: bool) -> None:
     if address.is_loopback or config.tls is not None:
         return
     if strict:

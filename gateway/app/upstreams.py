@@ -19,7 +19,7 @@ from gateway.config.models import (
     TlsConfig,
     UpstreamConfig,
 )
-from gateway.config.units import Url
+from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.policies.complete import Complete
@@ -32,9 +32,10 @@ from gateway.telemetry.metrics import Metrics
 from gateway.transports.base import ClientLimits
 from gateway.transports.reference.grpc_client import GrpcClient
 from gateway.transports.reference.http_client import HttpClient
+from gateway.transports.stream_client import StreamClient
 from gateway.transports.tls import ClientTls, client_context, grpc_channel_credentials
 from gateway.upstream import SettlingUpstream, Upstream
-from gateway.wire.codec import Options, ProtocolSpec
+from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
 Close = Callable[[], Awaitable[None]]
 
@@ -84,22 +85,38 @@ def connect(
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
     carried = client_limits or _client_limits(url, ClientLimitsConfig())
-    binding = {"http": spec.http, "grpc": spec.grpc}.get(url.carrier)
+    binding = spec.carriers.get(url.carrier)
     if binding is None:
         raise LookupError(f"protocol {url.protocol!r} is not carried by {url.carrier!r}")
-    client: Any
-    if url.carrier == "http":
-        context = _client_tls(tls, directory)
-        scheme = "http" if context is None else "https"
-        client = HttpClient(f"{scheme}://{url.authority}{url.path}", carried, ssl_context=context)
-    else:
-        client = GrpcClient(url.authority, carried, credentials=_channel_tls(tls, directory))
+    client = _client(url, binding, carried, limits, (tls, directory))
     codec: Any = binding.codec
     make = partial(_upstream, str(url), codec, limits, client)
     service = _settled(spec, checked, make)
     needs = codec(limits, _plain_options(spec, checked)).needs
-    http = client if url.carrier == "http" else None
+    http = client if isinstance(client, HttpClient) else None
     return Connected(service, needs, client.close, http)
+
+
+def _client(
+    url: Url,
+    binding: HttpBinding | GrpcBinding | StreamBinding,
+    carried: ClientLimits,
+    limits: MessageLimits,
+    tls: tuple[TlsConfig | None, Path | None],
+) -> HttpClient | GrpcClient | StreamClient:
+    if isinstance(binding, GrpcBinding):
+        return GrpcClient(url.authority, carried, credentials=_channel_tls(*tls))
+    if isinstance(binding, HttpBinding):
+        context = _client_tls(*tls)
+        scheme = "http" if context is None else "https"
+        return HttpClient(f"{scheme}://{url.authority}{url.path}", carried, ssl_context=context)
+    return StreamClient(
+        url.authority,
+        partial(binding.client_framer, limits),
+        carried,
+        ordered=binding.ordered,
+        ssl_context=None if url.carrier == UNIX else _client_tls(*tls),
+    )
 
 
 def _upstream(

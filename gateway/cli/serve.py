@@ -31,6 +31,22 @@ GrpcOption = Annotated[
         "is 18000.",
     ),
 ]
+GraphpipeTcpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graphpipe-tcp",
+        metavar="ADDR",
+        help="HOST:PORT for GraphPipe on a plain byte stream; it serves --default-model.",
+    ),
+]
+GraphpipeUnixOption = Annotated[
+    str | None,
+    typer.Option(
+        "--graphpipe-unix",
+        metavar="PATH",
+        help="Unix socket for GraphPipe on a plain byte stream; it serves --default-model.",
+    ),
+]
 AdminOption = Annotated[
     str | None,
     typer.Option(
@@ -50,7 +66,8 @@ def serve(  # noqa: PLR0913  # one for each flag
         typer.Option(
             metavar="URL",
             help="Be the sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
-            "(grpc:// and http:// mean the same); may be repeated.",
+            "(grpc:// and http:// mean the same), graphpipe+http://HOST:PORT, "
+            "graphpipe+tcp://HOST:PORT or graphpipe+unix:///PATH; may be repeated.",
         ),
     ] = None,
     demo: Annotated[
@@ -58,6 +75,8 @@ def serve(  # noqa: PLR0913  # one for each flag
     ] = False,
     http: HttpOption = None,
     grpc: GrpcOption = None,
+    graphpipe_tcp: GraphpipeTcpOption = None,
+    graphpipe_unix: GraphpipeUnixOption = None,
     admin: AdminOption = None,
     default_model: Annotated[
         str | None,
@@ -82,17 +101,21 @@ def serve(  # noqa: PLR0913  # one for each flag
         fail("serve what? Give one of CONFIG.yaml, --upstream URL, --demo", WRONG_USAGE)
     addresses = {"--http": http, "--grpc": grpc, "--admin": admin}
     sidecar = {"--default-model": default_model, "--no-passthrough": no_passthrough or None}
+    streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
     if path is not None:
-        _refuse({**addresses, **sidecar}, "CONFIG.yaml says that itself")
+        _refuse({**addresses, **streams, **sidecar}, "CONFIG.yaml says that itself")
         raise typer.Exit(run_loaded(lambda: checked(path)))
     if demo:
         _refuse(sidecar, "--demo has no upstream")
+        _refuse(streams, "a stream serves one model, --demo has two")
         raise typer.Exit(run_mapping(lambda: demo_config(http=http, grpc=grpc, admin=admin)))
     status = run_mapping(
         lambda: sidecar_config(
             upstream or (),
             http=http,
             grpc=grpc,
+            graphpipe_tcp=graphpipe_tcp,
+            graphpipe_unix=graphpipe_unix,
             admin=admin,
             default_model=default_model,
             passthrough=not no_passthrough,

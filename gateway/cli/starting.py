@@ -47,6 +47,9 @@ def run_mapping(make: Callable[[], dict[str, Any]], *, started: Started | None =
         fail(str(error), WRONG_USAGE)
     listener = config["listeners"][0]
     flags = {f"--{key}": listener[key] for key in ("http", "grpc") if key in listener}
+    for stream in listener.get("streams", ()):
+        if not stream["address"].startswith("unix:"):
+            flags[f"--{stream['protocol']}-tcp"] = stream["address"]
     flags["--admin"] = config.get("admin", {}).get("address") or ""
     return run_loaded(lambda: checked_mapping(config), started=started, flags=flags)
 

@@ -8,78 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    StringConstraints,
-    WithJsonSchema,
-    model_validator,
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+
+from gateway.config.fields import (
+    Duration,
+    FileMode,
+    ListenAddress,
+    Name,
+    Names,
+    Scalar,
+    Size,
+    SocketAddress,
+    Text,
+    UpstreamUrl,
 )
-
-from gateway.config.units import (
-    Address,
-    Url,
-    parse_address,
-    parse_duration,
-    parse_size,
-    parse_url,
-)
-
-
-def _parsed(parse: Any, kind: type) -> BeforeValidator:
-    def convert(value: object) -> object:
-        if isinstance(value, str):
-            return parse(value)
-        # None is for the field's own type to take or refuse.
-        if value is None or type(value) is kind:
-            return value
-        raise ValueError("must be text on one line, not a mapping or a list")
-
-    convert.__name__ = f"to_{kind.__name__}"
-    return BeforeValidator(convert)
-
-
-Duration = Annotated[
-    float,
-    _parsed(parse_duration, float),
-    WithJsonSchema({"type": "string", "examples": ["250ms", "30s"]}),
-]
-Size = Annotated[
-    int,
-    _parsed(parse_size, int),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["16MiB"]}),
-]
-ListenAddress = Annotated[
-    InstanceOf[Address],
-    _parsed(parse_address, Address),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["127.0.0.1:8000"]}),
-]
-UpstreamUrl = Annotated[
-    InstanceOf[Url],
-    _parsed(parse_url, Url),
-    WithJsonSchema({"type": "string", "examples": ["oip+grpc://127.0.0.1:8001"]}),
-]
-Name = Annotated[
-    str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
-Text = Annotated[str, StringConstraints(max_length=1024)]
-
-
-def _as_list(value: object) -> object:
-    return value if value is None or isinstance(value, list | tuple) else [value]
-
-
-# The loader keeps every scalar as text, so `version: 2` is "2": editors must not mark it.
-_SCALAR = {"type": ["string", "number", "boolean"]}
-Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
-Names = Annotated[
-    tuple[Text, ...],
-    BeforeValidator(_as_list),
-    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}),
-]
+from gateway.config.units import Address, Url
 
 
 class Model(BaseModel):
@@ -164,6 +107,17 @@ class ClientLimitsConfig(Model):
     resolve_cap: Duration | None = None
 
 
+class StreamConfig(Model):
+    """A byte stream to listen on, which speaks one protocol."""
+
+    protocol: Name
+    """Protocol that has a form for byte streams, such as graphpipe."""
+    address: SocketAddress
+    """HOST:PORT, or unix:/PATH."""
+    mode: FileMode = "0660"
+    """Who may connect to a unix socket: the permissions of its file."""
+
+
 class ListenerConfig(Model):
     """Where clients connect, and which protocols they may speak there."""
 
@@ -172,6 +126,8 @@ class ListenerConfig(Model):
     """HOST:PORT for the protocols that use HTTP."""
     grpc: ListenAddress | None = None
     """HOST:PORT for the protocols that use gRPC."""
+    streams: tuple[StreamConfig, ...] = ()
+    """Byte streams, each for one protocol."""
     protocols: Names | None = None
     """Protocol names, such as oip; all of them by default."""
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
@@ -186,8 +142,8 @@ class ListenerConfig(Model):
 
     @model_validator(mode="after")
     def _listens(self) -> ListenerConfig:
-        if self.http is None and self.grpc is None:
-            raise ValueError("a listener needs 'http' or 'grpc'")
+        if self.http is None and self.grpc is None and not self.streams:
+            raise ValueError("a listener needs 'http', 'grpc' or 'streams'")
         return self
 
 

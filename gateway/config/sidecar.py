@@ -6,12 +6,13 @@ The result goes through the same loader as a file, so flags can do nothing that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gateway.config.load import Loaded, load_text
-from gateway.config.units import Url, parse_url
+from gateway.config.units import UNIX, Url, parse_url
 
 OFF = "off"
 """What an address flag says instead of an address, to listen there not at all."""
@@ -24,11 +25,13 @@ SHIFTED_GRPC = "127.0.0.1:18001"
 _OUR_PORTS = frozenset({8000, 8001, 8002})
 
 
-def sidecar_config(
+def sidecar_config(  # noqa: PLR0913  # all by name but the first
     upstreams: Sequence[str],
     *,
     http: str | None = None,
     grpc: str | None = None,
+    graphpipe_tcp: str | None = None,
+    graphpipe_unix: str | None = None,
     admin: str | None = None,
     default_model: str | None = None,
     passthrough: bool = True,
@@ -42,19 +45,25 @@ def sidecar_config(
         http: HOST:PORT, "off", or None for the default: 127.0.0.1:8000, or :18000 where an
             upstream on this machine has one of the ports 8000 to 8002.
         grpc: The same for gRPC, with 8001 and 18001.
+        graphpipe_tcp: HOST:PORT for GraphPipe on a byte stream; needs a default model.
+        graphpipe_unix: Path of a unix socket for the same.
         admin: HOST:PORT or "off"; None leaves the key out.
         default_model: Model of requests whose protocol names none.
         passthrough: Send paths that no protocol claims to the first upstream that speaks HTTP.
 
     Raises:
-        ValueError: A URL cannot be read, or both listeners are off.
+        ValueError: A URL cannot be read, all listeners are off, or a stream has no model.
     """
+    streams = _graphpipe_streams(graphpipe_tcp, graphpipe_unix)
+    if streams and default_model is None:
+        raise ValueError("a GraphPipe stream names no model: give it one with --default-model NAME")
     urls = [parse_url(text) for text in upstreams]
     names = ["upstream"] if len(urls) == 1 else [f"upstream-{n + 1}" for n in range(len(urls))]
     shifted = any(url.is_loopback and url.port in _OUR_PORTS for url in urls)
     listener = listener_config(
         http=http or (SHIFTED_HTTP if shifted else DEFAULT_HTTP),
         grpc=grpc or (SHIFTED_GRPC if shifted else DEFAULT_GRPC),
+        streams=streams,
     )
     if default_model is not None:
         listener["default_model"] = default_model
@@ -69,16 +78,22 @@ def sidecar_config(
     }
 
 
-def listener_config(*, http: str, grpc: str) -> dict[str, Any]:
+def listener_config(
+    *, http: str, grpc: str, streams: Sequence[Mapping[str, str]] = ()
+) -> dict[str, Any]:
     """Return the one listener of a command line; "off" leaves its key out.
 
     Raises:
-        ValueError: Both are off.
+        ValueError: Both are off, and there are no streams.
     """
-    listener = {key: text for key, text in (("http", http), ("grpc", grpc)) if text != OFF}
+    listener: dict[str, Any] = {
+        key: text for key, text in (("http", http), ("grpc", grpc)) if text != OFF
+    }
+    if streams:
+        listener["streams"] = [dict(stream) for stream in streams]
     if not listener:
         raise ValueError("--http off and --grpc off leave nothing to listen on")
-    return dict(listener)
+    return listener
 
 
 def admin_config(admin: str | None) -> dict[str, Any]:
@@ -95,6 +110,13 @@ def load_mapping(config: Mapping[str, Any], source: str) -> Loaded:
         ConfigError: Anything is wrong with it.
     """
     return load_text(yaml.safe_dump(dict(config), sort_keys=False), source=source)
+
+
+def _graphpipe_streams(tcp: str | None, unix: str | None) -> list[dict[str, str]]:
+    addresses = [tcp] if tcp is not None else []
+    if unix is not None:
+        addresses.append(f"{UNIX}:{Path(unix).absolute()}")
+    return [{"protocol": "graphpipe", "address": address} for address in addresses]
 
 
 def _first_http(names: Sequence[str], urls: Sequence[Url]) -> str | None:

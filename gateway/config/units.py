@@ -20,10 +20,14 @@ _BYTES = {
     "GB": 10**9,
 }
 
+_MODE = re.compile("0?[0-7]{3}")
+
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._*-]*):([0-9]{1,5})")
 _URL = re.compile(
     r"([a-z]+)(?:\+([a-z]+))?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[^?#\s]*)?"
 )
+
+_UNIX_URL = re.compile(r"([a-z]+)\+unix://(/?[^?#\s]*)")
 
 _PORT_MAX = 65_535
 
@@ -50,6 +54,17 @@ def parse_size(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is not a size: write a whole number and B, KiB, MiB or GiB")
     return int(found[1]) * _BYTES[found[2]]
+
+
+def check_mode(text: str) -> str:
+    """Return a file's permissions such as "0660" as they are.
+
+    Raises:
+        ValueError: The text is not three octal digits, or four that begin with 0.
+    """
+    if _MODE.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not a file mode: write it in octal, as in 0660")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +99,46 @@ def parse_address(text: str) -> Address:
     return Address("" if host == "*" else host, int(found[2]))
 
 
+UNIX = "unix"
+"""The carrier of sockets that have a path, and what their addresses begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAddress:
+    """Where to listen for a byte stream: host and port, or the path of a unix socket."""
+
+    tcp: Address | None = None
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{UNIX}:{self.path}" if self.tcp is None else str(self.tcp)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.tcp is None or self.tcp.is_loopback
+
+
+def parse_stream_address(text: str) -> StreamAddress:
+    """Return "unix:/path", or what `parse_address` reads, as an address.
+
+    Raises:
+        ValueError: The text is none of these, or the path is not absolute.
+    """
+    prefix, colon, path = text.partition(":")
+    if prefix != UNIX or not colon:
+        return StreamAddress(tcp=parse_address(text))
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ValueError(f"{text!r} is not a unix socket: write unix:/PATH, as in unix:/run/g.sock")
+    return StreamAddress(path=path)
+
+
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where an upstream is and what it speaks: `protocol+carrier://host:port/path`."""
+    """Where an upstream is and what it speaks: `protocol+carrier://host:port/path`.
+
+    Unix sockets have a path alone: `protocol+unix:///path`.
+    """
 
     protocol: str
     carrier: str
@@ -95,17 +147,20 @@ class Url:
     path: str = ""
 
     def __str__(self) -> str:
-        return f"{self.protocol}+{self.carrier}://{self.authority}{self.path}"
+        authority = "" if self.carrier == UNIX else self.authority
+        return f"{self.protocol}+{self.carrier}://{authority}{self.path}"
 
     @property
     def authority(self) -> str:
-        """host:port, an IPv6 host in brackets."""
+        """host:port, an IPv6 host in brackets; unix:/path of a unix socket."""
+        if self.carrier == UNIX:
+            return str(StreamAddress(path=self.path))
         return str(Address(self.host, self.port))
 
     @property
     def is_loopback(self) -> bool:
         """Whether it is on this machine."""
-        return Address(self.host, self.port).is_loopback
+        return self.carrier == UNIX or Address(self.host, self.port).is_loopback
 
 
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
@@ -118,6 +173,9 @@ def parse_url(text: str) -> Url:
     Raises:
         ValueError: The text is no such URL, or lacks a port that has no default.
     """
+    unix = _UNIX_URL.fullmatch(text)
+    if unix is not None:
+        return Url(unix[1], UNIX, "", 0, parse_stream_address(f"{UNIX}:{unix[2]}").path)
     found = _URL.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not an upstream URL: write oip+grpc://HOST:PORT")
