@@ -59,26 +59,29 @@ class StandIns:
         Raises:
             GatewayError: Of class `failure`: BF16 cannot hold a value exactly.
         """
-        known = {declared.name: declared.datatype for declared in self.declared}
-        places = [declared.datatype for declared in self.declared]
+        known = {declared.name: declared for declared in self.declared}
         replaced: list[Tensor] = []
         changed = False
         for place, tensor in enumerate(tensors):
             if tensor.name:
-                meant = known.get(tensor.name)
+                declared = known.get(tensor.name)
             else:
-                meant = places[place] if place < len(places) else None
-            if meant is None or tensor.datatype not in _STAND_INS.get(meant, ()):
+                declared = self.declared[place] if place < len(self.declared) else None
+            meant = None if declared is None else declared.datatype
+            if (
+                declared is None
+                or meant is None
+                or tensor.datatype not in _STAND_INS.get(meant, ())
+            ):
                 replaced.append(tensor)
                 continue
-            data = _truths(tensor) if meant is Datatype.BOOL else self._halved(tensor, place)
-            replaced.append(
-                Tensor(tensor.name, meant, tensor.shape, RawData(data), tensor.parameters)
-            )
+            truth = meant is Datatype.BOOL
+            data = RawData(_truths(tensor) if truth else self._halved(tensor, declared.name))
+            replaced.append(Tensor(tensor.name, meant, tensor.shape, data, tensor.parameters))
             changed = True
         return tuple(replaced) if changed else tensors
 
-    def _halved(self, tensor: Tensor, place: int) -> memoryview:
+    def _halved(self, tensor: Tensor, name: str) -> memoryview:
         """Return FP32 as BF16: the upper half of each value, where the lower one is zero."""
         halves = np.frombuffer(as_raw(tensor), "<u2").reshape(-1, 2)
         lost = np.flatnonzero(halves[:, 0])
@@ -86,8 +89,8 @@ class StandIns:
             index = int(lost[0])
             value = np.frombuffer(as_raw(tensor), "<f4")[index]
             raise self.failure(
-                f"{self.kind} {tensor.name or f'#{place}'!r} of model {str(self.model)!r} is BF16 "
-                f"and comes as FP32: element {index} is {float(value)!r}, which BF16 cannot hold "
+                f"{self.kind} {name!r} of model {str(self.model)!r} is BF16 and "
+                f"comes as FP32: element {index} is {float(value)!r}, which BF16 cannot hold "
                 "exactly; round the values to BF16 before they are sent",
                 model=self.model,
             )

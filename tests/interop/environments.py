@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.interop.requirements import REQUIREMENTS
+from tests.interop.requirements import REQUIREMENTS, WITHOUT_DEPENDENCIES
 
 INSTALL_TIMEOUT_S = 600.0
 """How long pip may take for one environment (10 to 60 s is usual)."""
@@ -40,13 +40,16 @@ def environment(name: str) -> Path:
         InstallFailed: pip failed, or took longer than `INSTALL_TIMEOUT_S`.
     """
     requirements = REQUIREMENTS[name]
+    alone = WITHOUT_DEPENDENCIES.get(name, ())
     folder = cache_folder() / name
-    digest = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\n".join((*requirements, *alone)).encode()).hexdigest()[:12]
     marker = folder / f".ready-{digest}"
     with exclusive(cache_folder() / f"{name}.lock"):
         if not marker.exists():
             _run([sys.executable, "-m", "venv", str(folder)])
             _run([str(folder / "bin" / "pip"), "install", "--quiet", *requirements])
+            if alone:
+                _run([str(folder / "bin" / "pip"), "install", "--quiet", "--no-deps", *alone])
             marker.touch()
             # The plain name is what other scripts on this machine look for.
             (folder / ".ready").touch()

@@ -15,5 +15,14 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kserve": ("kserve==0.21.0",),
         # Without `[all]`: its `cuda` part needs a GPU and nothing here uses it.
         "client": ("tritonclient[http,grpc]==2.73.0", "numpy==2.4.6", "requests==2.34.2"),
+        "graphpipe": ("numpy==2.4.6", "requests==2.34.2", "flatbuffers==25.12.19"),
     }
 )
+
+WITHOUT_DEPENDENCIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # It pins a requests whose urllib3 cannot be imported from Python 3.10 on.
+        "graphpipe": ("graphpipe==1.0.4",),
+    }
+)
+"""What is installed after those, as it is."""
