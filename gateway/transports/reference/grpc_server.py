@@ -45,6 +45,8 @@ _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
 # After the last call: for its answer to reach the socket and open health watches to be ended.
 _LAST_WORDS_S = 0.5
+# A call that the C core took before GOAWAY reaches its handler within this, busy as we may be.
+_QUIET_S = 0.25
 
 
 class GrpcServer:
@@ -110,7 +112,7 @@ class GrpcServer:
         stopping = asyncio.ensure_future(self._server.stop(timeout_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._admission.idle.wait()
+                await self._admission.quiet(_QUIET_S)
         await self._server.stop(_LAST_WORDS_S)
         await stopping
 
@@ -149,11 +151,7 @@ def _ms(seconds: float) -> int:
 
 
 class _Admission:
-    """Places and bytes of one listener.
-
-    Attributes:
-        idle: Set while no call holds a place or waits for one.
-    """
+    """Places and bytes of one listener."""
 
     def __init__(self, budget: Budget, limits: ServerLimits) -> None:
         self._slots = Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued)
@@ -162,8 +160,18 @@ class _Admission:
         self.message_bytes = limits.message_bytes
         self.message_timeout_s = limits.body_timeout_s
         self._calls = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._entered = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def quiet(self, seconds: float) -> None:
+        """Wait until there was no call, and none came, for so long."""
+        while True:
+            await self._idle.wait()
+            entered = self._entered
+            await asyncio.sleep(seconds)
+            if self._idle.is_set() and entered == self._entered:
+                return
 
     def place(self, size: int) -> _Place:
         """Hold a place and *size* bytes. Raises Overloaded when they do not come free in time."""
@@ -172,7 +180,8 @@ class _Admission:
     async def enter(self, size: int) -> None:
         """Take a place and *size* bytes; what `place` does at its beginning."""
         self._calls += 1
-        self.idle.clear()
+        self._entered += 1
+        self._idle.clear()
         try:
             if not self._slots.take():
                 await self._slots.acquire(self._wait_s)
@@ -195,7 +204,7 @@ class _Admission:
     def _gone(self) -> None:
         self._calls -= 1
         if not self._calls:
-            self.idle.set()
+            self._idle.set()
 
 
 class _Place:
