@@ -1,0 +1,214 @@
+"""GraphPipe over TCP, unix sockets and HTTP through whole gateways, one behind the other."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.cases import graphpipe_oracle as oracle
+from tests.cases.graphpipe_http import METADATA_REQUEST
+from tests.integration.cli_kit import Running, gateway, serving
+
+INT32 = 6
+FIRST = oracle.PlainTensor(INT32, (1, 16), struct.pack("<16i", *range(16)))
+SECOND = oracle.PlainTensor(INT32, (1, 16), struct.pack("<16i", *[1] * 16))
+QUESTION = oracle.build_request(
+    oracle.PlainRequest(b"", ("INPUT0", "INPUT1"), (FIRST, SECOND), ("OUTPUT0", "OUTPUT1"))
+)
+SUM = struct.pack("<16i", *range(1, 17))
+DIFFERENCE = struct.pack("<16i", *range(-1, 15))
+
+CONFIG = """
+version: 1
+listeners:
+  - http: 127.0.0.1:0
+    streams:
+      - {{protocol: graphpipe, address: "127.0.0.1:0"}}
+      - {{protocol: graphpipe, address: "unix:{folder}/model.sock", mode: 0600}}
+    default_model: simple
+    limits: {{message_bytes: 1MiB}}
+  - name: slow
+    streams: [{{protocol: graphpipe, address: "127.0.0.1:0"}}]
+    default_model: slow
+admin: {{address: null, metrics: null}}
+models:
+  simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+  slow: {{backend: python, options: {{callable: "gateway.backends.examples:slow"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+
+
+@pytest.fixture(scope="module")
+def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with a model of its own, on every carrier of GraphPipe."""
+    folder = tmp_path_factory.mktemp("streams")
+    config = folder / "gateway.yaml"
+    config.write_text(CONFIG.format(folder=folder))
+    with serving(str(config)) as running:
+        yield running
+
+
+def connected(address: str) -> socket.socket:
+    if address.startswith("unix:"):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(address.removeprefix("unix:"))
+    else:
+        host, _, port = address.rpartition(":")
+        sock = socket.create_connection((host, int(port)))
+    sock.settimeout(10)
+    return sock
+
+
+def received(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        assert piece, "the connection ended"
+        data += piece
+    return data
+
+
+def ask(sock: socket.socket, message: bytes) -> bytes:
+    sock.sendall(struct.pack("<I", len(message)) + message)
+    return received(sock, struct.unpack("<I", received(sock, 4))[0])
+
+
+def outputs(answer: bytes) -> list[bytes]:
+    tensors, _ = oracle.read_response(answer)
+    assert () == errors(answer)
+    return [tensor.data for tensor in tensors]
+
+
+def errors(answer: bytes) -> tuple[tuple[int, str], ...]:
+    return oracle.read_response(answer)[1]
+
+
+@pytest.mark.parametrize("carrier", ["tcp", "unix"])
+def test_a_model_is_served_on_a_stream(model_server: Running, carrier: str) -> None:
+    """Questions on one connection are answered one after another, metadata among them."""
+    with connected(model_server.addresses[f"main.graphpipe.{carrier}"]) as sock:
+        assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
+        metadata = oracle.read_metadata(ask(sock, METADATA_REQUEST))
+        assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
+    assert ["INPUT0", "INPUT1"] == [each.name for each in metadata.inputs]
+
+
+def test_the_same_is_served_over_http(model_server: Running) -> None:
+    """The stream's answers are those of HTTP."""
+    with closing(HTTPConnection(model_server.addresses["main.http"], timeout=10)) as connection:
+        connection.request("POST", "/graphpipe/simple", QUESTION)
+        answer = connection.getresponse()
+        assert 200 == answer.status
+        assert [SUM, DIFFERENCE] == outputs(answer.read())
+
+
+def test_a_wrong_message_keeps_the_connection(model_server: Running) -> None:
+    """A frame whose content is wrong gets an error in GraphPipe's form; the next is answered."""
+    with connected(model_server.addresses["main.graphpipe.tcp"]) as sock:
+        assert 1 == len(errors(ask(sock, bytes(64))))
+        assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "this is text, such as HTTP"),
+        (struct.pack("<I", (1 << 20) + 1), "at most 1048576 are allowed"),
+        (struct.pack("<I", 0), "declares 0 bytes"),
+    ],
+)
+def test_broken_framing_is_told_and_ends_the_connection(
+    model_server: Running, sent: bytes, said: str
+) -> None:
+    """Whoever speaks something else learns what is spoken here."""
+    with connected(model_server.addresses["main.graphpipe.tcp"]) as sock:
+        sock.sendall(sent)
+        answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
+        assert said in str(errors(answer))
+        assert b"" == sock.recv(1)
+
+
+def test_a_padded_answer_reads_as_any_other(model_server: Running) -> None:
+    """Who stops sending and waits long gets an answer with zeros behind it, which changes nothing."""
+    wait = oracle.PlainTensor(INT32, (1,), struct.pack("<i", 200))
+    question = oracle.build_request(oracle.PlainRequest(b"", ("INPUT0",), (wait,), ()))
+    with connected(model_server.addresses["slow.graphpipe.tcp"]) as sock:
+        sock.sendall(struct.pack("<I", len(question)) + question)
+        sock.shutdown(socket.SHUT_WR)
+        answer = received(sock, struct.unpack("<I", received(sock, 4))[0])
+        assert b"" == sock.recv(1)
+    assert 0 == len(answer) % 256
+    assert 1 == len(outputs(answer))
+
+
+@pytest.mark.parametrize("carrier", ["tcp", "unix", "http"])
+def test_a_gateway_stands_before_a_gateway(
+    model_server: Running, carrier: str, tmp_path: Path
+) -> None:
+    """Each carrier of GraphPipe is an upstream like any other, and is served on like any other."""
+    if carrier == "http":
+        upstream = f"graphpipe+http://{model_server.addresses['main.http']}"
+    elif carrier == "tcp":
+        upstream = f"graphpipe+tcp://{model_server.addresses['main.graphpipe.tcp']}"
+    else:
+        path = model_server.addresses["main.graphpipe.unix"].removeprefix("unix:")
+        upstream = f"graphpipe+unix://{path}"
+    flags = ["--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off"]
+    flags += ["--graphpipe-tcp", "127.0.0.1:0", "--graphpipe-unix", f"{tmp_path}/front.sock"]
+    flags += ["--default-model", "simple"]
+    with serving("--upstream", upstream, *flags) as front, ExitStack() as stack:
+        for name in ("main.graphpipe.tcp", "main.graphpipe.unix"):
+            sock = stack.enter_context(connected(front.addresses[name]))
+            assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
+            metadata = oracle.read_metadata(ask(sock, METADATA_REQUEST))
+            assert ["OUTPUT0", "OUTPUT1"] == [each.name for each in metadata.outputs]
+        stack.close()
+        assert 0 == front.stop()
+    assert not (tmp_path / "front.sock").exists()
+
+
+def test_an_upstream_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    """A restarted server costs no answer beyond its absence."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    url = f"graphpipe+unix://{tmp_path}/model.sock"
+    flags = ["--http", "off", "--grpc", "off", "--admin", "off", "--default-model", "simple"]
+    with serving(str(config)) as first, ExitStack() as stack:
+        front = stack.enter_context(
+            serving("--upstream", url, *flags, "--graphpipe-tcp", "127.0.0.1:0")
+        )
+        sock = stack.enter_context(connected(front.addresses["main.graphpipe.tcp"]))
+        assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
+        first.process.kill()
+        first.process.wait()
+        assert 1 == len(errors(ask(sock, QUESTION)))
+        stack.enter_context(serving(str(config)))
+        end = time.monotonic() + 10
+        while errors(answer := ask(sock, QUESTION)):
+            assert time.monotonic() < end, errors(answer)
+            time.sleep(0.05)
+        assert [SUM, DIFFERENCE] == outputs(answer)
+
+
+def test_a_stream_needs_a_model() -> None:
+    """A flag that cannot work is refused before anything is started."""
+    found = gateway("serve", "--upstream", "http://h", "--graphpipe-tcp", "127.0.0.1:0")
+    assert 2 == found.returncode
+    assert "give it one with --default-model NAME" in found.stderr
+
+
+def test_a_taken_port_is_said_with_its_flag(model_server: Running) -> None:
+    """The one line that says why names the address and what to change."""
+    taken = model_server.addresses["main.graphpipe.tcp"]
+    flags = ["--http", "off", "--grpc", "off", "--admin", "off", "--default-model", "m"]
+    found = gateway("serve", "--upstream", "http://127.0.0.1:1", *flags, "--graphpipe-tcp", taken)
+    assert 1 == found.returncode
+    assert f"cannot listen on {taken}: Address already in use" in found.stderr
+    assert "choose another address with --graphpipe-tcp" in found.stderr
