@@ -36,7 +36,7 @@ from gateway.protocols.grps.errors import (
     error_class_of_brpc,
 )
 from gateway.protocols.grps.forms import Asked
-from gateway.protocols.grps.frames import frame_bytes, split_frame
+from gateway.protocols.grps.frames import frame_bytes, split_frame, words
 from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.proto import read_message, write_message
@@ -101,7 +101,7 @@ class BrpcCodec:
         meta, rest = split_frame(view_of(wire.payload))
         method = _method_of(meta.request)
         message = self._message(meta, rest)
-        request_id = sane_id(meta.request.request_id)
+        request_id = sane_id(words(meta.request.request_id))
         origin = Origin(NAME, wire, Asked(message.form))
         context = Context(NAME, (), request_id, wire.deadline, None, calls.REPLY_NEEDS, origin)
         return calls.decode_method(method, message, context, self._settings, self._limits)
@@ -128,17 +128,14 @@ class BrpcCodec:
         Never raises.
         """
         correlation = None if call is None else _correlation(call)
-        if not ends_call(error, unread=call is None):
-            return _answer(calls.failure_of(error, self._limits), correlation)
-        code, words = brpc_code_of(error), f"[E{brpc_code_of(error)}]{error.message}"
         said = None if error.origin is None else error.origin.form
         if isinstance(said, Said):
-            code, words = said.code, said.text
-        response = RpcResponseMeta(
-            error_code=code, error_text=clip(words, self._limits.error_text_bytes)
-        )
-        meta = RpcMeta(response=response, compress_type=NONE)
-        return Frame(frame_bytes(meta.SerializeToString(), []), correlation)
+            return _refusal(said, correlation)
+        if not ends_call(error, unread=call is None):
+            return _answer(calls.failure_of(error, self._limits), correlation)
+        code = brpc_code_of(error)
+        text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)
+        return _refusal(Said(code, text), correlation)
 
     def encode_call(self, call: Call[Any], /) -> Frame:
         """Write a frame to an upstream; without compression, large float tensors are not copied.
@@ -169,8 +166,8 @@ class BrpcCodec:
         meta, rest = split_frame(view_of(wire.payload))
         response = meta.response
         if response.error_code:
-            text = response.error_text or f"upstream answered with the code {response.error_code}"
-            text = clip(text, self._limits.error_text_bytes)
+            text = clip(words(response.error_text), self._limits.error_text_bytes)
+            text = text or f"upstream answered with the code {response.error_code}"
             origin = Origin(NAME, wire, Said(response.error_code, text))
             kind = error_class_of_brpc(response.error_code)
             raise kind(text, model=call.model, origin=origin)
@@ -226,7 +223,8 @@ def _method_of(request: RpcRequestMeta) -> str:
         NoService: There is no service of that short name.
         NoMethod: There is no such method, or no service of that full name.
     """
-    service, method = clip(request.service_name, _SHOWN), clip(request.method_name, _SHOWN)
+    service = clip(words(request.service_name), _SHOWN)
+    method = clip(words(request.method_name), _SHOWN)
     if "." not in service and service != SHORT_SERVICE:
         raise NoService(f"Fail to find service={service}")
     if service not in (SERVICE, SHORT_SERVICE) or method not in METHODS:
@@ -236,6 +234,12 @@ def _method_of(request: RpcRequestMeta) -> str:
 
 def _answer(message: GrpsMessage, correlation: int | None) -> Frame:
     return Frame(frame_bytes(_OK_META, list(write_message(message))), correlation)
+
+
+def _refusal(said: Said, correlation: int | None) -> Frame:
+    response = RpcResponseMeta(error_code=said.code, error_text=said.text)
+    meta = RpcMeta(response=response, compress_type=NONE)
+    return Frame(frame_bytes(meta.SerializeToString(), []), correlation)
 
 
 def _correlation(call: Call[Any]) -> int | None:

@@ -142,7 +142,8 @@ def carried(tensor: Tensor) -> npt.NDArray[Any]:
 
 def _of_bool(_name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
-    return (np.ascontiguousarray(values).view(np.uint8) != 0).astype(np.uint8)
+    truths: npt.NDArray[Any] = np.ascontiguousarray(values).view(np.uint8) != 0
+    return truths.astype(np.uint8)
 
 
 def _of_uint64(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -45,6 +45,14 @@ def frame_bytes(meta: bytes, message: list[Buffer]) -> list[Buffer]:
     return [MAGIC + _SIZES.pack(size, len(meta)) + meta, *message]
 
 
+def words(value: str | bytes) -> str:
+    """Return a text of the metadata, which protobuf's second version gives as bytes if it is none.
+
+    What is not UTF-8 in it becomes U+FFFD.
+    """
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
 def split_frame(view: memoryview) -> tuple[RpcMeta, memoryview]:
     """Return the metadata of a whole frame, and what follows it: message and attachment.
 

@@ -108,8 +108,11 @@ class GrpcCodec:
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
         """Write *error* as a message whose Status is FAILURE, or end the call with it.
 
-        Never raises.
+        What ended an upstream's call ends this one.  Never raises.
         """
+        ended = None if error.origin is None else error.origin.wire
+        if isinstance(ended, GrpcResponse) and ended.status is not GrpcStatus.OK:
+            return GrpcResponse(status=ended.status, details=ended.details)
         if ends_call(error, unread=call is None):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)

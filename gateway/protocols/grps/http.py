@@ -196,8 +196,9 @@ class HttpCodec:
     def _message(self, wire: HttpResponse, *, sniff: bool) -> GrpsMessage:
         view = wire.view
         kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
-        if wire.status in _OK and kind == BYTES_TYPE and not (sniff and bytes(view[:1]) == _BRACE):
-            return GrpsMessage(form=Form.BIN_DATA, data=view)
+        if wire.status in _OK and kind == BYTES_TYPE:
+            said = self._said(view) if sniff and bytes(view[:1]) == _BRACE else None
+            return said or GrpsMessage(form=Form.BIN_DATA, data=view)
         try:
             message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
         except MalformedMessage:
@@ -214,6 +215,14 @@ class HttpCodec:
             text = f"upstream answered with HTTP status {wire.status}: {text}"
             status = Status(wire.status, text, Flag.FAILURE)
         return GrpsMessage(status=status)
+
+    def _said(self, view: memoryview) -> GrpsMessage | None:
+        """Return the message with a Status in a stream of bytes, such as the error that ends it."""
+        try:
+            message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
+        except GatewayError:
+            return None
+        return None if message.status is None else message
 
 
 def _asked(call: Call[Any]) -> Asked:

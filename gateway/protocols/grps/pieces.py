@@ -38,6 +38,7 @@ class PieceSplitter:
         self._depth = 0
         self._quoted = False
         self._raw = False
+        self._started = False
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
         """Return the messages that *part* completes, each with the content type it has.
@@ -52,14 +53,18 @@ class PieceSplitter:
             self._raw = True
             return [part]
         data = bytes(part.view)
-        if not self._held and not self._depth:
-            data = data.lstrip(_SPACE)
-            if not data:
-                return []
-        if self._raw or (not self._held and data[:1] != b"{"):
+        if not self._held and not self._raw:
+            stripped = data.lstrip(_SPACE)
+            if self._started or stripped[:1] == b"{":
+                data = stripped
+        if not data:
+            return []
+        if self._raw or not (self._started or data[:1] == b"{"):
             self._raw = True
             return [HttpResponse(part.status, BYTES_PIECE, (data,))]
+        self._started = True
         self._held += data
+        self._check_begin()
         found = []
         while (value := self._next()) is not None:
             found.append(HttpResponse(part.status, JSON_PIECE, (value,)))
@@ -111,9 +116,12 @@ class PieceSplitter:
         while self._held[:1] and self._held[:1] in _SPACE:
             del self._held[:1]
         self._at = 0
+        self._check_begin()
+        return value
+
+    def _check_begin(self) -> None:
         if self._held and self._held[:1] != b"{":
             raise MalformedMessage(
                 f"a stream of messages has {bytes(self._held[:16])!r} between them, needed is an "
                 "object of JSON"
             )
-        return value

@@ -1,0 +1,249 @@
+"""Frames of baidu_std: cutting, numbers, compression, and the codec on them."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import cramjam
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidTensor,
+    MalformedMessage,
+    Overloaded,
+    TooLarge,
+    Unsupported,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.protocols.grps import SPEC
+from gateway.protocols.grps.brpc import BrpcCodec
+from gateway.protocols.grps.compress import GZIP, NAMES, SNAPPY, ZLIB, compress, decompress
+from gateway.protocols.grps.errors import Unreadable
+from gateway.protocols.grps.frames import BaiduFramer, frame_bytes, server_framer, split_frame
+from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
+from gateway.wire.stream import Frame
+
+CODEC = BrpcCodec(DEFAULT_LIMITS, {})
+FP32 = array_tensor("x", np.arange(4000, dtype=np.float32))
+CALL = InferRequest(model=ModelRef("m", "1"), inputs=(FP32,))
+META = RpcMeta(request=RpcRequestMeta(service_name="s", method_name="m"), compress_type=0)
+
+
+def sent(frame: Frame, number: int | None = 5, framer: BaiduFramer | None = None) -> bytes:
+    """Return the bytes that carry a frame with this number."""
+    made = framer or BaiduFramer(DEFAULT_LIMITS)
+    return b"".join(made.send(Frame(frame.payload, number)))
+
+
+def received(data: bytes, step: int = 1 << 20) -> list[Frame]:
+    """Return the frames of a whole stream, cut into pieces of *step* bytes."""
+    framer = BaiduFramer(DEFAULT_LIMITS)
+    found: list[Frame] = []
+    for at in range(0, len(data), step):
+        found += framer.receive(data[at : at + step])
+    framer.receive(b"")
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 2**63 - 1, -1, -(2**63)])
+def test_a_number_is_written_and_read(number: int) -> None:
+    """Whatever it is; the message behind the metadata is not touched."""
+    wire = CODEC.encode_call(CALL)
+    [frame] = received(sent(wire, number))
+    meta, rest = split_frame(memoryview(frame.payload[0]))
+    whole = split_frame(memoryview(b"".join(wire.payload)))[1]
+    assert (number, number, bytes(whole)) == (frame.correlation, meta.correlation_id, bytes(rest))
+
+
+def test_a_number_is_written_into_a_frame_that_was_joined() -> None:
+    """However a payload was cut, the frame is the same."""
+    wire = CODEC.encode_call(CALL)
+    joined = b"".join(wire.payload)
+    shapes = [wire.payload, (joined,), (joined[:5], joined[5:30], joined[30:])]
+    assert 1 == len({sent(Frame(payload)) for payload in shapes})
+
+
+@pytest.mark.parametrize("step", [1, 2, 11, 12, 13, 64, 100_000])
+def test_frames_are_the_same_however_they_are_cut(step: int) -> None:
+    """Two frames, byte by byte or at once."""
+    data = sent(CODEC.encode_call(CALL), 1) + sent(CODEC.encode_call(ServerLiveRequest()), -2)
+    frames = received(data, step)
+    whole = b"".join(bytes(frame.payload[0]) for frame in frames)
+    assert ([1, -2], data) == ([frame.correlation for frame in frames], whole)
+
+
+def test_a_framer_tells_what_it_waits_for() -> None:
+    """The header's size until it is there, then the frame's; nothing between frames."""
+    data = sent(CODEC.encode_call(CALL))
+    framer = BaiduFramer(DEFAULT_LIMITS)
+    wanted = [framer.wanted]
+    for piece in (data[:1], data[1:11], data[11:20], data[20:]):
+        framer.receive(piece)
+        wanted.append(framer.wanted)
+    assert [0, 12, 12, len(data), 0] == wanted
+
+
+def test_frames_before_a_fault_are_given() -> None:
+    """What came whole is answered; the fault is known, and raised by the next call."""
+    data = sent(CODEC.encode_call(ServerLiveRequest())) + b"GET / HTTP"
+    framer = BaiduFramer(DEFAULT_LIMITS)
+    assert (1, True) == (len(framer.receive(data)), isinstance(framer.fault, MalformedMessage))
+    with pytest.raises(MalformedMessage, match="PRPC"):
+        framer.receive(b"x")
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_header() -> None:
+    """Before anything of it is there; so is metadata that is too long."""
+    small = MessageLimits(message_bytes=100)
+    with pytest.raises(TooLarge, match="101 bytes, at most 100"):
+        BaiduFramer(small).receive(b"PRPC" + (101).to_bytes(4, "big") + bytes(4))
+    with pytest.raises(TooLarge, match="of metadata"):
+        BaiduFramer(DEFAULT_LIMITS).receive(b"PRPC" + (1 << 20).to_bytes(4, "big") * 2)
+
+
+def test_a_timeout_of_the_caller_is_a_deadline() -> None:
+    """timeout_ms counts from the frame's arrival."""
+    meta = RpcMeta()
+    meta.CopyFrom(META)
+    meta.request.timeout_ms = 250
+    data = b"".join(frame_bytes(meta.SerializeToString(), []))
+    framer = BaiduFramer(DEFAULT_LIMITS, clock=lambda: 100.0)
+    assert 100.25 == framer.receive(data)[0].deadline
+
+
+def test_a_server_says_nothing_that_answers_nothing() -> None:
+    """Brpc closes a broken connection without a word; a client may send without a number."""
+    wire = CODEC.encode_error(None, MalformedMessage("broken"))
+    assert ([], True) == (server_framer(DEFAULT_LIMITS).send(wire), bool(sent(wire, None)))
+
+
+def test_a_frame_may_be_begun_before_it_is_known() -> None:
+    """The magic goes out first, once; the next frame leaves it out."""
+    framer = server_framer(DEFAULT_LIMITS)
+    wire = CODEC.encode_reply(ServerLiveRequest(), True)
+    begun = framer.begin() + framer.begin() + sent(wire, 5, framer)
+    assert (begun, begun) == (sent(wire, 5), sent(wire, 5, framer))
+
+
+@pytest.mark.parametrize("name", ["none", "snappy", "gzip", "zlib"])
+def test_requests_are_compressed_as_told(name: str) -> None:
+    """An upstream is sent what it is configured for, and the other end reads the same call."""
+    codec = BrpcCodec(DEFAULT_LIMITS, {"compress": name})
+    [frame] = received(sent(codec.encode_call(CALL)))
+    call = codec.decode_call(frame)
+    assert isinstance(call, InferRequest)
+    assert (ModelRef("m-1"), (FP32,)) == (call.model, call.inputs)
+
+
+def test_float_tensors_are_views_of_the_frame() -> None:
+    """Neither side copies the data of FP32 when nothing is compressed."""
+    wire = CODEC.encode_call(CALL)
+    out = [part for part in wire.payload if isinstance(part, memoryview)]
+    assert np.shares_memory(np.frombuffer(out[0], np.uint8), as_numpy(FP32))
+    [frame] = received(sent(wire))
+    call = CODEC.decode_call(frame)
+    assert isinstance(call, InferRequest)
+    assert np.shares_memory(
+        as_numpy(call.inputs[0]), np.frombuffer(memoryview(frame.payload[0]), np.uint8)
+    )
+
+
+@pytest.mark.parametrize("number", [SNAPPY, GZIP, ZLIB])
+@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 50])
+def test_what_is_compressed_is_decompressed(number: int, data: bytes) -> None:
+    """Every method, the empty message too."""
+    packed = memoryview(compress(number, data))
+    assert data == bytes(decompress(number, packed, 1 << 20))
+
+
+BOMB = bytes(4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("number", "data", "text"),
+    [
+        (GZIP, gzip.compress(BOMB), "more than the 1048576"),
+        (ZLIB, zlib.compress(BOMB), "more than the 1048576"),
+        (SNAPPY, bytes(cramjam.snappy.compress_raw(BOMB)), "more than the"),
+        (SNAPPY, b"\xff\xff\xff\xff\x0f", "more than the"),
+        (SNAPPY, b"\x80\x80\x20" + b"\x00" * 9, "cannot hold"),
+        (SNAPPY, b"\xff" * 11, "damaged"),
+        (SNAPPY, b"", "damaged"),
+        (GZIP, b"", "ends early"),
+        (GZIP, gzip.compress(b"x") + b"y", "after the compressed"),
+        (ZLIB, b"\x00\x00", "damaged"),
+        (4, b"x", "compress_type 4 is unknown"),
+        (-1, b"x", "compress_type -1 is unknown"),
+    ],
+)
+def test_bombs_and_damage_are_refused(number: int, data: bytes, text: str) -> None:
+    """Nothing is unpacked beyond the limit, or beyond 200 times what came."""
+    with pytest.raises(Unreadable, match=text):
+        decompress(number, memoryview(data), 1 << 20)
+
+
+def test_the_ratio_bounds_what_the_limit_would_allow() -> None:
+    """One MiB from a few KB is taken, thirty are not."""
+    assert 1 << 20 == len(decompress(GZIP, memoryview(gzip.compress(bytes(1 << 20))), 1 << 30))
+    with pytest.raises(Unreadable):
+        decompress(GZIP, memoryview(gzip.compress(bytes(30 << 20))), 1 << 30)
+
+
+def test_failures_are_in_the_message_and_load_is_not() -> None:
+    """An error of the model has error_code 0, one of load is ELIMIT without a message."""
+    call = ServerLiveRequest()
+    failed = split_frame(memoryview(b"".join(CODEC.encode_error(call, InvalidTensor("x")).payload)))
+    limited = split_frame(memoryview(b"".join(CODEC.encode_error(call, Overloaded("x")).payload)))
+    assert [(0, True), (2004, False)] == [
+        (meta.response.error_code, bool(rest)) for meta, rest in (failed, limited)
+    ]
+
+
+def test_answers_keep_the_callers_number() -> None:
+    """The number of a question is in its answer, a reply or an error."""
+    [frame] = received(sent(CODEC.encode_call(CALL), 77))
+    codec = BrpcCodec(DEFAULT_LIMITS, {"default_model": "m"})
+    call = codec.decode_call(frame)
+    reply: Any = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"x"]),))
+    answers = [codec.encode_reply(call, reply), codec.encode_error(call, InvalidTensor("x"))]
+    assert [77, 77] == [answer.correlation for answer in answers]
+
+
+def test_the_request_id_travels() -> None:
+    """RpcRequestMeta.request_id is the call's id; one not fit for a log is dropped."""
+    wire = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="r-1")))
+    odd = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="a\nb")))
+    calls = [CODEC.decode_call(received(sent(one))[0]) for one in (wire, odd)]
+    assert ["r-1", ""] == [call.context.request_id for call in calls]
+
+
+def test_there_are_no_streams() -> None:
+    """Brpc's service has none: said before anything is sent."""
+    stream = StreamInferRequest(model=ModelRef("m"), request=CALL)
+    with pytest.raises(Unsupported, match="no streams"):
+        CODEC.encode_call(stream)
+
+
+@pytest.mark.parametrize("data", [b"", b"PRPC", b"PRPC" + bytes(7), b"XXXX" + bytes(20)])
+def test_a_payload_that_is_no_frame_is_malformed(data: bytes) -> None:
+    """A codec raises nothing else, whatever it is given."""
+    with pytest.raises(GatewayError):
+        CODEC.decode_call(Frame((data,)))
+
+
+def test_the_protocol_says_how_it_is_carried() -> None:
+    """Answers as they come, by number; the names of codecs and compressions agree."""
+    assert SPEC.stream is not None
+    assert (False, ("brpc",), {"none", "snappy", "gzip", "zlib"}) == (
+        SPEC.stream.ordered,
+        SPEC.stream.carriers,
+        set(NAMES.values()),
+    )

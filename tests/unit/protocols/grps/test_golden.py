@@ -1,0 +1,625 @@
+"""Every golden message of grps: the valid ones mean what the index says, no other is believed.
+
+The files were recorded from the Python server 1.1.0 and its clients, or built from the field tables
+where the C++ server cannot be run; `index.json` says which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    ServerSwitchRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    TooLarge,
+    UpstreamError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
+from gateway.ir.tensor import RequestedOutput
+from gateway.protocols.grps.brpc import BrpcCodec
+from gateway.protocols.grps.errors import Unreadable, brpc_code_of, ends_call
+from gateway.protocols.grps.frames import BaiduFramer, looks_like, server_framer, split_frame
+from gateway.protocols.grps.grpc import SERVICE, GrpcCodec
+from gateway.protocols.grps.http import HttpCodec
+from gateway.protocols.grps.json import read_answer, read_request, write_json
+from gateway.protocols.grps.messages import Flag, Form
+from gateway.protocols.grps.proto import read_message, write_message
+from gateway.schema.baidu_std_pb2 import RpcMeta
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "grps"
+ENTRIES: list[dict[str, Any]] = json.loads((GOLDEN / "index.json").read_text())["entries"]
+LIMITS = DEFAULT_LIMITS
+OPTIONS = {"default_model": "m"}
+HTTP = HttpCodec(LIMITS, OPTIONS)
+GRPC = GrpcCodec(LIMITS, OPTIONS)
+BRPC = BrpcCodec(LIMITS, OPTIONS)
+JSON_HEADERS = Headers((("Content-Type", "application/json"),))
+
+# Written otherwise than the library writes it: read alike, not written alike.
+UNLIKE = {
+    "pb/req_unpacked.bin",
+    "pb/req_oneof_twice.bin",
+    "pb/req_unknown_field.bin",
+    "pb/res_model_meta_404_cpp.bin",
+}
+CALLS: dict[str, type[Call[Any]]] = {
+    "live": ServerLiveRequest,
+    "online": ServerSwitchRequest,
+    "ready": ServerReadyRequest,
+    "predict_str": InferRequest,
+    "predict_str_streaming": StreamInferRequest,
+    "predict_gtensors": InferRequest,
+    "predict_gmap": InferRequest,
+    "predict_ndarray": InferRequest,
+    "predict_octet": InferRequest,
+    "metadata_server": ServerStatusRequest,
+    "metadata_model": ModelMetadataRequest,
+    "offline": ServerSwitchRequest,
+}
+METHODS: dict[str, type[Call[Any]]] = {
+    "Online": ServerSwitchRequest,
+    "Offline": ServerSwitchRequest,
+    "CheckLiveness": ServerLiveRequest,
+    "CheckReadiness": ServerReadyRequest,
+    "Predict": InferRequest,
+    "ServerMetadata": ServerStatusRequest,
+    "ModelMetadata": ModelMetadataRequest,
+}
+# Files of frames that are answered with an error code.
+CODES = {
+    "req_new_json_body": 1003,
+    "neg_zero_body": 1001,
+    "neg_meta_no_request": 1001,
+    "neg_response_sent_to_server": 1001,
+    "neg_unknown_method": 1002,
+    "neg_streaming_method": 1002,
+    "neg_predictbyhttp_method": 1002,
+    "neg_unknown_service_full": 1002,
+    "neg_unknown_service_short": 1001,
+    "neg_grpc_service_name": 1002,
+    "neg_body_garbage": 1003,
+    "neg_gzip_corrupt": 1003,
+    "neg_gzip_truncated": 1003,
+    "neg_gzip_says_none": 1003,
+    "neg_snappy_lying_length": 1003,
+    "neg_snappy_framed": 1003,
+    "neg_gzip_bomb_32m": 1003,
+    "neg_compress_lz4": 1003,
+    "neg_compress_99": 1003,
+    "neg_attachment_gt_payload": 1003,
+    "neg_attachment_negative": 1003,
+}
+# Files after which the connection is closed, and the rest with the numbers of their frames.
+CLOSED = {
+    "neg_bad_magic",
+    "neg_magic_lowercase",
+    "neg_truncated_header",
+    "neg_truncated_meta",
+    "neg_truncated_body",
+    "neg_body_size_huge",
+    "neg_body_size_64m_plus1",
+    "neg_body_size_int_negative",
+    "neg_meta_gt_body",
+    "neg_garbage_meta",
+    "neg_meta_missing_required",
+    "neg_streaming_rpc_frame",
+    "neg_tls_hello",
+}
+
+
+def of(prefix: str, direction: str = "") -> list[dict[str, Any]]:
+    """Return the entries whose file begins with *prefix*."""
+    return [
+        entry
+        for entry in ENTRIES
+        if entry["file"].startswith(prefix) and entry["direction"].startswith(direction)
+    ]
+
+
+def file_of(entry: dict[str, Any]) -> str:
+    return str(entry["file"])
+
+
+def data_of(file: str) -> bytes:
+    return (GOLDEN / file).read_bytes()
+
+
+def view_of(file: str) -> memoryview:
+    return memoryview(data_of(file))
+
+
+def rounded(value: Any) -> Any:
+    """Return JSON with every fraction as the nearest float32: its digits may be written longer."""
+    if isinstance(value, float):
+        return str(np.float32(value)) if abs(value) < 1e38 else value
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value
+
+
+def frames_of(file: str) -> list[Frame]:
+    framer = BaiduFramer(LIMITS)
+    frames = framer.receive(data_of(file))
+    framer.receive(b"")
+    return frames
+
+
+def test_there_are_all_files() -> None:
+    """The index names 214 files, and all of them are here."""
+    assert (214, []) == (
+        len(ENTRIES),
+        [entry["file"] for entry in ENTRIES if not (GOLDEN / entry["file"]).exists()],
+    )
+
+
+@pytest.mark.parametrize(
+    "entry", [e for e in of("pb/re") if "decoded" in e and "marker" not in e["file"]], ids=file_of
+)
+def test_protobuf_means_what_the_index_says(entry: dict[str, Any]) -> None:
+    """A message read from protobuf and written as JSON is the index's JSON."""
+    message = read_message(view_of(entry["file"]), LIMITS)
+    assert rounded(entry["decoded"]) == rounded(orjson.loads(write_json(message)))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [e for e in of("pb/re") if e["file"] not in UNLIKE and "marker" not in e["file"]],
+    ids=file_of,
+)
+def test_protobuf_is_written_as_the_library_writes_it(entry: dict[str, Any]) -> None:
+    """A message that was read is written with the same bytes, the flag of a map's order aside."""
+    data = data_of(entry["file"])
+    assert data == b"".join(write_message(read_message(memoryview(data), LIMITS)))
+
+
+@pytest.mark.parametrize("entry", of("pb/neg_"), ids=file_of)
+def test_bad_protobuf_is_refused(entry: dict[str, Any]) -> None:
+    """A message that is none ends the call; one that says something wrong gets a FAILURE."""
+    wire = GrpcRequest(SERVICE + "Predict", (view_of(entry["file"]),))
+    with pytest.raises(GatewayError) as caught:
+        GRPC.decode_call(wire)
+    unparsable = "parse" in entry["expect"] or "declared length" in entry["description"]
+    answer = GRPC.encode_error(None, caught.value)
+    if unparsable:
+        assert (True, b"") == (isinstance(caught.value, Unreadable), bytes(answer.view))
+    else:
+        status = read_message(answer.view, LIMITS).status
+        assert status is not None
+        assert (Flag.FAILURE, True) == (status.flag, status.code in (400, 413))
+
+
+def test_the_marker_of_ndarray_is_refused_over_rpc() -> None:
+    """An ndarray has no data in protobuf: FAILURE 400."""
+    with pytest.raises(InvalidRequest, match="ndarray has no data"):
+        GRPC.decode_call(GrpcRequest(SERVICE + "Predict", (view_of("pb/req_ndarray_marker.bin"),)))
+
+
+@pytest.mark.parametrize("entry", of("json/req_"), ids=file_of)
+def test_json_of_clients_is_a_call(entry: dict[str, Any]) -> None:
+    """What official clients and documents send is understood."""
+    metadata = "metadata" in entry["file"]
+    path = "/grps/v1/metadata/model" if metadata else "/grps/v1/infer/predict"
+    call = HTTP.decode_call(HttpRequest("POST", path, "", JSON_HEADERS, (view_of(entry["file"]),)))
+    assert (ModelMetadataRequest if metadata else InferRequest) is type(call)
+
+
+def test_docs_flat_double_is_not_lost() -> None:
+    """The documents' wrong member name is taken for the right one."""
+    message = read_request(orjson.loads(data_of("json/req_docs_flat_double.json")), LIMITS)
+    assert 0 < as_numpy(message.tensors[0]).size
+
+
+@pytest.mark.parametrize("entry", of("json/neg_"), ids=file_of)
+def test_bad_json_is_refused(entry: dict[str, Any]) -> None:
+    """A document that is wrong gets a FAILURE of code 400 (413 over a limit), never a crash."""
+    wire = HttpRequest(
+        "POST", "/grps/v1/infer/predict", "", JSON_HEADERS, (view_of(entry["file"]),)
+    )
+    with pytest.raises(GatewayError) as caught:
+        HTTP.decode_call(wire)
+    answer = HTTP.encode_error(None, caught.value)
+    document = orjson.loads(answer.view)
+    assert (True, "FAILURE", answer.status) == (
+        answer.status in (400, 413),
+        document["status"]["status"],
+        document["status"]["code"],
+    )
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [e for e in of("json/res_") if "ndarray_py" not in e["file"]],
+    ids=file_of,
+)
+def test_json_of_servers_is_written_again(entry: dict[str, Any]) -> None:
+    """A server's document that was read is written with the same members and values."""
+    document = orjson.loads(data_of(entry["file"]))
+    assert document == orjson.loads(write_json(read_answer(document, LIMITS)))
+
+
+@pytest.mark.parametrize("name", ["res_ndarray_py", "res_nan_ndarray_py"])
+def test_ndarrays_of_servers_are_tensors(name: str) -> None:
+    """An ndarray is one unnamed FP32 tensor, bare NaN and an empty model included."""
+    call = InferRequest(model=ModelRef("m"))
+    reply = HTTP.decode_reply(
+        call, HttpResponse(200, JSON_HEADERS, (view_of(f"json/{name}.json"),))
+    )
+    expected = json.loads(data_of(f"json/{name}.json"))["ndarray"]
+    assert json.dumps(expected) == json.dumps(as_numpy(reply.outputs[0]).tolist())
+
+
+def http_parts(raw: bytes) -> tuple[str, Headers, list[bytes]]:
+    """Return start line, headers and body (its chunks) of a raw HTTP message."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    start, *lines = head.decode().split("\r\n")
+    headers = Headers([tuple(line.split(": ", 1)) for line in lines])  # type: ignore[misc]  # of two
+    if headers.get("transfer-encoding") != "chunked":
+        return start, headers, [body]
+    chunks = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        chunks.append(body[:length])
+        body = body[length + 2 :]
+    return start, headers, [chunk for chunk in chunks if chunk]
+
+
+def request_of(file: str) -> HttpRequest:
+    start, headers, body = http_parts(data_of(file))
+    method, target, _ = start.split(" ")
+    path, _, query = target.partition("?")
+    return HttpRequest(method, path, query, headers, (memoryview(b"".join(body)),))
+
+
+def responses_of(file: str) -> list[HttpResponse]:
+    start, headers, chunks = http_parts(data_of(file))
+    status = int(start.split(" ")[1])
+    return [HttpResponse(status, headers, (memoryview(chunk),)) for chunk in chunks]
+
+
+@pytest.mark.parametrize("entry", of("http/", "request"), ids=file_of)
+def test_recorded_requests_are_calls(entry: dict[str, Any]) -> None:
+    """What the official client sends is the call that it means."""
+    name = entry["file"].removeprefix("http/py_").removesuffix(".req.raw")
+    assert CALLS[name] is type(HTTP.decode_call(request_of(entry["file"])))
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if n.startswith("predict") and "ing" not in n])
+def test_recorded_answers_are_replies(name: str) -> None:
+    """The server's echo of a request has what the request had, read as an upstream's answer."""
+    call = HTTP.decode_call(request_of(f"http/py_{name}.req.raw"))
+    assert isinstance(call, InferRequest)
+    [answer] = responses_of(f"http/py_{name}.res.raw")
+    reply = HTTP.decode_reply(call, answer)
+    sent = [tensor.renamed("") for tensor in call.inputs if tensor.shape is not None]
+    back = [tensor.renamed("") for tensor in reply.outputs]
+    if name in ("predict_str", "predict_octet"):
+        assert [b"hello grps."] == [bytes(item) for one in back for item in as_items(one)]
+    else:
+        assert (sent, dict(call.parameters)) == (back, dict(reply.parameters))
+
+
+def test_recorded_health_and_metadata_are_answers() -> None:
+    """Health is true, metadata is text of YAML; a server's index lists its models."""
+    index = (
+        RepositoryEntry("echo", "1.0.0", ModelState.UNKNOWN),
+        RepositoryEntry("simple", "1.0.0", ModelState.UNKNOWN),
+        RepositoryEntry("a-b", "2-rc", ModelState.UNKNOWN),
+    )
+    questions: list[tuple[Call[Any], str, Any]] = [
+        (ServerLiveRequest(), "py_live", True),
+        (ServerReadyRequest(), "py_ready", True),
+        (ServerSwitchRequest(online=True), "py_online", None),
+        (ServerSwitchRequest(online=False), "py_offline", None),
+        (ServerReadyRequest(), "cpp_not_ready", False),
+        (ServerMetadataRequest(), "py_metadata_server", ServerMetadata("grps", "")),
+        (RepositoryIndexRequest(), "py_metadata_server", index),
+    ]
+    for call, name, expected in questions:
+        [answer] = responses_of(f"http/{name}.res.raw")
+        assert expected == HTTP.decode_reply(call, answer)
+
+
+def test_recorded_model_metadata_has_no_tensors() -> None:
+    """A real server tells a model's version and nothing of its tensors."""
+    [answer] = responses_of("http/py_metadata_model.res.raw")
+    found = HTTP.decode_reply(ModelMetadataRequest(model=ModelRef("simple")), answer)
+    assert ("simple", ("1.0.0",), (), ()) == (
+        found.name,
+        found.versions,
+        found.inputs,
+        found.outputs,
+    )
+
+
+def test_an_unknown_path_is_an_error_of_brpc() -> None:
+    """A text instead of JSON is told as the error it is."""
+    [answer] = responses_of("http/cpp_unknown_path.res.raw")
+    with pytest.raises(ModelNotFound, match="Fail to find method"):
+        HTTP.decode_reply(InferRequest(model=ModelRef("m")), answer)
+
+
+def streamed(file: str) -> Iterator[InferResponse]:
+    call = StreamInferRequest(model=ModelRef("m"), request=InferRequest(model=ModelRef("m")))
+    splitter = HTTP.splitter()
+    for part in responses_of(file):
+        for piece in splitter.receive(part):
+            yield HTTP.decode_item(call, piece)
+    splitter.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("py_predict_str_streaming", [b"hello grps. 0", b"hello grps. 1", b"hello grps. 2"]),
+        ("json_concat_one_chunk", [b"a", b"b"]),
+        ("cpp_streaming_bin", None),
+        ("py_streaming_bin_repr", None),
+    ],
+)
+def test_recorded_streams_are_answers(name: str, expected: list[bytes] | None) -> None:
+    """Each message of a stream is one answer, however the stream was cut; bytes are as they came."""
+    found = [bytes(as_items(reply.outputs[0])[0]) for reply in streamed(f"http/{name}.res.raw")]
+    if expected is None:
+        expected = http_parts(data_of(f"http/{name}.res.raw"))[2]
+    assert expected == found
+
+
+def test_a_recorded_stream_that_fails_says_so() -> None:
+    """A FAILURE in the middle of a stream is an error, after the answers before it."""
+    answers = streamed("http/py_streaming_error.res.raw")
+    assert [b"hi 0"] == [bytes(item) for item in as_items(next(answers).outputs[0])]
+    with pytest.raises(UpstreamError, match="boom streaming"):
+        next(answers)
+
+
+def grpc_messages(file: str) -> list[memoryview]:
+    """Return the messages of a body of gRPC."""
+    view, found = view_of(file), []
+    while len(view):
+        size = int.from_bytes(view[1:5], "big")
+        found.append(view[5 : 5 + size])
+        view = view[5 + size :]
+    return found
+
+
+def test_grpc_messages_are_calls_and_answers() -> None:
+    """The recorded request is the test model's; the stream has three answers."""
+    [message] = grpc_messages("grpc/predict_simple.req.lpm")
+    call = GRPC.decode_call(GrpcRequest(SERVICE + "Predict", (message,)))
+    assert isinstance(call, InferRequest)
+    assert (ModelRef("simple-1"), ["INPUT0", "INPUT1"]) == (
+        call.model,
+        [tensor.name for tensor in call.inputs],
+    )
+    stream = StreamInferRequest(model=call.model, request=call)
+    items = [
+        GRPC.decode_item(stream, GrpcResponse((message,)))
+        for message in grpc_messages("grpc/predict_streaming.res.lpm")
+    ]
+    assert (3, [False] * 3) == (len(items), [item.final for item in items])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        e
+        for e in of("brpc/", "request")
+        if Path(e["file"]).stem not in {*CODES, *CLOSED} and "mux" not in e["file"]
+    ],
+    ids=file_of,
+)
+def test_frames_of_clients_are_calls(entry: dict[str, Any]) -> None:
+    """Each frame is the call of its method; the one without a message has no data."""
+    for frame in frames_of(entry["file"]):
+        meta, _ = split_frame(memoryview(frame.payload[0]))
+        if entry["file"] == "brpc/req_attachment_only.bin":
+            with pytest.raises(InvalidRequest, match="no data"):
+                BRPC.decode_call(frame)
+            continue
+        call = BRPC.decode_call(frame)
+        answer = BRPC.encode_error(call, UpstreamError("boom"))
+        assert (METHODS[meta.request.method_name], meta.correlation_id) == (
+            type(call),
+            answer.correlation,
+        )
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_frames_that_cannot_be_served_get_their_code(name: str) -> None:
+    """The error code is the dossier's, in an answer without message but with a text."""
+    [frame] = frames_of(f"brpc/{name}.bin")
+    with pytest.raises(GatewayError) as caught:
+        BRPC.decode_call(frame)
+    assert (CODES[name], True) == (
+        brpc_code_of(caught.value),
+        ends_call(caught.value, unread=True),
+    )
+    refusal = BRPC.encode_error(None, caught.value)
+    sent = b"".join(server_framer(LIMITS).send(Frame(refusal.payload, frame.correlation)))
+    meta, rest = split_frame(memoryview(sent))
+    assert (CODES[name], True, frame.correlation, 0) == (
+        meta.response.error_code,
+        bool(meta.response.error_text),
+        meta.correlation_id,
+        len(rest),
+    )
+
+
+@pytest.mark.parametrize("name", sorted(CLOSED))
+@pytest.mark.parametrize("step", [1, 5, 1 << 20])
+def test_streams_that_cannot_be_followed_are_closed(name: str, step: int) -> None:
+    """A stream of something else, or with lies about sizes, ends without a frame."""
+    data = data_of(f"brpc/{name}.bin")
+    framer = server_framer(LIMITS)
+    frames: list[Frame] = []
+
+    def feed() -> None:
+        for at in range(0, len(data), step):
+            frames.extend(framer.receive(data[at : at + step]))
+        framer.receive(b"")
+
+    with pytest.raises((InvalidRequest, TooLarge)):
+        feed()
+    assert [] == frames
+
+
+def test_a_lie_about_a_size_is_seen_in_the_header() -> None:
+    """A body of 4 GiB is refused with the twelfth byte, before anything is held."""
+    framer = BaiduFramer(LIMITS)
+    data = data_of("brpc/neg_body_size_huge.bin")[:12]
+    assert [] == framer.receive(data[:11])
+    with pytest.raises(TooLarge, match="4294967295"):
+        framer.receive(data[11:])
+
+
+def test_other_protocols_are_told_apart_by_their_first_bytes() -> None:
+    """Only baidu_std begins with its magic, however little of it has come."""
+    others = [
+        "mux_http_json",
+        "mux_http_proto",
+        "mux_h2_preface",
+        "neg_bad_magic",
+        "neg_magic_lowercase",
+        "neg_streaming_rpc_frame",
+        "neg_tls_hello",
+    ]
+    frame = data_of("brpc/req_predict_str.bin")
+    assert ([False] * 7, [True] * 6) == (
+        [looks_like(data_of(f"brpc/{name}.bin")) for name in others],
+        [looks_like(frame[:size]) for size in (0, 1, 2, 3, 4, 50)],
+    )
+
+
+@pytest.mark.parametrize("name", ["mux_http_json", "mux_http_proto"])
+def test_http_on_the_port_of_brpc_is_a_call(name: str) -> None:
+    """Brpc's HTTP layer takes JSON and protobuf, and answers in the same form."""
+    call = HTTP.decode_call(request_of(f"brpc/{name}.bin"))
+    assert isinstance(call, InferRequest)
+    reply = InferResponse(model=ModelRef("m"), outputs=call.inputs)
+    answer = HTTP.encode_reply(call, reply)
+    message = (
+        read_answer(orjson.loads(answer.view), LIMITS)
+        if "json" in name
+        else read_message(answer.view, LIMITS)
+    )
+    assert (Form.STR_DATA, "hello grps.") == (message.form, message.text)
+
+
+def test_frames_are_written_as_the_real_client_does() -> None:
+    """The official client's first request is written byte for byte."""
+    decoded = BRPC.decode_call(frames_of("brpc/req_predict_str.bin")[0])
+    assert isinstance(decoded, InferRequest)
+    call = InferRequest(inputs=decoded.inputs, parameters=decoded.parameters)
+    number = frames_of("brpc/req_predict_str.bin")[0].correlation
+    wire = BRPC.encode_call(call)
+    sent = b"".join(BaiduFramer(LIMITS).send(Frame(wire.payload, number)))
+    assert data_of("brpc/req_predict_str.bin") == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "expected"),
+    [
+        ("res_ok_live", ServerLiveRequest(), True),
+        ("res_not_ready", ServerReadyRequest(), False),
+        ("res_server_metadata_nostatus", ServerMetadataRequest(), ServerMetadata("grps", "")),
+    ],
+)
+def test_frames_of_servers_are_answers(name: str, call: Call[Any], expected: object) -> None:
+    """Health and metadata are read, with and without a Status."""
+    [frame] = frames_of(f"brpc/{name}.bin")
+    assert expected == BRPC.decode_reply(call, frame)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["res_predict_simple", "res_predict_snappy", "res_predict_gzip", "res_predict_zlib"],
+)
+def test_compressed_answers_are_replies(name: str) -> None:
+    """An answer is read however it is compressed."""
+    [frame] = frames_of(f"brpc/{name}.bin")
+    reply = BRPC.decode_reply(InferRequest(model=ModelRef("simple-1")), frame)
+    assert [tensor.name for tensor in reply.outputs] in (
+        ["OUTPUT0", "OUTPUT1"],
+        ["OUTPUT0"],
+        ["bin_data"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("res_app_error", ErrorCode.NOT_FOUND),
+        ("res_err_nomethod", ErrorCode.UNSUPPORTED),
+        ("res_err_noservice", ErrorCode.UNSUPPORTED),
+        ("res_err_request", ErrorCode.INVALID_ARGUMENT),
+        ("res_err_attachment", ErrorCode.INVALID_ARGUMENT),
+        ("res_err_limit", ErrorCode.OVERLOADED),
+        ("res_err_internal", ErrorCode.UPSTREAM),
+    ],
+)
+def test_errors_of_servers_are_raised(name: str, code: ErrorCode) -> None:
+    """An error code and a FAILURE are errors, and go back to a client of brpc as they came."""
+    [frame] = frames_of(f"brpc/{name}.bin")
+    with pytest.raises(GatewayError) as caught:
+        BRPC.decode_reply(InferRequest(model=ModelRef("m")), frame)
+    again = b"".join(BRPC.encode_error(None, caught.value).payload)
+    there, here = RpcMeta(), RpcMeta()
+    there.CopyFrom(split_frame(memoryview(frame.payload[0]))[0])
+    here.CopyFrom(split_frame(memoryview(again))[0])
+    assert (code, there.response.error_text) == (caught.value.code, here.response.error_text)
+
+
+def test_answers_out_of_order_keep_their_numbers() -> None:
+    """Two answers in one read are told apart by their correlation ids."""
+    asked = [frame.correlation for frame in frames_of("brpc/req_two_pipelined.bin")]
+    answered = [frame.correlation for frame in frames_of("brpc/res_two_out_of_order.bin")]
+    assert (2, asked[::-1]) == (len(set(asked)), answered)
+
+
+def test_an_attachment_of_an_answer_is_skipped() -> None:
+    """Bytes behind the message belong to nobody here."""
+    [frame] = frames_of("brpc/res_attachment.bin")
+    assert BRPC.decode_reply(ServerLiveRequest(), frame) is True
+
+
+def test_requested_outputs_are_picked() -> None:
+    """Grps sends all outputs: only those asked for are handed on, in that order."""
+    [frame] = frames_of("brpc/res_predict_simple.bin")
+    call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("OUTPUT1"),))
+    assert ["OUTPUT1"] == [tensor.name for tensor in BRPC.decode_reply(call, frame).outputs]
+
+
+def test_no_file_is_left_untested() -> None:
+    """The names in these tests cover the index: a file that is new fails here."""
+    tested = re.compile(r"(pb|json|http|grpc|brpc)/(py_|cpp_)?(req_|res_|neg_|mux_|\w+)")
+    assert [] == [entry["file"] for entry in ENTRIES if not tested.match(entry["file"])]

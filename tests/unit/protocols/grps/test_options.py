@@ -1,0 +1,136 @@
+"""Options, error tables and metadata of grps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.context import Need
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    ModelNotFound,
+    TooLarge,
+)
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
+from gateway.protocols.grps.errors import (
+    BRPC_CODE,
+    GRPC_STATUS,
+    STATUS_CODE,
+    error_class_of_brpc,
+    error_class_of_grpc,
+    error_class_of_status,
+)
+from gateway.protocols.grps.grpc import GrpcCodec
+from gateway.protocols.grps.metadata import read_model, read_models
+from gateway.protocols.grps.options import check_options
+from gateway.wire.grpc import GrpcStatus
+
+# A table has one number for several codes: the first that a client would think of.
+NEIGHBOURS = {
+    ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
+    ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
+    ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+}
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_error_code_has_a_status_and_comes_back(code: ErrorCode) -> None:
+    """Each table is total, and a Status decodes to the code or its neighbour."""
+    assert True is (code in GRPC_STATUS and code in BRPC_CODE)
+    found = error_class_of_status(STATUS_CODE[code], "text").code
+    assert NEIGHBOURS.get(code, code) is found
+
+
+def test_every_number_of_a_call_is_some_error() -> None:
+    """Whatever gRPC or brpc says has a meaning here."""
+    grpc = [error_class_of_grpc(status) for status in GrpcStatus if status is not GrpcStatus.OK]
+    brpc = [error_class_of_brpc(code) for code in (*BRPC_CODE.values(), 1009, 99999, -5)]
+    assert all(issubclass(kind, GatewayError) for kind in (*grpc, *brpc))
+
+
+@pytest.mark.parametrize("datatype", Datatype)
+def test_every_datatype_has_one_on_the_wire(datatype: Datatype) -> None:
+    """Its own, or the next wider one."""
+    assert widened_datatype(datatype) in BY_DATATYPE
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"nope": 1}, "no option 'nope'"),
+        ({"default_model": ""}, "names no model"),
+        ({"default_model": 1}, "needed is text"),
+        ({"models": {"k": ""}}, "models.k"),
+        ({"keys": ["a"]}, "needed is a mapping"),
+        ({"http_always_200": "yes"}, "true or false"),
+        ({"readiness": "maybe"}, "none of ready, live"),
+        ({"input_form": "blob"}, "none of bin_data, str_data"),
+        ({"compress": "lz4"}, "none of none, snappy, gzip, zlib"),
+        ({"streaming": {"mode": "x"}}, "none of query_param"),
+        ({"streaming": {"key": "a\nb"}}, "printable ASCII"),
+        ({"streaming": {"way": "x"}}, "no option 'way'"),
+        ({"streaming": "yes"}, "needed is a mapping"),
+        ({"customized": {}}, "needed is a list"),
+        ({"customized": [{"path": "/a"}, {"path": "/a"}]}, "a path twice"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
+    """A key or value that is not one of ours fails at start."""
+    with pytest.raises(ValueError, match=text):
+        check_options(options)
+
+
+def test_what_is_widened_is_taken_back() -> None:
+    """Only an upstream that is sent stand-ins may answer with them."""
+    needs = [GrpcCodec(DEFAULT_LIMITS, {"widen": widen}).needs for widen in (False, True)]
+    assert [False, True] == [Need.STAND_INS in need for need in needs]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", ModelNotFound),
+        ("- a", MalformedMessage),
+        ("a: &x 1\nb: *x", MalformedMessage),
+        ("a: [" * 40, TooLarge),
+        ("a: [", MalformedMessage),
+        ("a: \x00", MalformedMessage),
+        ("[a]: b", MalformedMessage),
+        ("{[]: 1}: 2", MalformedMessage),
+        ("x" * ((1 << 20) + 1), TooLarge),
+        ("inputs: [{dtype: DT_INT8}]", MalformedMessage),
+        ("inputs: [{name: a, shape: [x]}]", MalformedMessage),
+        ("inputs: [{name: a, shape: [-2]}]", MalformedMessage),
+        ('inputs: [{name: "a\\x07"}]', InvalidRequest),
+    ],
+)
+def test_metadata_of_strangers_is_distrusted(text: str, error: type[GatewayError]) -> None:
+    """Aliases, depth, size and nonsense are refused; nothing of YAML's types is made."""
+    with pytest.raises(error):
+        read_model(text, "m", DEFAULT_LIMITS)
+
+
+def test_tags_of_yaml_make_nothing() -> None:
+    """A tag that would make an object is text as any other."""
+    found = read_model("version: !!python/object/apply:os.getpid []", "m", DEFAULT_LIMITS)
+    assert () == found.versions
+
+
+@pytest.mark.parametrize("text", ["a: b", "models: 1", "models: [1]", "models: [{version: 1}]"])
+def test_an_index_needs_models_with_names(text: str) -> None:
+    """Without a list of them there is no index."""
+    with pytest.raises(MalformedMessage):
+        read_models(text, DEFAULT_LIMITS)
+
+
+def test_a_datatype_unknown_is_not_guessed() -> None:
+    """A signature may leave out what it does not know."""
+    found = read_model("inputs: [{name: a, dtype: DT_NEW}]", "m", DEFAULT_LIMITS)
+    assert ModelMetadata(name="m", inputs=(TensorMetadata("a", None, None),)) == found
