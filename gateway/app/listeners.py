@@ -28,7 +28,7 @@ from gateway.transports.reference.grpc_server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream_server import StreamServer
 from gateway.transports.tls import ServerTls, grpc_server_credentials, server_context
-from gateway.wire.codec import Options, ProtocolSpec
+from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ def build_listener(
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend: Any = Frontend(codec, service, refused=refused, stamp=stamp_http)
-            http.append(HttpMount(spec.http.prefixes, frontend))
+            http.append(HttpMount(_prefixes(spec.http, config), frontend))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
             frontend = Frontend(codec, service, refused=refused, stamp=stamp_grpc)
@@ -133,6 +133,13 @@ def _stream_server(
         mode=int(stream.mode, 8),
         refused=partial(_refused, shared.metrics, "stream"),
     )
+
+
+def _prefixes(binding: HttpBinding, config: ListenerConfig) -> Sequence[str]:
+    """Return the paths that a protocol claims: all of them where it is alone and takes them."""
+    spoken = [name for name in config.protocols or PROTOCOLS if protocol(name).http is not None]
+    alone = len(spoken) == 1 and config.passthrough is None
+    return (*binding.prefixes, "/") if alone and binding.any_path else binding.prefixes
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig) -> Options:

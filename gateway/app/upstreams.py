@@ -82,15 +82,20 @@ def connect(
         ValueError: An option or a TLS file is wrong.
     """
     spec = protocol(url.protocol)
-    checked = spec.options(options or {})
-    limits = message_limits or MessageLimits()
-    carried = client_limits or _client_limits(url, ClientLimitsConfig())
     binding = spec.carriers.get(url.carrier)
     if binding is None:
         raise LookupError(f"protocol {url.protocol!r} is not carried by {url.carrier!r}")
+    name = str(url)
+    if isinstance(binding, HttpBinding) and binding.path_option and url.path:
+        # There a URL is a model, and nothing is asked below it.
+        options = {binding.path_option: url.path, **(options or {})}
+        url = Url(url.protocol, url.carrier, url.host, url.port)
+    checked = spec.options(options or {})
+    limits = message_limits or MessageLimits()
+    carried = client_limits or _client_limits(url, ClientLimitsConfig())
     client = _client(url, binding, carried, limits, (tls, directory))
     codec: Any = binding.codec
-    make = partial(_upstream, str(url), codec, limits, client)
+    make = partial(_upstream, name, codec, limits, client)
     service = _settled(spec, checked, make)
     needs = codec(limits, _plain_options(spec, checked)).needs
     http = client if isinstance(client, HttpClient) else None

@@ -71,10 +71,18 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
-    """A protocol over HTTP: how to make its codec, and the paths it claims on a listener."""
+    """A protocol over HTTP: how to make its codec, and the paths it claims on a listener.
+
+    Attributes:
+        path_option: The option that the path of an upstream's URL stands for, where a URL is a
+            model; "" where the protocol's own paths go on below it.
+        any_path: It answers every path of a listener that no other protocol shares.
+    """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
     prefixes: tuple[str, ...]
+    path_option: str = ""
+    any_path: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from gateway.wire.codec import HttpBinding, ProtocolSpec, StreamBinding
 
 SPEC = ProtocolSpec(
     name="graphpipe",
-    http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX,)),
+    http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX,), path_option="path", any_path=True),
     stream=StreamBinding(
         codec=StreamCodec, server_framer=SizePrefixFramer, client_framer=SizePrefixFramer
     ),
