@@ -41,18 +41,25 @@ def show_metadata(metadata: ModelMetadata) -> bytes:
 
 
 def show_index(entries: Sequence[RepositoryEntry]) -> bytes:
-    """Return the list of models as JSON, each with its path."""
+    """Return the list of models as JSON, each with its path; null for a name that has none."""
     models = [
         {
             "Name": entry.name,
             "Version": entry.version,
             "State": entry.state.value,
             "Reason": entry.reason,
-            "Path": model_path(ModelRef(entry.name, entry.version)),
+            "Path": _path_of(entry),
         }
         for entry in entries
     ]
     return _dump({"Version": __version__, "Server": SERVER, "Models": models})
+
+
+def _path_of(entry: RepositoryEntry) -> str | None:
+    try:
+        return model_path(ModelRef(entry.name, entry.version))
+    except Unsupported:  # "." and ".." are steps: the other models are listed all the same
+        return None
 
 
 def read_index(body: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:

@@ -269,9 +269,11 @@ def test_get_lists_models_where_none_is_named() -> None:
     entries = (
         RepositoryEntry("a b", "1", ModelState.READY),
         RepositoryEntry("c", "", ModelState.LOADING, "reading"),
+        RepositoryEntry("."),  # a step in a path, and no name there
     )
     answer = CODEC.encode_reply(call, entries)
-    assert "/graphpipe/a%20b/1" == json.loads(body_of(answer))["Models"][0]["Path"]
+    paths = [model["Path"] for model in json.loads(body_of(answer))["Models"]]
+    assert ["/graphpipe/a%20b/1", "/graphpipe/c", None] == paths
     asked = CODEC.encode_call(RepositoryIndexRequest())
     assert ("GET", "/graphpipe") == (asked.method, asked.path)
     assert entries == CODEC.decode_reply(RepositoryIndexRequest(), answer)
