@@ -109,6 +109,10 @@ def test_work_ends_when_its_client_leaves(
 _NEVER_BEGUN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
+# The C core cancels what it had received and not yet handed on when it was told to stop.
+_TURNED_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
 class Load:
     """Clients that ask without a pause until they are refused; each answer is checked."""
 
@@ -132,6 +136,11 @@ class Load:
             if not right:
                 self.lost.append(what)
 
+    def _refused(self, number: int, what: str, *, told: bool) -> None:
+        """Note a call without an answer, unless it met the end of listening and never began."""
+        if not told or _time_of(self._gateway, "begun", number) is not None:
+            self._count(False, what)
+
     def _http(self) -> None:
         while True:
             number = next(_NUMBERS)
@@ -146,7 +155,7 @@ class Load:
                         return
                     answer = raw.answer()
                     if answer is None or answer.status != 200:
-                        self._count(False, f"{answer}")
+                        self._refused(number, f"{answer}", told=answer is None)
                         return
                     data = answer.json["outputs"][0]["data"]
                     self._count(data == [20, number], f"{data} is not {number}")
