@@ -2,62 +2,34 @@
 
 Frames are cut as they arrive and answered in tasks of their own: one at a time where the protocol
 answers in order, as they come where it numbers its frames. What is read ahead is bounded, by frames
-and by bytes: over that, nothing is read. How long a client may take is in `stream_pace`, listening
-in `stream_server`.
+and by bytes: over that, nothing is read. How long a client may take is in `stream_pace`, how its
+leaving is noticed in `stream_presence`, listening in `stream_server`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloaded, Unavailable
-from gateway.transports.admission import Budget, ConnectionCount, Lease, Slots
-from gateway.transports.base import ServerLimits, StreamFrontend, ask
-from gateway.transports.sockets import descriptors_short, peer_ended, peer_gone, tune
+from gateway.transports.admission import Lease
+from gateway.transports.base import ask
+from gateway.transports.sockets import descriptors_short, tune
+from gateway.transports.stream_listener import Listener
 from gateway.transports.stream_pace import Pace
+from gateway.transports.stream_presence import Presence
 from gateway.transports.waiting import NotTaken, flushed
 from gateway.wire.http import Buffer, size_of
-from gateway.wire.stream import Frame, Framer
+from gateway.wire.stream import Frame
 
 log = structlog.get_logger(__name__)
 
 _LINGER_S = 1.0
-_PROBE_AFTER_S = 0.05
-_CHECK_EACH_S = 0.02
-_PROBED = float("inf")
-
-
-@dataclass(slots=True)
-class Listener:
-    """What every connection of a listener shares.
-
-    Attributes:
-        width: Frames of one connection that are answered at a time.
-        ahead: Frames of one connection that are taken before they are answered.
-        refused: Told of connections and frames refused before a frontend was asked.
-        open: Whether connections are taken.
-        connections: Those open now; `emptied` is set while there are none.
-    """
-
-    limits: ServerLimits
-    budget: Budget
-    slots: Slots
-    count: ConnectionCount
-    frontend: StreamFrontend
-    framer: Callable[[], Framer]
-    width: int
-    ahead: int
-    refused: Callable[[GatewayError], None]
-    open: bool = True
-    connections: set[StreamConnection] = field(default_factory=set)
-    emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -83,6 +55,7 @@ class StreamConnection(asyncio.Protocol):
         self._loop = loop
         self._framer = listener.framer()
         self._pace = Pace(listener.limits, loop, self._too_slow)
+        self._presence = Presence(loop, self._unseen, self._probe)
         self._transport: Any = None
         self._address: str | None = None
         self._partial = self._new_lease()
@@ -99,7 +72,6 @@ class StreamConnection(asyncio.Protocol):
         self._closing = False  # nothing more is taken; what is due is answered
         self._draining = False
         self._given_up = False
-        self._checking = False  # whether the client is still there
 
     @property
     def in_flight(self) -> int:
@@ -259,8 +231,7 @@ class StreamConnection(asyncio.Protocol):
             self._forget_if_over()
             return
         self._read_or_not()
-        if not self._checking:
-            self._check_peer(None)
+        self._presence.watch(self._transport, ended=self._ended.is_set())
         self._pace.go_on(busy=self.in_flight > 0, reading=self._reading and not self._closing)
         if self.in_flight:
             return
@@ -409,29 +380,14 @@ class StreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _check_peer(self, probe_at: float | None) -> None:
-        """Find out whether a client that nothing is read from has gone, and look again later.
-
-        On TCP, one that has gone and one that has only stopped sending look the same until
-        something is written: the beginning of the answer, which is the same for all, meets a reset
-        where nobody is left.
-        """
+    def _unseen(self) -> bool:
+        """Whether the client could leave unnoticed: it is owed an answer and not read from."""
         blind = self._ended.is_set() or not self._reading
-        if self._transport is None or not self.in_flight or not blind:
-            self._checking = False
-            return
-        self._checking = True
-        sock = self._transport.get_extra_info("socket")
-        if peer_gone(sock):
-            self.cut()
-            return
-        now = self._loop.time()
-        if probe_at is None and (self._ended.is_set() or peer_ended(sock)):
-            probe_at = now + _PROBE_AFTER_S
-        if probe_at is not None and probe_at <= now and self._taken.is_set():
+        return self._transport is not None and self.in_flight > 0 and blind
+
+    def _probe(self) -> None:
+        if self._taken.is_set():  # else what is being written tells as much
             self._transport.write(self._framer.begin())
-            probe_at = _PROBED
-        self._loop.call_later(_CHECK_EACH_S, self._check_peer, probe_at)
 
 
 def _shutting_down() -> Unavailable:

@@ -15,7 +15,8 @@ from typing import Any
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import ServerLimits, StreamFrontend
-from gateway.transports.stream_connection import Listener, StreamConnection
+from gateway.transports.stream_connection import StreamConnection
+from gateway.transports.stream_listener import Listener
 from gateway.transports.unix_socket import PREFIX, UnixSocket
 from gateway.wire.stream import Framer
 

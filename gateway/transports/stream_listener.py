@@ -1,0 +1,55 @@
+"""What the connections of one byte stream listener share, and what it asks of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.base import ServerLimits, StreamFrontend
+from gateway.wire.stream import Framer
+
+
+class Connection(Protocol):
+    """A connection, as its listener sees it."""
+
+    def drain(self) -> None:
+        """Close when idle, else after the last answer that is due."""
+        ...
+
+    def abandon(self) -> None:
+        """Answer what is in flight with an error, and close."""
+        ...
+
+    def cut(self) -> None:
+        """Close at once, without the end of what was being written."""
+        ...
+
+
+@dataclass(slots=True)
+class Listener:
+    """What every connection of a listener shares.
+
+    Attributes:
+        width: Frames of one connection that are answered at a time.
+        ahead: Frames of one connection that are taken before they are answered.
+        refused: Told of connections and frames refused before a frontend was asked.
+        open: Whether connections are taken.
+        connections: Those open now; `emptied` is set while there are none.
+    """
+
+    limits: ServerLimits
+    budget: Budget
+    slots: Slots
+    count: ConnectionCount
+    frontend: StreamFrontend
+    framer: Callable[[], Framer]
+    width: int
+    ahead: int
+    refused: Callable[[GatewayError], None]
+    open: bool = True
+    connections: set[Connection] = field(default_factory=set)
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
