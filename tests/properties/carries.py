@@ -72,6 +72,7 @@ class Carries:
         reply_finite: Likewise in answers.
         binary: Tensors of requests are views of the message.
         reply_binary: Likewise of answers.
+        copied: Datatypes whose tensors are no views all the same.
         least_rank: Of a tensor's shape.
         versions: A model may be asked for by version.
         ids: Types of request ids; numbers are written in decimal.
@@ -85,6 +86,7 @@ class Carries:
         timeouts: A queue timeout travels.
         answers_model: An answer says which model and version answered.
         least_outputs: Of an answer.
+        asks_by_name: A request for all outputs names each of them.
         ready_only: The index can be asked for ready models only.
         index_names: The index has names only.
         kept: What is left of an answer that is no inference.
@@ -105,6 +107,7 @@ class Carries:
     reply_finite: bool = False
     binary: bool = True
     reply_binary: bool = True
+    copied: frozenset[Datatype] = frozenset()
     least_rank: int = 0
     versions: bool = True
     ids: frozenset[type] = TEXT
@@ -118,6 +121,7 @@ class Carries:
     timeouts: bool = True
     answers_model: bool = True
     least_outputs: int = 0
+    asks_by_name: bool = False
     ready_only: bool = True
     index_names: bool = False
     kept: Callable[[Any], Any] = same
@@ -161,7 +165,7 @@ _MEET: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("questions", "datatypes", "reply_datatypes", "ids"), _both),
     **dict.fromkeys(("parameters", "tensor_parameters", "reply_parameters", "sequences"), _both),
     **dict.fromkeys(("text", "reply_text", "finite", "reply_finite", "needs_id"), _either),
-    **dict.fromkeys(("index_names",), _either),
+    **dict.fromkeys(("index_names", "asks_by_name"), _either),
     **dict.fromkeys(("binary", "reply_binary", "versions", "timeouts", "answers_model"), _both),
     **dict.fromkeys(("ready_only",), _both),
     **dict.fromkeys(("least_rank", "least_outputs"), max),
@@ -258,13 +262,11 @@ def _graphpipe_kept(reply: Any) -> Any:
 
 
 def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
-    # BOOL and BF16 travel as Uint8 and Float32, and only the model's metadata tells.
-    datatypes = EVERY - {Datatype.BOOL, Datatype.BF16}
     return Carries(
         codec=f"graphpipe.{carrier}",
         way=way,
-        datatypes=datatypes,
-        reply_datatypes=datatypes,
+        # BF16 travels as FP32: `Complete` takes it back, by the model's metadata.
+        copied=frozenset({Datatype.BF16}),
         ids=NOTHING,
         parameters=NOTHING,
         tensor_parameters=NOTHING,
@@ -274,6 +276,7 @@ def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
         timeouts=False,
         answers_model=False,
         least_outputs=1,
+        asks_by_name=True,
         ready_only=False,
         kept=_graphpipe_kept,
         errors={

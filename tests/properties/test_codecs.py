@@ -60,7 +60,10 @@ def test_what_two_codecs_carry_survives_both(run: Run, data: st.DataObject) -> N
     call, reply = data.draw(exchanges(both))
     service, end, _ = chain(call, reply, one, other)
     got = run(asked(service, call))
-    assert bare(call) == bare(end.call)
+    found = bare(end.call)
+    if both.needs_id and isinstance(call, InferRequest) and not call.id:
+        found = found.changed(id="")  # one cannot carry an id, the other makes one up
+    assert bare(call) == found
     assert both.kept(reply) == both.kept(got)
 
 
@@ -72,8 +75,8 @@ def test_binary_tensors_are_views_of_their_message(
     run: Run, way: Carries, datatype: Datatype
 ) -> None:
     """What is read as a tensor shares the memory of the message it came in."""
-    if datatype not in way.datatypes & way.reply_datatypes:
-        pytest.skip(f"{way.name} does not carry {datatype.name}")
+    if datatype not in (way.datatypes & way.reply_datatypes) - way.copied:
+        pytest.skip(f"{way.name} does not carry {datatype.name} as it is")
     values = np.zeros((1, _MANY), datatype.numpy_dtype)
     sent = array_tensor("x", values, datatype)
     call = InferRequest(model=way.model or ModelRef("m"), inputs=(sent,), id="1")
