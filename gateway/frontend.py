@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.service import Service
 from gateway.wire.codec import Codec
@@ -35,8 +36,6 @@ def _ignore(_codec: str, _error: GatewayError) -> None: ...
 Stamp = Callable[[A, str], A]
 """Writes the request id on an answer."""
 
-_REQUEST_ID = "x-request-id"
-
 
 def _no_stamp(answer: A, _request_id: str) -> A:
     return answer
@@ -44,13 +43,13 @@ def _no_stamp(answer: A, _request_id: str) -> A:
 
 def stamp_http(answer: HttpResponse, request_id: str) -> HttpResponse:
     """Return *answer* with the request id as a header."""
-    headers = Headers((*answer.headers.pairs, (_REQUEST_ID, request_id)))
+    headers = Headers((*answer.headers.pairs, (REQUEST_ID, request_id)))
     return HttpResponse(answer.status, headers, answer.body, answer.compressible)
 
 
 def stamp_grpc(answer: GrpcResponse, request_id: str) -> GrpcResponse:
     """Return *answer* with the request id as trailing metadata."""
-    metadata = (*answer.metadata, (_REQUEST_ID, request_id))
+    metadata = (*answer.metadata, (REQUEST_ID, request_id))
     return GrpcResponse(answer.message, answer.status, answer.details, metadata)
 
 

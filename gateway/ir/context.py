@@ -12,6 +12,32 @@ Parameters = Mapping[str, Parameter]
 
 NO_PARAMETERS: Parameters = {}
 
+REQUEST_ID = "x-request-id"
+
+# Headers about one message or one connection: written anew on each hop, never passed on.
+OF_ONE_MESSAGE = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "inference-header-content-length",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:

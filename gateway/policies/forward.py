@@ -9,34 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from gateway.ir.calls import Call
+from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID
 from gateway.service import Service
 
 R = TypeVar("R")
 
 _ALWAYS = ("traceparent", "tracestate")
 
-# Framing and identity of one connection: these never cross, whatever a configuration says.
-_NEVER = frozenset(
-    {
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "inference-header-content-length",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "user-agent",
-        "x-request-id",
-    }
-)
+# These never cross as they came, whatever a configuration says: a hop has its own.
+_NEVER = OF_ONE_MESSAGE | {REQUEST_ID}
 
 
 class Forward:
@@ -66,6 +47,6 @@ class Forward:
             and (name in self._exact or (self._prefixes and name.startswith(self._prefixes)))
         ]
         if context.request_id:
-            metadata.append(("x-request-id", context.request_id))
+            metadata.append((REQUEST_ID, context.request_id))
         metadata.extend(self._added)
         return await self._inner(call.within(metadata=tuple(metadata)))

@@ -26,7 +26,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, Need, Origin
+from gateway.ir.context import REQUEST_ID, Context, Need, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -57,6 +57,7 @@ from gateway.protocols.graphpipe.paths import (
 )
 from gateway.protocols.graphpipe.reader import Message
 from gateway.protocols.graphpipe.writer import METADATA_REQUEST, error_response
+from gateway.wire.beside import http_context
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 
 R = TypeVar("R")
@@ -68,8 +69,6 @@ _BYTES: Final = Headers((("Content-Type", "application/octet-stream"),))
 _JSON: Final = Headers((("Content-Type", "application/json"),))
 _TEXT: Final = Headers((("Content-Type", "text/plain; charset=utf-8"),))
 _RETRY_AFTER: Final = ("Retry-After", "1")
-_REQUEST_ID: Final = "x-request-id"
-_REQUEST_ID_BYTES: Final = 128
 _PASSED_ON: Final = frozenset({"traceparent", "tracestate"})
 _UNHEALTHY: Final = 503
 _HEALTH_PATHS: Final[Mapping[str, type[Call[bool]]]] = {
@@ -352,22 +351,14 @@ def _form_of(call: Call[Any]) -> Form:
 
 
 def _context(wire: HttpRequest, form: Form) -> Context:
-    headers = wire.headers
-    request_id = headers.get(_REQUEST_ID) or ""
-    if len(request_id) > _REQUEST_ID_BYTES or not (
-        request_id.isascii() and request_id.isprintable()
-    ):
-        request_id = ""
-    metadata = tuple([(name.lower(), value) for name, value in headers.pairs])
-    origin = Origin(NAME, wire, form)
-    return Context(NAME, metadata, request_id, wire.deadline, None, calls.REPLY_NEEDS, origin)
+    return http_context(wire, NAME, calls.REPLY_NEEDS, form)
 
 
 def _passed_on(context: Context) -> tuple[tuple[str, str], ...]:
     """Return the headers that go with every request: its id, and the trace it belongs to."""
     passed = [pair for pair in context.metadata if pair[0] in _PASSED_ON]
     if context.request_id:
-        passed.append((_REQUEST_ID, context.request_id))
+        passed.append((REQUEST_ID, context.request_id))
     return tuple(passed)
 
 

@@ -25,7 +25,6 @@ from gateway.ir.errors import (
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import calls
 from gateway.protocols.grps.compress import NAMES, NONE, NUMBERS, compress, decompress
-from gateway.protocols.grps.context import sane_id
 from gateway.protocols.grps.errors import (
     NoMethod,
     NoService,
@@ -41,6 +40,7 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.proto import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
+from gateway.wire.beside import sane_id
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.stream import Frame
 

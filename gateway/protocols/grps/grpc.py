@@ -16,7 +16,6 @@ from gateway.ir.context import Need, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import calls
-from gateway.protocols.grps.context import grpc_context, grpc_metadata
 from gateway.protocols.grps.errors import (
     GRPC_STATUS,
     NoMethod,
@@ -29,6 +28,7 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.proto import read_message, write_message
 from gateway.schema import grps_pb2 as pb
+from gateway.wire.beside import grpc_context, grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
 R = TypeVar("R")
@@ -85,7 +85,7 @@ class GrpcCodec:
         if wire.method not in METHODS:
             raise NoMethod(f"there is no method {clip(wire.method, 128)!r}")
         message = read_message(wire.view, self._limits)
-        context = grpc_context(wire, NAME, Asked(message.form))
+        context = grpc_context(wire, NAME, calls.REPLY_NEEDS, Asked(message.form))
         method = wire.method.removeprefix(SERVICE)
         return calls.decode_method(method, message, context, self._settings, self._limits)
 

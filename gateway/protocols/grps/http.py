@@ -23,7 +23,6 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import answers, calls
-from gateway.protocols.grps.context import http_headers
 from gateway.protocols.grps.document import read_leniently
 from gateway.protocols.grps.errors import clip, is_failure_code
 from gateway.protocols.grps.forms import Asked
@@ -34,6 +33,7 @@ from gateway.protocols.grps.paths import METHOD_PATHS, Route, Surface, find_rout
 from gateway.protocols.grps.pieces import PieceSplitter
 from gateway.protocols.grps.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
 from gateway.protocols.grps.streaming import BODY, HEADER
+from gateway.wire.beside import http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 
 R = TypeVar("R")

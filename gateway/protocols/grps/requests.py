@@ -13,7 +13,6 @@ from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import calls
-from gateway.protocols.grps.context import http_context
 from gateway.protocols.grps.custom import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.document import read_document
 from gateway.protocols.grps.forms import Asked
@@ -22,6 +21,7 @@ from gateway.protocols.grps.messages import Form, GrpsMessage
 from gateway.protocols.grps.options import Settings
 from gateway.protocols.grps.paths import Route, Surface, read_query
 from gateway.protocols.grps.proto import read_message
+from gateway.wire.beside import http_context
 from gateway.wire.http import HttpRequest
 
 NAME: Final = "grps.http"
@@ -123,7 +123,7 @@ class Reader:
     def _call(
         self, route: Route, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
     ) -> Call[Any]:
-        context = http_context(wire, NAME, Asked(message.form, ndarray, route))
+        context = http_context(wire, NAME, calls.REPLY_NEEDS, Asked(message.form, ndarray, route))
         return calls.decode_method(route.method, message, context, self.settings, self.limits)
 
     def _document(self, wire: HttpRequest) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Reader:
         stream = custom.stream
         streaming = stream is not None and stream.switch.asked(query, wire.headers, document)
         route = route.streamed() if streaming else route
-        context = http_context(wire, NAME, Asked(None, route=route))
+        context = http_context(wire, NAME, calls.REPLY_NEEDS, Asked(None, route=route))
         model = custom.model
         if model is None:
             model = calls.model_of(query.get("model", ""), self.settings, self.limits)

@@ -35,7 +35,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
 from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
-from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of, metadata_of
+from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
 from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.messages import SERVICE
@@ -43,6 +43,7 @@ from gateway.protocols.oip.parameters import join_parameters, split_parameters
 from gateway.protocols.oip.proto import InferReader
 from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.beside import grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
 
@@ -257,7 +258,7 @@ def _requested(name: str, parameters: Parameters) -> RequestedOutput:
 
 def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:
     context = call.context
-    return GrpcRequest(method, message, metadata_of(context), context.deadline)
+    return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
 
 
 def _raise_status(call: Call[Any], wire: GrpcResponse) -> NoReturn:

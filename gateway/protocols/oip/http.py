@@ -46,7 +46,7 @@ from gateway.protocols.oip.errors import (
     http_status_of,
     is_error_status,
 )
-from gateway.protocols.oip.headers import NAME, NEEDS, context_of, headers_of
+from gateway.protocols.oip.headers import NAME, NEEDS, context_of
 from gateway.protocols.oip.json import dump
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.replies import decode_response, encode_response, error_text
@@ -56,6 +56,7 @@ from gateway.protocols.oip.requests import (
     decode_request,
     encode_request,
 )
+from gateway.wire.beside import http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 R = TypeVar("R")
@@ -186,7 +187,7 @@ class HttpCodec:
         Raises:
             Unsupported: The dialect cannot carry it, or has no such question.
         """
-        passed = headers_of(call.context)
+        passed = http_headers(call.context)
         deadline = call.context.deadline
         if isinstance(call, InferRequest):
             headers, body = encode_request(call, self._sent_id(call), self._dialect)

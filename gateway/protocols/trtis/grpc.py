@@ -41,7 +41,7 @@ from gateway.protocols.trtis import messages
 from gateway.protocols.trtis.answers import CONTROLS, STATUS_READERS, error_of, named, unknown
 from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
 from gateway.protocols.trtis.gates import check_allowed, check_regions
-from gateway.protocols.trtis.grpc_context import NAME, NEEDS, context_of, metadata_of
+from gateway.protocols.trtis.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.header import HeaderReader, id_of_message, number_of, write_header
 from gateway.protocols.trtis.messages import SERVICE
 from gateway.protocols.trtis.options import read_options
@@ -50,6 +50,7 @@ from gateway.protocols.trtis.proto import InferMessage, scan_request, scan_respo
 from gateway.protocols.trtis.replies import read_reply, write_reply
 from gateway.protocols.trtis.requests import request_of, tensors_of_entries, views_of
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.beside import grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
 
@@ -170,7 +171,7 @@ class GrpcCodec:
             raise Unsupported(
                 f"{type(call).__name__} cannot be written: {error}", model=call.model
             ) from error
-        return GrpcRequest(method, message, metadata_of(context), context.deadline)
+        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
 
     def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
         """Read an upstream's answer to *call*; tensors are views into its message.

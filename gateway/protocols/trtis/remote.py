@@ -29,7 +29,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis.answers import CONTROLS, STATUS_READERS, error_of, named, unknown
 from gateway.protocols.trtis.errors import HTTP_ERROR, HTTP_OK
 from gateway.protocols.trtis.header import write_header
-from gateway.protocols.trtis.headers import NAME, REQUEST, RESPONSE, STATUS, headers_of
+from gateway.protocols.trtis.headers import NAME, OWN, REQUEST, RESPONSE, STATUS
 from gateway.protocols.trtis.messages import parse, read_shared_status
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.paths import infer_path, register_path, segment
@@ -38,6 +38,7 @@ from gateway.protocols.trtis.requests import views_of
 from gateway.protocols.trtis.text import parse_text
 from gateway.protocols.trtis.text_write import request_line
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.beside import http_headers
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 
 _BINARY = "format=binary"
@@ -54,7 +55,7 @@ def encode_call(call: Call[Any], options: TrtisOptions) -> HttpRequest:
     Raises:
         Unsupported: TensorRT v1 cannot carry it, or has no such question.
     """
-    passed = headers_of(call.context)
+    passed = http_headers(call.context, without=OWN)
     deadline = call.context.deadline
     if isinstance(call, InferRequest):
         named(call)

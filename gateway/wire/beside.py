@@ -1,0 +1,94 @@
+"""What travels beside a message, whatever its protocol: headers or metadata, request id, deadline.
+
+In: a client's headers become a Context. Out: what a Context holds becomes the headers of a request
+to an upstream. What may cross was decided before (`gateway.policies.forward`); here only what the
+carrier cannot hold, and what belongs to one message or connection, is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, Context, Need, Origin
+from gateway.wire.grpc import GrpcRequest, Metadata
+from gateway.wire.http import HttpRequest
+
+_REQUEST_ID_BYTES: Final = 128
+_NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
+# Keys of metadata that hold text: "-bin" ends those of bytes, "grpc-" begins the runtime's own.
+_KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
+
+
+def http_context(
+    wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
+) -> Context:
+    """Return what travels beside a client's HTTP request; *form* is noted for the answer."""
+    metadata = tuple([(name.lower(), value) for name, value in wire.headers.pairs])
+    request_id = sane_id(wire.headers.get(REQUEST_ID) or "")
+    origin = Origin(codec, wire, form)
+    return Context(codec, metadata, request_id, wire.deadline, None, needs, origin)
+
+
+def grpc_context(
+    wire: GrpcRequest, codec: str, needs: frozenset[Need], form: object = None
+) -> Context:
+    """Return what travels beside a client's gRPC message; *form* is noted for the answer."""
+    metadata = []
+    request_id = ""
+    for key, value in wire.metadata:
+        if isinstance(value, str):
+            metadata.append((key, value))
+            if key == REQUEST_ID:
+                request_id = sane_id(value)
+    origin = Origin(codec, wire, form)
+    return Context(codec, tuple(metadata), request_id, wire.deadline, None, needs, origin)
+
+
+def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:
+    """Return the headers of a request to an upstream, the id of the call among them.
+
+    Args:
+        context: Of the call.
+        without: Prefix, in lower case, of the headers that the protocol writes itself.
+    """
+    headers: tuple[tuple[str, str], ...] = ()
+    if context.metadata:
+        headers = tuple(
+            [
+                (name, value)
+                for name, value in context.metadata
+                if _NAME.fullmatch(name)
+                and _may_cross(name, value)
+                and not (without and name.startswith(without))
+            ]
+        )
+    if context.request_id and REQUEST_ID not in dict(headers):
+        headers = (*headers, (REQUEST_ID, context.request_id))
+    return headers
+
+
+def grpc_metadata(context: Context) -> Metadata:
+    """Return the metadata of a request to an upstream, the id of the call among it."""
+    metadata: Metadata = ()
+    if context.metadata:
+        metadata = tuple(
+            [
+                (name, value)
+                for name, value in context.metadata
+                if _KEY.fullmatch(name) and _may_cross(name, value)
+            ]
+        )
+    if context.request_id and REQUEST_ID not in dict(metadata):
+        metadata = (*metadata, (REQUEST_ID, context.request_id))
+    return metadata
+
+
+def sane_id(text: str) -> str:
+    """Return a request id; "" for one that is not fit for a log: the gateway makes its own."""
+    sane = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
+    return text if sane else ""
+
+
+def _may_cross(name: str, value: str) -> bool:
+    return name not in OF_ONE_MESSAGE and value.isascii() and value.isprintable()
