@@ -18,21 +18,30 @@ def main() -> int:
     print(machine.text(about), file=sys.stderr)
     results: dict[str, object] = {"machine": about}
     tables: list[str] = []
+    # What is measured is kept before the next is begun: that may fail.
     if arguments.what in ("jobs", "all"):
         rows = _jobs(arguments)
-        tables.append(job_table(rows))
         results["jobs"] = [row.document() for row in rows]
+        tables.append(job_table(rows))
+        _keep(arguments, results, tables)
     if arguments.what in ("codecs", "all"):
         found = codecs.measure(arguments.only or "")
-        tables.append(codec_table(found))
         results["codecs"] = [each.document() for each in found]
-    print("\n\n".join(tables))
+        tables.append(codec_table(found))
+        _keep(arguments, results, tables)
+    return 0
+
+
+def _keep(arguments: argparse.Namespace, results: dict[str, object], tables: list[str]) -> None:
+    """Print the last table and write what there is so far."""
+    print(tables[-1], end="\n\n", flush=True)
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.markdown is not None:
         words = " ".join(["python -m benchmarks", *sys.argv[1:]])
+        about = results["machine"]
+        assert isinstance(about, dict)
         arguments.markdown.write_text(page(words, machine.text(about), tables))
-    return 0
 
 
 def _jobs(arguments: argparse.Namespace) -> list[Row]:

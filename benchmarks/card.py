@@ -29,6 +29,7 @@ _LENGTH = "Inference-Header-Content-Length"
 _CODES = {"INT32": "i", "FP32": "f", "FP64": "d", "INT64": "q"}
 _SIZES = {"INT32": 4, "FP32": 4, "FP64": 8, "INT64": 8}
 _DTYPES = {"INT32": "<i4", "FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
+_WIDE = {"d": "<f8", "i": "<i8"}
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 Buffer = bytes | memoryview
@@ -60,7 +61,7 @@ def read_http(body: bytes, length: str | None, members: str) -> tuple[dict[str, 
             data = struct.pack(f"<{len(values)}{_CODES[datatype]}", *values)
         else:
             code = "d" if datatype.startswith("F") else "i"
-            wide = np.frombuffer(member["data"].as_buffer(of_type=code), f"<{code}8"[:2] + "8")
+            wide = np.frombuffer(member["data"].as_buffer(of_type=code), _WIDE[code])
             data = wide.astype(_DTYPES[datatype]).data.cast("B")
         _check(datatype, shape, data)
         tensors.append((member["name"], datatype, shape, data))
