@@ -34,7 +34,8 @@ def demo(
     show = Show(load_scans()[digit], load_sentences()[3], output, once=once)
     quiet = {"telemetry": {"log": {"level": "warning"}}}
     status = run_mapping(
-        lambda: {**demo_config(http=http, grpc=grpc, admin=admin), **quiet}, started=show
+        lambda: {**demo_config(http=http, grpc=grpc, admin=admin, streams=True), **quiet},
+        started=show,
     )
     raise typer.Exit(status if show.agreed else FAILED)
 
@@ -69,7 +70,8 @@ class Show:
             say(f"A scan of a handwritten {self._scan.digit}, which no model was trained on:\n")
             say(draw(self._scan) + "\n")
         trips = [await travel(way, self._scan) for way in ways(addresses)]
-        language = await ask_language(trips[0].way, self._sentence)
+        way = next(trip.way for trip in trips if not trip.way.one_model)
+        language = await ask_language(way, self._sentence)
         self.agreed = len({trip.answer for trip in trips}) == 1
         if self._output is Form.JSON:
             say_json(as_json(trips, agreed=self.agreed))
@@ -102,7 +104,7 @@ def as_json(trips: Sequence[Trip], *, agreed: bool) -> dict[str, object]:
     """Return the trips as values for JSON."""
     entries = [
         {
-            "protocol": f"{trip.way.url.protocol}.{trip.way.url.carrier}",
+            "protocol": trip.way.codec,
             "form": trip.way.form,
             "request_bytes": trip.request_bytes,
             "answer_bytes": trip.answer_bytes,

@@ -14,18 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.app import connect
-from gateway.config.units import Url, parse_address
+from gateway.config.units import UNIX, Url, parse_address
 from gateway.demo.relay import Relay
 from gateway.demo.scans import SIDE, Scan, Sentence
+from gateway.demo.serving import STREAMS
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.data import as_items, as_numpy
 from gateway.ir.errors import UpstreamProtocolError
+from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.policies.complete import Complete
 from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service
-from gateway.wire.codec import Options
+from gateway.wire.codec import Options, StreamBinding
 
 # Where one codec has several forms, the options that choose each; otherwise it has one, unnamed.
 _FORMS: Mapping[str, Mapping[str, Options]] = {
@@ -42,16 +44,23 @@ _WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One protocol on one carrier, in one form, at one address."""
+    """One protocol on one carrier, in one form, at one address.
 
+    Attributes:
+        codec: Its name, such as "oip.http".
+        one_model: It reaches the model `digits` alone.
+    """
+
+    codec: str
     url: Url
     form: str
     options: Options
+    one_model: bool = False
 
     @property
     def name(self) -> str:
         """The codec's name and the form, as in "oip.http JSON"."""
-        return f"{self.url.protocol}.{self.url.carrier} {self.form}".rstrip()
+        return f"{self.codec} {self.form}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +94,16 @@ class Trip:
 def ways(addresses: Mapping[str, str], listener: str = "main") -> Iterator[Way]:
     """Yield every way to ask the gateway that listens at *addresses* ("main.http": ...)."""
     for name in PROTOCOLS:
-        spec = protocol(name)
-        for carrier in ("http", "grpc"):
-            where = addresses.get(f"{listener}.{carrier}")
-            if where is None or getattr(spec, carrier) is None:
+        for carrier, binding in protocol(name).carriers.items():
+            streamed = isinstance(binding, StreamBinding)
+            key = f"{STREAMS}.{name}.{carrier}" if streamed else f"{listener}.{carrier}"
+            if key not in addresses or carrier == UNIX:
                 continue
-            address = parse_address(where)
+            address = parse_address(addresses[key])
             url = Url(name, carrier, address.host or "127.0.0.1", address.port)
-            for form, options in _FORMS.get(f"{name}.{carrier}", _ONE_FORM).items():
-                yield Way(url, form, options)
+            codec = binding.codec(DEFAULT_LIMITS, {}).name
+            for form, options in _FORMS.get(codec, _ONE_FORM).items():
+                yield Way(codec, url, form, options, one_model=streamed)
 
 
 async def travel(way: Way, scan: Scan) -> Trip:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.verbs import command_line
+from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.registry import PROTOCOLS, protocol
 from tests.integration.cli_kit import Running, gateway, serving
 
@@ -25,6 +26,11 @@ WAYS = [
     for carrier in ("http", "grpc")
     if getattr(protocol(name), carrier) is not None
 ]
+STREAMS = {
+    stream.codec(DEFAULT_LIMITS, {}).name
+    for name in PROTOCOLS
+    if (stream := protocol(name).stream) is not None
+}
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +192,7 @@ def test_demo_shows_every_protocol_and_ends() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if "(" in line and "." in line.split()[0]]
-    assert {".".join(way) for way in WAYS} == {row.split()[0] for row in rows}
+    assert {".".join(way) for way in WAYS} | STREAMS == {row.split()[0] for row in rows}
     assert len({row.split("(")[0].split()[-1] for row in rows}) == 1
     assert "answers agree" in done.stdout
     assert "█" in done.stdout
@@ -202,7 +208,7 @@ def test_demo_as_json() -> None:
     assert found["agreed"] is True
     assert {trip["protocol"] for trip in found["trips"]} == {
         ".".join(way) for way in WAYS if way[1] == "http"
-    }
+    } | STREAMS
     for trip in found["trips"]:
         assert trip["digit"] == 7
         assert trip["request_bytes"] > 64

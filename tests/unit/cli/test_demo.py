@@ -9,8 +9,8 @@ from gateway.demo.tour import Answer, Trip, Way
 
 SURE = Answer(1, (0.25, 0.75))
 TRIPS = [
-    Trip(Way(Url("oip", "http", "127.0.0.1", 1), "JSON", {}), SURE, 503, 448, 1234.6),
-    Trip(Way(Url("oip", "grpc", "127.0.0.1", 2), "", {}), SURE, 34, 17, 98.4),
+    Trip(Way("oip.http", Url("oip", "http", "127.0.0.1", 1), "JSON", {}), SURE, 503, 448, 1234.6),
+    Trip(Way("oip.grpc", Url("oip", "grpc", "127.0.0.1", 2), "", {}), SURE, 34, 17, 98.4),
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from gateway.app import check
 from gateway.config.sidecar import load_mapping
 from gateway.demo.serving import MODELS, demo_config
+from gateway.registry import PROTOCOLS, protocol
 
 
 def test_serves_every_demo_model_of_the_package() -> None:
@@ -28,6 +29,16 @@ def test_addresses_are_those_of_the_flags() -> None:
     config = demo_config(http="127.0.0.1:1", grpc="off", admin="127.0.0.1:2")
     assert [{"http": "127.0.0.1:1"}] == config["listeners"]
     assert {"address": "127.0.0.1:2"} == config["admin"]
+
+
+def test_streams_are_served_where_they_are_asked_for() -> None:
+    """Each protocol that has a form for byte streams gets one, with one model."""
+    config = demo_config(streams=True)
+    listener = config["listeners"][1]
+    streamed = [name for name in PROTOCOLS if protocol(name).stream is not None]
+    assert streamed == [stream["protocol"] for stream in listener["streams"]]
+    assert "digits" == listener["default_model"]
+    assert [] == check(load_mapping(config, "flags"))
 
 
 def test_not_both_listeners_can_be_off() -> None:

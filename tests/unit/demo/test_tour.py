@@ -11,6 +11,7 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.data import as_numpy
 from gateway.ir.errors import UpstreamProtocolError
+from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import array_tensor
 from gateway.registry import PROTOCOLS, protocol
 from tests.fakes import ScriptedService
@@ -20,13 +21,19 @@ ADDRESSES = {"main.http": "127.0.0.1:1", "main.grpc": "127.0.0.1:2", "admin": "1
 
 def test_every_registered_codec_takes_part() -> None:
     """The ways come from the registry: each protocol on each carrier it has."""
+    streams = {f"streams.{name}.tcp": "127.0.0.1:4" for name in PROTOCOLS}
     expected = {
-        f"{name}.{carrier}"
+        binding.codec(DEFAULT_LIMITS, {}).name
         for name in PROTOCOLS
-        for carrier in ("http", "grpc")
-        if getattr(protocol(name), carrier) is not None
+        for binding in protocol(name).carriers.values()
     }
-    assert expected == {way.name.split()[0] for way in ways(ADDRESSES)}
+    assert expected == {way.codec for way in ways({**ADDRESSES, **streams})}
+
+
+def test_a_stream_reaches_one_model() -> None:
+    """Its messages name none, so that only the listener's default is asked."""
+    found = ways({"streams.graphpipe.tcp": "127.0.0.1:4", "main.grpc": "127.0.0.1:2"})
+    assert {"graphpipe.stream"} == {way.name for way in found if way.one_model}
 
 
 def test_forms_of_one_codec_are_ways_of_their_own() -> None:
