@@ -68,7 +68,6 @@ class ServerLimitsConfig(Model):
     body_min_rate_grace: Duration | None = None
     body_timeout: Duration | None = None
     write_idle_timeout: Duration | None = None
-    write_buffer_bytes: Size | None = None
     keepalive: Duration | None = None
     tls_handshake: Duration | None = None
     pipelined_requests: int | None = Field(None, ge=1)

@@ -52,7 +52,6 @@ class ServerLimits:
     body_min_rate_grace_s: float = 10.0
     body_timeout_s: float = 300.0
     write_idle_timeout_s: float = 30.0
-    write_buffer_bytes: int = 256 * 1024
     keepalive_s: float = 75.0
     tls_handshake_s: float = 10.0
     pipelined_requests: int = 16
