@@ -51,3 +51,35 @@ def test_a_carrier_that_a_protocol_lacks() -> None:
     text = GOOD.replace("http://h:8000", "oip+tcp://h:8000").replace("    passthrough: up\n", "")
     (problem,) = check(load_text(text))
     assert "protocol 'oip' is not carried by 'tcp', only by http, grpc" == problem.message
+
+
+STREAM = """
+version: 1
+listeners:
+  - streams: [{protocol: graphpipe, address: "unix:/run/g.sock"}]
+    default_model: digits
+upstreams:
+  up: {url: "graphpipe+tcp://h:9000"}
+"""
+
+
+def test_a_stream_of_a_protocol_that_has_one() -> None:
+    """GraphPipe over a byte stream, both ways, is right; so is a default model of its own."""
+    assert [] == check(load_text(STREAM))
+    own = STREAM.replace("default_model: digits", "options: {graphpipe: {default_model: digits}}")
+    assert [] == check(load_text(own))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("protocol: graphpipe", "protocol: oip", "'oip' has no form for byte streams"),
+        ("protocol: graphpipe", "protocol: oops", "there is no protocol 'oops'"),
+        ("    default_model: digits\n", "", "a graphpipe stream names no model"),
+    ],
+)
+def test_a_stream_that_cannot_work_is_found(old: str, new: str, message: str) -> None:
+    """What could answer no request is a problem of the file."""
+    (problem,) = check(load_text(STREAM.replace(old, new)))
+    assert message in problem.message
+    assert 4 == problem.place[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,3 +115,28 @@ def test_a_wrong_url_is_refused() -> None:
     """A URL that cannot be read is refused before anything is made of it."""
     with pytest.raises(ValueError, match=r"'127\.0\.0\.1:8001' is not an upstream URL"):
         sidecar_config(["127.0.0.1:8001"])
+
+
+def test_streams_stand_beside_the_other_listeners(tmp_path: Path) -> None:
+    """GraphPipe's sockets are listened on where flags say, for the default model."""
+    config = sidecar_config(
+        ["graphpipe+unix:///run/m.sock"],
+        http="off",
+        grpc="off",
+        graphpipe_tcp="9000",
+        graphpipe_unix=f"{tmp_path}/g.sock",
+        default_model="m",
+    )
+    loaded = load_mapping(config, "flags").config
+    (listener,) = loaded.listeners
+    assert ["127.0.0.1:9000", f"unix:{tmp_path}/g.sock"] == [
+        str(stream.address) for stream in listener.streams
+    ]
+    assert ["0660", "0660"] == [stream.mode for stream in listener.streams]
+    assert Url("graphpipe", "unix", "", 0, "/run/m.sock") == loaded.upstreams["upstream"].url
+
+
+def test_a_stream_needs_a_default_model() -> None:
+    """A flag whose every request would fail is refused."""
+    with pytest.raises(ValueError, match="names no model: give it one with --default-model NAME"):
+        sidecar_config(["http://h"], graphpipe_tcp="9000")

@@ -6,10 +6,13 @@ import pytest
 
 from gateway.config.units import (
     Address,
+    StreamAddress,
     Url,
+    check_mode,
     parse_address,
     parse_duration,
     parse_size,
+    parse_stream_address,
     parse_url,
 )
 
@@ -109,6 +112,8 @@ def test_address_is_written_as_it_is_read() -> None:
         ("grpc://host", Url("oip", "grpc", "host", 8001)),
         ("oip+http://[::1]:80/a/b/", Url("oip", "http", "::1", 80, "/a/b")),
         ("grps+brpc://host:7081", Url("grps", "brpc", "host", 7081)),
+        ("graphpipe+tcp://[::1]:9000", Url("graphpipe", "tcp", "::1", 9000)),
+        ("graphpipe+unix:///run/g.sock", Url("graphpipe", "unix", "", 0, "/run/g.sock")),
     ],
 )
 def test_reads_urls(text: str, url: Url) -> None:
@@ -125,6 +130,10 @@ def test_reads_urls(text: str, url: Url) -> None:
         ("oip+http://host/?q", "is not an upstream URL"),
         ("oip://host:80", "does not say what the upstream speaks"),
         ("grps+brpc://host", "needs a port"),
+        ("graphpipe+tcp://host", "needs a port"),
+        ("graphpipe+unix://", "is not a unix socket: write unix:/PATH"),
+        ("graphpipe+unix://run/g.sock", "is not a unix socket: write unix:/PATH"),
+        ("unix:///run/g.sock", "is not an upstream URL"),
         ("oip+http://host:0", "needs a port from 1"),
         ("oip+http://host:65536", "needs a port from 1"),
     ],
@@ -139,3 +148,46 @@ def test_url_is_written_in_full() -> None:
     """A short URL is written with its protocol, carrier and port."""
     assert str(parse_url("grpc://[::1]")) == "oip+grpc://[::1]:8001"
     assert parse_url("grpc://[::1]").is_loopback
+
+
+def test_a_unix_sockets_url_is_written_as_it_is_read() -> None:
+    """It has a path and no host, and is on this machine."""
+    url = parse_url("graphpipe+unix:///run/g.sock")
+    assert str(url) == "graphpipe+unix:///run/g.sock"
+    assert url.authority == "unix:/run/g.sock"
+    assert url.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "local"),
+    [
+        ("127.0.0.1:9000", StreamAddress(Address("127.0.0.1", 9000)), True),
+        (":9000", StreamAddress(Address("", 9000)), False),
+        ("9000", StreamAddress(Address("127.0.0.1", 9000)), True),
+        ("unix:/run/g.sock", StreamAddress(path="/run/g.sock"), True),
+    ],
+)
+def test_reads_stream_addresses(text: str, address: StreamAddress, local: bool) -> None:
+    """A byte stream has host and port, or the path of a unix socket."""
+    found = parse_stream_address(text)
+    assert (address, local) == (found, found.is_loopback)
+
+
+@pytest.mark.parametrize("text", ["unix:", "unix:g.sock", "unix:/run/", "unix", "/run/g.sock"])
+def test_refuses_other_stream_addresses(text: str) -> None:
+    """What is neither is refused with an example."""
+    with pytest.raises(ValueError, match=r"is not a unix socket|is not an address"):
+        parse_stream_address(text)
+
+
+@pytest.mark.parametrize("text", ["0660", "600", "0000"])
+def test_takes_file_modes(text: str) -> None:
+    """Permissions stand in octal."""
+    assert text == check_mode(text)
+
+
+@pytest.mark.parametrize("text", ["", "0o660", "9", "0888", "1777", "66", "rw-rw----"])
+def test_refuses_other_file_modes(text: str) -> None:
+    """Anything else is refused with an example."""
+    with pytest.raises(ValueError, match="is not a file mode: write it in octal, as in 0660"):
+        check_mode(text)

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent
-from gateway.transports.memory import grpc_memory, http_memory
+from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
 
 
 class HttpEcho:
@@ -101,3 +102,26 @@ async def test_grpc_message_and_status_cross() -> None:
     assert [b"ab!", b""] == [bytes(answer.view) for answer in answers]
     assert answers[0].metadata == (("k", "v"),)
     assert (answers[1].status, answers[1].details) == (GrpcStatus.NOT_FOUND, "gone")
+
+
+async def test_frames_arrive_fresh_with_their_deadline() -> None:
+    """A byte stream in memory joins payloads, and carries number and deadline."""
+    seen: list[Frame] = []
+
+    class Answering:
+        async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
+            seen.append(wire)
+            yield Frame((b"an", b"swer"), wire.correlation)
+
+        def refuse(self, error: GatewayError, /) -> Frame:
+            raise AssertionError(error)
+
+    deadline = time.monotonic() + 60
+    answer = await stream_memory(Answering()).send(Frame((b"ques", b"tion"), 7), deadline=deadline)
+    [question] = seen
+    assert (b"question", 7, deadline) == (
+        bytes(question.payload[0]),
+        question.correlation,
+        question.deadline,
+    )
+    assert (b"answer", 7) == (bytes(answer.payload[0]), answer.correlation)
