@@ -10,6 +10,7 @@ Source: dossier, sections 3.4 and 3.5.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from itertools import chain
@@ -31,8 +32,9 @@ _INTEGERS: Final = frozenset({int})
 _NUMBERS: Final = frozenset({int, float})
 _ARRAY_NUMBERS: Final = frozenset({int, float, bool})
 _WORDS: Final = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf}
-_DIGITS: Final = re.compile(r"-?\d{1,20}")
-_DECIMAL: Final = re.compile(r"-?\d{1,400}(\.\d{1,400})?([eE][-+]?\d{1,4})?")
+_DIGITS: Final = re.compile(r"-?[0-9]{1,20}")
+_ONLY_DIGITS: Final = re.compile(r"[-0-9]*")
+_DECIMAL: Final = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][-+]?[0-9]{1,4})?")
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _SHOWN: Final = 40
 
@@ -181,7 +183,12 @@ def _texts(name: str, flat: list[Any], limits: MessageLimits) -> list[bytes]:
 
 
 def _integers(name: str, flat: list[Any]) -> npt.NDArray[np.int64]:
-    if not _INTEGERS.issuperset(map(type, flat)):
+    kinds = set(map(type, flat))
+    if kinds == {str} and _ONLY_DIGITS.fullmatch("".join(flat)):
+        # As servers and careful clients write INT64: nothing in it that int() would forgive.
+        with contextlib.suppress(ValueError, OverflowError):
+            return np.array(list(map(int, flat)), np.int64)
+    if not kinds <= _INTEGERS:
         found = [_integer(value) for value in flat]
         if None in found:
             index = found.index(None)

@@ -230,7 +230,11 @@ def _sent(tensor: Tensor, *, widen: bool) -> Tensor:
 def _check_text(tensor: Tensor) -> None:
     if tensor.datatype is not Datatype.BYTES:
         return
-    for index, item in enumerate(as_items(tensor)):
+    items = as_items(tensor)
+    # ASCII needs no closer look; what is not may end and begin in the middle of a character.
+    if b"".join(items).isascii():
+        return
+    for index, item in enumerate(items):
         if _text_of(item) is None:
             raise Unsupported(
                 f"tensor {tensor.name!r} has bytes that are not UTF-8 at index {index}, and a "

@@ -28,10 +28,12 @@ from gateway.protocols.grps.datatypes import (
     wire_type,
 )
 from gateway.protocols.grps.errors import Unreadable
+from gateway.protocols.grps.integers import packed, unpacked
 from gateway.protocols.grps.messages import GMAP_FIELDS, SUCCESS, Form, GrpsMessage, Status
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.protobuf import (
     LEN,
+    TAIL_BYTES,
     VARINT,
     Parts,
     WireError,
@@ -49,7 +51,7 @@ from gateway.wire.protobuf import (
     uint32,
     varint,
 )
-from gateway.wire.protobuf_arrays import fixed_run, packed_varints, varint_array
+from gateway.wire.protobuf_arrays import fixed_run, varint_array
 
 
 def _key(number: int, kind: int = LEN) -> bytes:
@@ -271,6 +273,10 @@ def _data(
             return RawData(run)
         wide = np.frombuffer(run, "<f4")
     else:
+        narrow = unpacked(values, known.datatype)
+        if narrow is not None:
+            _check_found(name, known, shape, count, narrow.size)
+            return ArrayData(narrow.reshape(shape))
         wide = varint_array(values, known.carrier)
         _check_found(name, known, shape, count, wide.size)
     return ArrayData(narrowed(name, known, wide).reshape(shape))
@@ -285,15 +291,17 @@ def _check_found(name: str, known: WireType, shape: Shape, count: int, found: in
 
 
 def _strings(name: str, values: list[memoryview], limits: MessageLimits) -> list[memoryview]:
-    most = limits.bytes_element_size
-    for index, value in enumerate(values):
-        if len(value) > most:
-            raise TooLarge(
-                f"tensor {name!r} has an element of {len(value)} bytes at index {index}, "
-                f"at most {most} are allowed",
-                limit="bytes_element_size",
-            )
-        text(value, "flat_string")
+    longest = max(map(len, values), default=0)
+    if longest > limits.bytes_element_size:
+        raise TooLarge(
+            f"tensor {name!r} has an element of {longest} bytes, "
+            f"at most {limits.bytes_element_size} are allowed",
+            limit="bytes_element_size",
+        )
+    # ASCII needs no closer look; what is not may end and begin in the middle of a character.
+    if not b"".join(values).isascii():
+        for value in values:
+            text(value, "flat_string")
     return values
 
 
@@ -367,7 +375,14 @@ def _tensor(tensor: Tensor) -> Parts:
     parts: Parts = [head]
     if datatype is Datatype.BYTES:
         for item in as_items(tensor):
-            put_tail(parts, key, memoryview(item))
+            if len(item) > TAIL_BYTES:
+                put_tail(parts, key, memoryview(item))
+            elif parts[-1] is head:
+                put_bytes(head, key, item)
+            else:
+                head = bytearray()
+                put_bytes(head, key, item)
+                parts.append(head)
         return parts
     data = _packed(tensor, datatype)
     if len(data):
@@ -381,4 +396,4 @@ def _packed(tensor: Tensor, datatype: Datatype) -> memoryview:
     flat = carried(tensor)
     if datatype is Datatype.FP16:
         return np.ascontiguousarray(flat).view(np.uint8).data
-    return packed_varints(flat)
+    return packed(flat)
