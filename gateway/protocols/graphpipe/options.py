@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +12,9 @@ from gateway.ir.context import ModelRef
 BODY, STATUS = "body", "status"
 METADATA, CONTROL = "metadata", "control"
 _MOST_DROPPED: Final = 16
+# The configuration's loader keeps every scalar as the text it is written in.
+_FLAGS: Final = {"true": True, "false": False}
+_NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _flag(key: str, value: Any) -> bool:
+    value = _FLAGS.get(value, value) if isinstance(value, str) else value
     if not isinstance(value, bool):
         raise ValueError(f"{key} {value!r} is neither true nor false")  # noqa: TRY004
     return value
@@ -112,6 +117,7 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _count(key: str, value: Any) -> int:
+    value = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_DROPPED:
         raise ValueError(f"{key} {value!r} is not a number from 0 to {_MOST_DROPPED}")
     return value

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.app import check, explain_call
 from gateway.config.load import load_file
+from gateway.protocols.graphpipe.options import STATUS, settings_of
 
 FOLDER = Path(__file__).parents[3] / "config"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
@@ -16,7 +17,7 @@ EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 def test_the_examples_are_there() -> None:
     """Each form of use has its example."""
     names = {path.stem for path in EXAMPLES}
-    assert {"demo", "routing", "sidecar", "testing"} <= names
+    assert {"demo", "graphpipe", "routing", "sidecar", "testing"} <= names
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -53,3 +54,24 @@ def test_routing_example_does_what_its_remarks_say(
     config = load_file(FOLDER / "routing.yaml", environment={}).config
     found = explain_call(config, model=model, version=version, protocol=protocol, headers=headers)
     assert route == found.route
+
+
+def test_graphpipe_example_says_what_its_remarks_say() -> None:
+    """Its listener and its upstreams have the addresses, models and options described."""
+    config = load_file(FOLDER / "graphpipe.yaml", environment={}).config
+    listener = config.listeners[1]
+    settings = settings_of(listener.options["graphpipe"])
+    assert ("house_price", STATUS) == (listener.default_model, settings.errors)
+    assert ["127.0.0.1:9001"] == [str(stream.address) for stream in listener.streams]
+    urls = {name: str(upstream.url) for name, upstream in config.upstreams.items()}
+    assert "graphpipe+http://127.0.0.1:9100/squeezenet" == urls["squeezenet"]
+    assert "graphpipe+tcp://127.0.0.1:9200" == urls["scorer"]
+    upstream = settings_of(config.upstreams["squeezenet"].options)
+    assert (("data",), ("probabilities",)) == (upstream.inputs, upstream.outputs)
+    routes = {
+        model: explain_call(
+            config, model=model, version="", protocol="graphpipe.http", headers={}
+        ).route
+        for model in ("squeezenet", "scorer", "anything")
+    }
+    assert {"squeezenet": "squeezenet", "scorer": "scorer", "anything": "rest"} == routes

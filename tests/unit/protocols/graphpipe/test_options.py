@@ -44,6 +44,8 @@ def test_options_become_settings() -> None:
     )
     assert expected == settings_of(options)
     assert options == SPEC.options(options)
+    # As YAML has them: the loader keeps every scalar as the text it is written in.
+    assert expected == settings_of({**options, "lenient_names": "true", "drop_outputs": "1"})
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,9 @@ def test_options_become_settings() -> None:
         ("default_model", 5),
         ("errors", "both"),
         ("lenient_names", "yes"),
+        ("lenient_names", "1"),
+        ("drop_outputs", "one"),
+        ("drop_outputs", "17"),
         ("path", "x"),
         ("path", "/x?y"),
         ("path", "/é"),
