@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context
+from gateway.policies.forward import Forward
+from tests.fakes import ScriptedService
+
+
+async def forwarded(
+    *metadata: tuple[str, str],
+    allowed: tuple[str, ...] = (),
+    added: dict[str, str] | None = None,
+    request_id: str = "",
+) -> tuple[tuple[str, str], ...]:
+    service = ScriptedService(always=True)
+    policy = Forward(service, allowed, added or {})
+    await policy(InferRequest(context=Context(metadata=metadata, request_id=request_id)))
+    context: Context = service.calls[0].context
+    return context.metadata
+
+
+async def test_nothing_crosses_by_itself() -> None:
+    """Credentials and everything else end here; tracing goes on."""
+    found = await forwarded(
+        ("authorization", "secret"), ("x-tenant", "a"), ("traceparent", "00-1"), ("tracestate", "s")
+    )
+    assert (("traceparent", "00-1"), ("tracestate", "s")) == found
+
+
+async def test_listed_headers_cross() -> None:
+    """By name in any case, and by prefix."""
+    found = await forwarded(
+        ("x-tenant", "a"), ("x-fwd-1", "b"), ("y", "c"), allowed=("X-Tenant", "x-fwd-*")
+    )
+    assert (("x-tenant", "a"), ("x-fwd-1", "b")) == found
+
+
+@pytest.mark.parametrize("name", ["host", "content-length", "connection", "x-request-id"])
+async def test_some_never_cross_as_they_came(name: str) -> None:
+    """Framing and the id belong to one hop, even when everything is listed."""
+    assert () == await forwarded((name, "v"), allowed=("*", name))
+
+
+async def test_the_request_id_goes_on() -> None:
+    """The call's own id, not the header it came in."""
+    found = await forwarded(("x-request-id", "theirs"), request_id="ours")
+    assert (("x-request-id", "ours"),) == found
+
+
+async def test_added_headers_win() -> None:
+    """What the configuration adds replaces what a caller sends."""
+    found = await forwarded(
+        ("authorization", "theirs"), allowed=("authorization",), added={"Authorization": "ours"}
+    )
+    assert (("authorization", "ours"),) == found
