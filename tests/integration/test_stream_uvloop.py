@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.integration import test_stream_client, test_stream_server
+from tests.integration import test_stream_client, test_stream_server, test_stream_tls
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 SCENARIOS: list[tuple[Scenario, str]] = [
     (function, carrier)
-    for module in (test_stream_server, test_stream_client)
+    for module in (test_stream_server, test_stream_client, test_stream_tls)
     for name, function in vars(module).items()
     if name.startswith("test_")
     and set(inspect.signature(function).parameters) <= {"address", "tmp_path"}

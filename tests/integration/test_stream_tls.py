@@ -1,0 +1,65 @@
+"""Byte streams under TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import pytest
+import trustme
+
+from gateway.ir.errors import NotSent
+from gateway.transports.base import ClientLimits
+from gateway.transports.stream_client import StreamClient
+from gateway.wire.stream import Frame
+from tests.integration.http_kit import eventually
+from tests.integration.stream_kit import Echo, Slow, ordered, payload_of, serving
+
+
+def contexts(trusted: trustme.CA, signer: trustme.CA) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    signer.issue_cert("127.0.0.1").configure_cert(server)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusted.configure_trust(client)
+    return server, client
+
+
+async def test_frames_cross_under_tls() -> None:
+    """The client verifies the server's name and authority, and frames cross as without."""
+    authority = trustme.CA()
+    server, client = contexts(authority, authority)
+    async with serving(Echo(), ssl_context=server) as running:
+        asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
+        payload = bytes(range(256)) * 2000
+        found = [payload_of(await asking.send(Frame((payload,)), deadline=None)) for _ in range(2)]
+        await asking.close()
+        await eventually(lambda: not running.server._listener.connections)
+    assert [payload] * 2 == found
+
+
+async def test_a_server_of_another_authority_is_not_asked() -> None:
+    """Nothing is sent to a server that cannot show who it is."""
+    server, client = contexts(trustme.CA(), trustme.CA())
+    frontend = Echo()
+    async with serving(frontend, ssl_context=server) as running:
+        asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
+        with pytest.raises(NotSent, match="certificate verify failed"):
+            await asking.send(Frame((b"question",)), deadline=None)
+        await asking.close()
+    assert [] == frontend.seen
+
+
+async def test_a_client_that_leaves_cancels_its_question() -> None:
+    """Leaving is noticed as it is without TLS."""
+    authority = trustme.CA()
+    server, client = contexts(authority, authority)
+    frontend = Slow()
+    async with serving(frontend, ssl_context=server) as running:
+        asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
+        question = asyncio.ensure_future(asking.send(Frame((b"question",)), deadline=None))
+        await eventually(lambda: bool(frontend.waiting))
+        question.cancel()
+        async with asyncio.timeout(0.1):
+            await frontend.ended.wait()
+        await asking.close()
+    assert [b"question"] == frontend.cancelled
