@@ -200,6 +200,7 @@ class Gateway:
             mounts=[HttpMount(("",), frontend)],
             limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
             budget=Budget(8 * _MIB),
+            reserve=True,
         )
 
     def _listener(self, listener: ListenerConfig, shared: Shared) -> dict[str, Server]:

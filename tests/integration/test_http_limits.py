@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.transports.base import Budget, HttpMount, ServerLimits
+from gateway.transports.reference.http_server import HttpServer
 from tests.integration.http_kit import (
     Answer,
     Echo,
@@ -355,3 +357,24 @@ async def test_pipelining_is_bounded() -> None:
         for _ in range(100):
             assert (await raw.answer()).status == 200
         await raw.close()
+
+
+@pytest.mark.parametrize(("reserve", "statuses"), [(True, [200]), (False, [])])
+async def test_operators_are_shut_out_when_descriptors_are_short(
+    reserve: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last tenth of the descriptors is kept for the server that operators use."""
+    short = "gateway.transports.reference.connection.descriptors_short"
+    monkeypatch.setattr(short, lambda _sock: True)
+    server = HttpServer(
+        mounts=[HttpMount(("/v2",), Echo())],
+        limits=ServerLimits(),
+        budget=Budget(1 << 20),
+        reserve=reserve,
+    )
+    await server.start()
+    try:
+        found = await Running(server, Budget(0)).ask(post(b"", "Connection: close"))
+    finally:
+        await server.stop()
+    assert statuses == parse(found)

@@ -44,6 +44,7 @@ class Connection(RequestHandler):
         limits: Of the listener.
         count: Of its connections.
         refused: Told of what is refused here.
+        reserve: May use the descriptors that are kept in reserve.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Connection(RequestHandler):
         limits: ServerLimits,
         count: ConnectionCount,
         refused: Callable[[GatewayError], None],
+        reserve: bool = False,
     ) -> None:
         super().__init__(
             manager,
@@ -80,6 +82,7 @@ class Connection(RequestHandler):
         self._limits = limits
         self._count = count
         self._refused = refused
+        self._reserve = reserve
         self._address: str | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -112,7 +115,7 @@ class Connection(RequestHandler):
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if isinstance(peer, tuple) else ""
         limit = self._count.exceeded(address)
-        if limit is None and descriptors_short(sock):
+        if limit is None and not self._reserve and descriptors_short(sock):
             limit = "descriptors"
         if limit is not None:
             self._refused(Overloaded(f"too many connections, limit {limit}", limit=limit))

@@ -47,6 +47,7 @@ class HttpServer:
         sock: A bound socket, instead of *host* and *port*.
         ssl_context: For TLS.
         refused: Told of requests and connections refused before a frontend was asked.
+        reserve: Answer also when descriptors are short: for operators, who must get through.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -61,7 +62,9 @@ class HttpServer:
         sock: socket.socket | None = None,
         ssl_context: ssl.SSLContext | None = None,
         refused: Callable[[GatewayError], None] = _ignore,
+        reserve: bool = False,
     ) -> None:
+        self._reserve = reserve
         self._where = (host, port)
         self._sock = sock
         self._ssl = ssl_context
@@ -88,7 +91,7 @@ class HttpServer:
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be had."""
         loop = asyncio.get_running_loop()
-        self._manager = _Manager(self._serve, self._listener)
+        self._manager = _Manager(self._serve, self._listener, reserve=self._reserve)
         tls: dict[str, Any] = {}
         if self._ssl is not None:
             tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
@@ -139,8 +142,9 @@ class HttpServer:
 class _Manager(web.Server):
     """aiohttp's server, making our connections."""
 
-    def __init__(self, handler: Any, listener: Listener) -> None:
+    def __init__(self, handler: Any, listener: Listener, *, reserve: bool) -> None:
         super().__init__(handler, handler_cancellation=True)
+        self._reserve = reserve
         self._listener = listener
         self._count = ConnectionCount(
             listener.limits.connections, listener.limits.connections_per_address
@@ -157,6 +161,7 @@ class _Manager(web.Server):
             limits=self._listener.limits,
             count=self._count,
             refused=self._listener.refused,
+            reserve=self._reserve,
         )
 
 
