@@ -112,7 +112,7 @@ class Gateway:
                 self.addresses = {
                     key: _address(value)
                     for key, value in event.items()
-                    if key in ("admin", "metrics") or key.endswith((".http", ".grpc"))
+                    if key in ("admin", "metrics") or key.endswith((".http", ".grpc", ".tcp"))
                 }
                 self._started.set()
         self._started.set()

@@ -152,7 +152,7 @@ MODELS = {
 }
 LISTENING = """
 version: 1
-listeners: [{listener}]
+listeners: [{listeners}]
 admin: {{address: null, metrics: null}}
 lifecycle: {{pre_stop: 0s}}
 """
@@ -166,14 +166,15 @@ def graphpipe_client() -> Client:
 
 
 @contextmanager
-def in_process(folder: Path, listener: str = HTTP) -> Iterator[Running]:
+def in_process(folder: Path, *listeners: str) -> Iterator[Running]:
     """Run a gateway with every model of the checks in its own process."""
     models = "".join(
         f'  {name}: {{backend: python, options: {{callable: "gateway.backends.examples:{of}"}}}}\n'
         for name, of in MODELS.items()
     )
     file = folder / "models.yaml"
-    file.write_text(f"{LISTENING.format(listener=listener)}models:\n{models}")
+    listening = LISTENING.format(listeners=", ".join(listeners or [HTTP]))
+    file.write_text(f"{listening}models:\n{models}")
     with serving(str(file)) as gateway:
         yield gateway
 
@@ -221,6 +222,47 @@ def test_second_gateway_over_http(graphpipe_client: Client, tmp_path: Path) -> N
         sidecar(f"graphpipe+http://{behind.addresses['main.http']}") as gateway,
     ):
         check_all(seen_by(graphpipe_client, gateway))
+
+
+@pytest.mark.parametrize("carrier", ["tcp", "unix"])
+def test_second_gateway_over_sockets(
+    graphpipe_client: Client, tmp_path: Path, carrier: str
+) -> None:
+    """Through two gateways with a byte stream for each model between them: the same again."""
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    behind = [_socket(model, carrier, folder) for model in MODELS]
+    with in_process(tmp_path, *behind) as models:
+        upstreams = {name: _url(models, name, carrier) for name in MODELS}
+        with one_upstream_a_model(tmp_path, upstreams) as gateway:
+            check_all(seen_by(graphpipe_client, gateway))
+
+
+def _socket(model: str, carrier: str, folder: Path) -> str:
+    address = "127.0.0.1:0" if carrier == "tcp" else f"unix:{folder}/{model}"
+    stream = f'{{protocol: graphpipe, address: "{address}"}}'
+    return f"{{name: {model}, default_model: {model}, streams: [{stream}]}}"
+
+
+def _url(models: Running, name: str, carrier: str) -> str:
+    address = models.addresses[f"{name}.graphpipe.{carrier}"]
+    return f"graphpipe+{carrier}://{address.removeprefix('unix:')}"
+
+
+@contextmanager
+def one_upstream_a_model(folder: Path, upstreams: Mapping[str, str]) -> Iterator[Running]:
+    """Run a gateway that asks for each model at a URL of its own."""
+    lines = [LISTENING.format(listeners=HTTP), "upstreams:"]
+    lines += [f'  {name}: {{url: "{url}"}}' for name, url in upstreams.items()]
+    lines += ["routes:"]
+    lines += [
+        f"  - {{name: {name}, match: {{model: {name}}}, targets: [{{upstream: {name}}}]}}"
+        for name in upstreams
+    ]
+    file = folder / "front.yaml"
+    file.write_text("\n".join(lines) + "\n")
+    with serving(str(file)) as gateway:
+        yield gateway
 
 
 @contextmanager

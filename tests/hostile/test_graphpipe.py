@@ -1,0 +1,314 @@
+"""Hostile GraphPipe messages and streams: each is refused in GraphPipe's own form, and served after.
+
+Every malformed message of the golden set, bits of good ones turned over, and byte streams that
+lie, stall or never listen.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cases import graphpipe_oracle as oracle
+from tests.cases.graphpipe_http import METADATA_REQUEST
+from tests.hostile.judge import CANARY, Patient, check_text
+from tests.hostile.process import eventually
+from tests.hostile.wire import GOOD, Raw, is_good, post
+
+pytestmark = pytest.mark.hostile
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "graphpipe"
+ENTRIES = json.loads((GOLDEN / "index.json").read_text())["entries"]
+MALFORMED = {
+    str(entry["name"]): (GOLDEN / entry["request"]["file"]).read_bytes()
+    for entry in ENTRIES
+    if entry["category"] == "malformed"
+}
+# What may be answered like any other message: it is odd, and can be read.
+ODD = {str(entry["name"]) for entry in ENTRIES if entry.get("expect") == "clean"}
+VALID = [
+    (GOLDEN / entry["request"]["file"]).read_bytes()
+    for entry in ENTRIES
+    if entry["category"] == "request"
+]
+TURNED = 400
+PATH = "/graphpipe/simple"
+INT32 = 6
+ROW = oracle.PlainTensor(INT32, (1, 16), struct.pack("<16i", *range(16)))
+QUESTION = oracle.build_request(oracle.PlainRequest(b"", (), (ROW, ROW), ("OUTPUT0",)))
+SUM = struct.pack("<16i", *range(0, 32, 2))
+MESSAGE_BYTES = 4 << 20
+_SLOW_S = 2.0
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message as it stands in a stream."""
+    return struct.pack("<I", len(message)) + message
+
+
+def is_answered(message: bytes) -> bool:
+    """Assert that this is outputs, or an error of the client's fault; return whether outputs."""
+    tensors, errors = oracle.read_response(message)
+    if not errors:
+        assert tensors
+        return True
+    ((number, text),) = errors
+    assert () == tensors
+    assert number in (400, 404, 413, 501), (number, text)
+    assert CANARY not in text
+    check_text(text)
+    return False
+
+
+def is_sum(message: bytes | None) -> bool:
+    """Tell whether this is the answer to `QUESTION`."""
+    assert message is not None
+    return is_answered(message) and [SUM] == [
+        each.data for each in oracle.read_response(message)[0]
+    ]
+
+
+def is_metadata(message: bytes) -> bool:
+    """Tell whether this is metadata of the model, which a damaged message may have become."""
+    with suppress(Exception):
+        return "simple" == oracle.read_metadata(message).name
+    return False
+
+
+class Stream:
+    """A client of the stream listener."""
+
+    def __init__(self, patient: Patient) -> None:
+        address = patient.gateway.addresses["streams.graphpipe.tcp"]
+        self.socket = socket.create_connection(address, 8.0)
+
+    def send(self, data: bytes) -> None:
+        """Send, unless the gateway has closed."""
+        with suppress(ConnectionError):
+            self.socket.sendall(data)
+
+    def answer(self) -> bytes | None:
+        """Return the next message; None when the connection ended between messages."""
+        head = self._exactly(4)
+        if head is None:
+            return None
+        message = self._exactly(struct.unpack("<I", head)[0])
+        assert message is not None, "the connection ended inside a message"
+        return message
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = b""
+        while len(data) < size:
+            try:
+                piece = self.socket.recv(size - len(data))
+            except ConnectionError:
+                return None
+            if not piece:
+                assert not data, "the connection ended inside a message"
+                return None
+            data += piece
+        return data
+
+
+@contextmanager
+def streaming(patient: Patient) -> Iterator[Stream]:
+    """Open a stream, and close it."""
+    stream = Stream(patient)
+    try:
+        yield stream
+    finally:
+        stream.socket.close()
+
+
+def posted(raw: Raw, message: bytes) -> tuple[int, bytes]:
+    """Post a message on an open connection and return status and body."""
+    assert raw.send([post(message, path=PATH)])
+    answer = raw.answer()
+    assert answer is not None
+    return answer.status, answer.body
+
+
+def check_malformed(name: str, message: bytes) -> None:
+    """Assert that this is what a malformed message may be answered with."""
+    if not (name in ODD and is_metadata(message)):
+        assert not is_answered(message) or name in ODD
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_message_over_http(patient: Patient, name: str) -> None:
+    """It is answered as the specification has it, at once, and the connection goes on."""
+    begun = time.monotonic()
+    with Raw(patient.gateway.http) as raw:
+        status, body = posted(raw, MALFORMED[name])
+        assert 200 == status
+        check_malformed(name, body)
+        assert raw.send([GOOD])
+        assert is_good(raw.answer())
+    assert time.monotonic() - begun < _SLOW_S
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_message_in_a_stream(patient: Patient, name: str) -> None:
+    """A frame of a right size gets one answer, whatever is in it, and the next is served."""
+    message = MALFORMED[name]
+    with streaming(patient) as stream:
+        stream.send(framed(message) + framed(QUESTION))
+        answer = stream.answer()
+        assert answer is not None
+        check_malformed(name, answer)
+        if len(message) < 8:  # no message is as short: the frame itself is wrong
+            assert stream.answer() is None
+        else:
+            assert is_sum(stream.answer())
+
+
+def damaged(rng: random.Random) -> bytes:
+    """Return a valid message with bits turned over, cut short, or with bytes of another."""
+    message = bytearray(rng.choice(VALID))
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(message))
+        message[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+    if rng.random() < 0.2:
+        del message[rng.randrange(len(message)) :]
+    return bytes(message)
+
+
+def test_damaged_messages_over_http(patient: Patient) -> None:
+    """Bits turned over anywhere make an error or another answer, never a fault of ours."""
+    rng = random.Random(4)  # noqa: S311  # the same damage in every run
+    with Raw(patient.gateway.http) as raw:
+        for _ in range(TURNED):
+            status, body = posted(raw, damaged(rng))
+            assert 200 == status
+            if not is_metadata(body):
+                is_answered(body)
+        assert raw.send([GOOD])
+        assert is_good(raw.answer())
+
+
+def test_damaged_messages_in_a_stream(patient: Patient) -> None:
+    """The same in one stream: answers stay in order, and the last one is good."""
+    rng = random.Random(5)  # noqa: S311  # the same damage in every run
+    with streaming(patient) as stream:
+        for _ in range(TURNED):
+            message = damaged(rng)
+            stream.send(framed(message if len(message) >= 8 else message.ljust(8, b"\0")))
+            answer = stream.answer()
+            assert answer is not None
+            if not is_metadata(answer):
+                is_answered(answer)
+        stream.send(framed(QUESTION))
+        assert is_sum(stream.answer())
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 7, MESSAGE_BYTES + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], ids=hex
+)
+def test_sizes_that_cannot_be_end_the_stream(patient: Patient, size: int) -> None:
+    """The client is told why, nothing is allocated, and nothing after it is read."""
+    with streaming(patient) as stream:
+        stream.send(struct.pack("<I", size) + framed(QUESTION) * 3)
+        answer = stream.answer()
+        assert answer is not None
+        assert not is_answered(answer)
+        assert stream.answer() is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+        b"PRPC" + bytes(64),
+    ],
+    ids=["http", "http2", "tls", "brpc"],
+)
+def test_other_protocols_are_told_so(patient: Patient, data: bytes) -> None:
+    """Whoever speaks something else gets an error and the end."""
+    with streaming(patient) as stream:
+        stream.send(data)
+        answer = stream.answer()
+        assert answer is not None
+        assert not is_answered(answer)
+        assert stream.answer() is None
+
+
+def test_what_came_before_a_wrong_size_is_answered(patient: Patient) -> None:
+    """Frames before the wrong one get their answers first."""
+    with streaming(patient) as stream:
+        stream.send(framed(QUESTION) * 3 + struct.pack("<I", 1))
+        answers = [stream.answer() for _ in range(4)]
+        assert [True, True, True, False] == [is_sum(answer) for answer in answers]
+        assert stream.answer() is None
+
+
+def test_many_frames_at_once_are_answered_in_order(patient: Patient) -> None:
+    """More frames than may wait are read as fast as they are answered, and none is lost."""
+    count = 200
+    with streaming(patient) as stream:
+        stream.send((framed(QUESTION) + framed(METADATA_REQUEST)) * count)
+        for _ in range(count):
+            answer, metadata = stream.answer(), stream.answer()
+            assert is_sum(answer)
+            assert metadata is not None
+            assert is_metadata(metadata)
+
+
+def test_frames_byte_by_byte(patient: Patient) -> None:
+    """However a stream is cut, its frames are the same."""
+    with streaming(patient) as stream:
+        stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in framed(QUESTION):
+            stream.send(bytes([byte]))
+        assert is_sum(stream.answer())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"\x10", framed(QUESTION)[:40], struct.pack("<I", MESSAGE_BYTES) + bytes(100)],
+    ids=["nothing", "half a size", "half a frame", "a large size"],
+)
+def test_who_stalls_is_left(patient: Patient, sent: bytes) -> None:
+    """A stream that does not go on is closed within the limits of the listener."""
+    with streaming(patient) as stream:
+        stream.send(sent)
+        begun = time.monotonic()
+        answer = stream.answer()
+        if answer is not None:
+            tensors, ((number, text),) = oracle.read_response(answer)
+            assert ((), 504) == (tensors, number) or number in (400, 408), (number, text)
+            assert stream.answer() is None
+        assert time.monotonic() - begun < 3 * _SLOW_S
+
+
+def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient) -> None:
+    """Connections that end anywhere in a frame are forgotten."""
+    before = patient.gateway.descriptors()
+    data = framed(QUESTION)
+    for cut in range(1, len(data), 9):
+        with streaming(patient) as stream:
+            stream.send(data[:cut])
+    assert eventually(lambda: patient.gateway.descriptors() <= before)
+
+
+def test_who_never_reads_is_left(patient: Patient) -> None:
+    """Answers that nobody takes do not pile up: the stream stalls, and ends."""
+    rng = random.Random(6)  # noqa: S311  # any bytes
+    row = oracle.PlainTensor(INT32, (4000, 16), rng.randbytes(256_000))
+    question = framed(oracle.build_request(oracle.PlainRequest(b"", (), (row, row), ())))
+    before = patient.gateway.status("VmRSS")
+    with streaming(patient) as stream:
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.socket.settimeout(_SLOW_S * 4)
+        with pytest.raises((ConnectionError, TimeoutError)):
+            stream.socket.sendall(question * 400)
+    assert patient.gateway.status("VmRSS") - before < 48 << 20
