@@ -16,6 +16,8 @@ from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 
 _SHOWN: Final = 64
+# Longer than any list of tensors may be.
+_LONG: Final = 1024
 _NODES: Final = frozenset({dict, list})
 
 
@@ -39,10 +41,12 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
     if not isinstance(document, dict):
         raise MalformedMessage(f"{what} is not a JSON object")
     text = bytes(view)
-    keys = _counted(document, what, limits)
+    # With so few brackets it cannot be too deep, and long lists need no look inside for others.
+    few = text.count(b"[") + text.count(b"{") <= limits.json_depth
+    keys = _counted(document, what, limits, _LONG if few else None)
     # Each key has one colon outside of strings: no more colons than keys, then no key came twice.
     if text.count(b":") != keys:
-        _check_twice(text, what)
+        _check_closely(text, what, limits)
     return document
 
 
@@ -62,7 +66,7 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[s
             raise error from None
         if not isinstance(document, dict):
             raise
-        _counted(document, what, limits)
+        _counted(document, what, limits, None)
         return document
 
 
@@ -74,8 +78,11 @@ def _check_size(view: memoryview, what: str, limits: MessageLimits) -> None:
         )
 
 
-def _counted(document: dict[str, Any], what: str, limits: MessageLimits) -> int:
-    """Check depth and numbers of keys, level by level; return the number of all keys."""
+def _counted(document: dict[str, Any], what: str, limits: MessageLimits, long: int | None) -> int:
+    """Check depth and numbers of keys, level by level; return the number of all keys.
+
+    Lists of more than *long* elements are passed over; what keys they hold is not counted.
+    """
     keys = 0
     level: list[Any] = [document]
     for _ in range(limits.json_depth):
@@ -87,7 +94,7 @@ def _counted(document: dict[str, Any], what: str, limits: MessageLimits) -> int:
                     f"keys in an object of {what}", len(node), limits.json_keys, "json_keys"
                 )
                 below += [one for one in node.values() if type(one) is dict or type(one) is list]
-            elif not _NODES.isdisjoint(map(type, node)):
+            elif (long is None or len(node) <= long) and not _NODES.isdisjoint(map(type, node)):
                 below += [one for one in node if type(one) is dict or type(one) is list]
         if not below:
             return keys
@@ -98,9 +105,15 @@ def _counted(document: dict[str, Any], what: str, limits: MessageLimits) -> int:
     )
 
 
-def _check_twice(text: bytes, what: str) -> None:
+def _check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
+    """Check the keys of every object in a text that another parser took."""
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        check_count(f"keys in an object of {what}", len(found), limits.json_keys, "json_keys")
+        return _once(found)
+
     try:
-        json.loads(text, object_pairs_hook=_once, parse_int=_nothing, parse_float=_nothing)
+        json.loads(text, object_pairs_hook=pairs, parse_int=_nothing, parse_float=_nothing)
     except _TwiceError as error:
         raise MalformedMessage(f"{what} has the key {error} twice in one object") from error
     except (ValueError, RecursionError) as error:

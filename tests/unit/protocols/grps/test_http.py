@@ -646,6 +646,15 @@ def test_duplicate_keys_are_refused(body: bytes) -> None:
         asked(post(body))
 
 
+@pytest.mark.parametrize("count", [10, 5000])
+def test_keys_in_long_lists_are_seen(count: int) -> None:
+    """An object behind many numbers is looked at as any other."""
+    numbers = b"1," * count
+    body = b'{"str_data":"x","y":[' + numbers + b'{"a":1,"a":2}]}'
+    with pytest.raises(MalformedMessage, match="'a' twice"):
+        asked(post(body))
+
+
 def test_a_colon_in_text_is_no_duplicate() -> None:
     """Text with colons is looked at closely, and taken."""
     assert InferRequest is type(asked(post(b'{"str_data":"a:b:c"}')))
