@@ -109,10 +109,6 @@ def test_work_ends_when_its_client_leaves(
 _NEVER_BEGUN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-# The C core cancels what it had received and not yet handed on when it was told to stop.
-_TURNED_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
 class Load:
     """Clients that ask without a pause until they are refused; each answer is checked."""
 
@@ -170,10 +166,7 @@ class Load:
                 try:
                     answer = infer(_message(20, number), timeout=20)
                 except grpc.RpcError as error:
-                    refused = error.code() in _NEVER_BEGUN
-                    unseen = _time_of(self._gateway, "begun", number) is None
-                    if not (refused and unseen):
-                        self._count(False, f"{error.code()} {error.details()}")
+                    self._refused(number, f"{error.code()}", told=error.code() in _NEVER_BEGUN)
                     return
                 self._count(number.to_bytes(4, "little") in answer, f"not {number}")
 
