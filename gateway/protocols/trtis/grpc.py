@@ -35,10 +35,22 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis import messages
-from gateway.protocols.trtis.answers import CONTROLS, STATUS_READERS, error_of, named, unknown
+from gateway.protocols.trtis.answers import (
+    CONTROLS,
+    STATUS_READERS,
+    error_of,
+    named,
+    unknown,
+)
 from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
 from gateway.protocols.trtis.gates import check_allowed, check_regions
 from gateway.protocols.trtis.grpc_context import NAME, NEEDS, context_of
@@ -185,7 +197,12 @@ class GrpcCodec:
             text = wire.details or f"upstream answered with the gRPC status {wire.status.name}"
             raise kind(text, model=call.model, origin=Origin(NAME, wire))
         # The call's type decides the type of its answer, which mypy cannot follow.
-        return cast("R", self._answer(call, wire))
+        try:
+            return cast("R", self._answer(call, wire))
+        except InvalidRequest as error:
+            if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, _wire: GrpcResponse, /) -> InferResponse:
         """Refuse, as `encode_item`.

@@ -31,7 +31,13 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Need, Origin
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis import paths, remote
 from gateway.protocols.trtis.answers import CONTROLS
@@ -201,7 +207,12 @@ class HttpCodec:
             UpstreamProtocolError: It does not say what became of the request.
         """
         # The call's type decides the type of its answer, which mypy cannot follow.
-        return cast("R", remote.decode_reply(call, wire, self._limits))
+        try:
+            return cast("R", remote.decode_reply(call, wire, self._limits))
+        except InvalidRequest as error:
+            if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
         """Refuse, as `encode_item`.
