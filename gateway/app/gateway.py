@@ -27,6 +27,7 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import Observation, Observe
 from gateway.routing.router import Router
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
+from gateway.routing.status import Statuses
 from gateway.schema.pool import require_fast_runtime
 from gateway.service import Service
 from gateway.telemetry import log as logs
@@ -210,7 +211,7 @@ class Gateway:
     def _observed(self, default_model: str) -> Service:
         router = Router(self._routes, self._server, default_model=default_model)
         return Observe(
-            router, self._record, lines_per_s=self._config.telemetry.log.calls_per_second
+            Statuses(router), self._record, lines_per_s=self._config.telemetry.log.calls_per_second
         )
 
     def _record(self, seen: Observation) -> None:

@@ -17,6 +17,7 @@ from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.context import Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
+from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.registry import backend
 
@@ -75,7 +76,10 @@ def build_models(config: Config, directory: Path) -> BuiltModels:
         for name, model in config.models.items()
         if model.backend is not None
     }
-    places = {name: Place(Complete(model, _NEEDS), model.ready) for name, model in versions.items()}
+    places = {
+        name: Place(Classify(Complete(model, _NEEDS)), model.ready)
+        for name, model in versions.items()
+    }
     return BuiltModels(versions, places)
 
 

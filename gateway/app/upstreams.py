@@ -22,6 +22,7 @@ from gateway.config.models import (
 from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
+from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.policies.forward import Forward
 from gateway.registry import protocol
@@ -197,6 +198,8 @@ def build_upstream(
         )
         service: Service = Signatures(connected.service, signatures)
         service = Complete(service, connected.needs)
+        if not protocol(url.protocol).classifies:
+            service = Classify(service)
         service = Forward(service, config.forward_headers, config.headers)
         endpoint = Endpoint(url.authority, service)
         endpoints.append(endpoint)
