@@ -34,8 +34,8 @@ class ServerLimits:
     decompressed_ratio: int = 200
     decompressed_ratio_floor_bytes: int = _MIB
     header_line_bytes: int = 8190
-    header_field_bytes: int = 32 * 1024
-    header_total_bytes: int = 64 * 1024
+    header_field_bytes: int = 64 * 1024
+    header_total_bytes: int = 96 * 1024
     header_count: int = 100
     grpc_metadata_bytes: int = 16 * 1024
     body_chunks: int = 65_536
