@@ -14,6 +14,7 @@ from gateway.wire.codec import ProtocolSpec
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
+    "trtis": "gateway.protocols.trtis:SPEC",
 }
 
 BACKENDS: dict[str, str] = {

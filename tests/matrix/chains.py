@@ -7,35 +7,60 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
 from gateway.frontend import Frontend
+from gateway.ir.calls import Call, ModelMetadataRequest
+from gateway.ir.metadata import ModelMetadata
 from gateway.policies.complete import Complete
 from gateway.policies.forward import Forward
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import WHOLE, Client
 from tests.properties.carries import Carries
+from tests.properties.chains import Told
 from tests.properties.registered import REGISTERED
+
+R = TypeVar("R")
 
 _MEMORY: dict[str, Any] = {"http": http_memory, "grpc": grpc_memory, "stream": stream_memory}
 
 
+class Declared:
+    """A model with other metadata than its own."""
+
+    def __init__(self, inner: Any, metadata: ModelMetadata) -> None:
+        self._inner = inner
+        self._metadata = metadata
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer; what is no question for metadata goes through."""
+        if isinstance(call, ModelMetadataRequest):
+            return cast("R", self._metadata)
+        return cast("R", await self._inner(call))
+
+
 @asynccontextmanager
-async def gateway(client: Client, way: Carries, model: str, source: str) -> AsyncIterator[Any]:
-    """Give a transport to a gateway whose upstream, asked in *way*, runs the model *source*."""
+async def gateway(
+    client: Client, way: Carries, model: str, source: str, metadata: ModelMetadata | None = None
+) -> AsyncIterator[Any]:
+    """Give a transport to a gateway whose upstream, asked in *way*, runs the model *source*.
+
+    The model declares *metadata*, or its own.
+    """
     versions = Versions(model, [PythonBackend(model, source)])
     await versions.start()
     try:
         there = way.registered
+        runs: Any = versions if metadata is None else Declared(versions, metadata)
         behind = _MEMORY[there.carrier](
-            Frontend(there.make(way.listener), Complete(versions, WHOLE))
+            Frontend(there.make(way.listener), Told(Complete(runs, WHOLE)))
         )
         codec = there.make(way.upstream)
         upstream = Forward(Complete(Upstream("behind", codec, behind), codec.needs), (), {})
         here = REGISTERED[client.codec]
-        yield _MEMORY[here.carrier](Frontend(here.make(client.listener), upstream))
+        yield _MEMORY[here.carrier](Frontend(here.make(client.listener), Told(upstream)))
     finally:
         await versions.stop()

@@ -53,6 +53,12 @@ _JSON_OUT = ("oip.http-json", "oip.http-binary-to-json")
 _TYPED = ("oip.grpc-typed",)
 
 REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        clients=("trtis",),
+        datatypes=BF16,
+        code=UNSUPPORTED,
+        text="'INPUT0' is BF16, which TensorRT v1 has no type for",
+    ),
     # What a client's own form cannot say.
     Refusal(
         clients=_JSON,
@@ -70,6 +76,12 @@ REFUSALS: tuple[Refusal, ...] = (
         text="only raw contents carry it",
     ),
     # What an upstream cannot be asked.
+    Refusal(
+        upstreams=("trtis",),
+        datatypes=BF16,
+        code=UNSUPPORTED,
+        text="'INPUT0' is BF16, which TensorRT v1 has no type for",
+    ),
     Refusal(
         upstreams=("oip.http-mlserver",),
         datatypes=BF16,

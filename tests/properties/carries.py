@@ -17,6 +17,7 @@ from typing import Any
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
@@ -74,6 +75,7 @@ class Carries:
         reply_binary: Likewise of answers.
         copied: Datatypes whose tensors are no views all the same.
         least_rank: Of a tensor's shape.
+        plain_models: Names of models need no encoding in a path.
         versions: A model may be asked for by version.
         ids: Types of request ids; numbers are written in decimal.
         needs_id: A request without an id gets one.
@@ -89,7 +91,7 @@ class Carries:
         asks_by_name: A request for all outputs names each of them.
         ready_only: The index can be asked for ready models only.
         index_names: The index has names only.
-        kept: What is left of an answer that is no inference.
+        kept: What is left of an answer.
         errors: Codes that arrive as another one; the others arrive as themselves.
     """
 
@@ -109,6 +111,7 @@ class Carries:
     reply_binary: bool = True
     copied: frozenset[Datatype] = frozenset()
     least_rank: int = 0
+    plain_models: bool = False
     versions: bool = True
     ids: frozenset[type] = TEXT
     needs_id: bool = False
@@ -162,10 +165,11 @@ def _either(one: bool, other: bool) -> bool:
 
 _MEET: dict[str, Callable[[Any, Any], Any]] = {
     "model": lambda one, other: one or other,
-    **dict.fromkeys(("questions", "datatypes", "reply_datatypes", "ids"), _both),
+    **dict.fromkeys(("questions", "datatypes", "reply_datatypes"), _both),
+    "ids": lambda one, other: one & other or (NUMBER if one and other else NOTHING),
     **dict.fromkeys(("parameters", "tensor_parameters", "reply_parameters", "sequences"), _both),
     **dict.fromkeys(("text", "reply_text", "finite", "reply_finite", "needs_id"), _either),
-    **dict.fromkeys(("index_names", "asks_by_name"), _either),
+    **dict.fromkeys(("index_names", "asks_by_name", "plain_models"), _either),
     **dict.fromkeys(("binary", "reply_binary", "versions", "timeouts", "answers_model"), _both),
     **dict.fromkeys(("ready_only",), _both),
     **dict.fromkeys(("least_rank", "least_outputs"), max),
@@ -306,7 +310,61 @@ _GRAPHPIPE = (
     ),
 )
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE)
+
+# TensorRT v1: numbers for ids and versions, every output named, nothing beside a tensor.  How its
+# metadata and versions survive is told in test_trtis.py: its one question is for a status.
+
+
+def _trtis_kept(reply: Any) -> Any:
+    """Take away the version that answered: there is always one, 1 where none was told."""
+    if isinstance(reply, InferResponse):
+        return reply.changed(model=ModelRef(reply.model.name))
+    return reply
+
+
+def _trtis(carrier: str) -> Carries:
+    datatypes = EVERY - {Datatype.BF16}
+    return Carries(
+        codec=f"trtis.{carrier}",
+        plain_models=carrier == "http",
+        # Older ones have no fields for priority and timeout.
+        upstream={"server_version": "1.12.0"},
+        questions=frozenset({InferRequest, ServerLiveRequest, ServerReadyRequest}),
+        datatypes=datatypes,
+        reply_datatypes=datatypes,
+        least_rank=1,
+        versions=False,
+        ids=NUMBER,
+        asks_by_name=True,
+        parameters=NOTHING,
+        tensor_parameters=NOTHING,
+        reply_parameters=NOTHING,
+        sequences=NUMBER,
+        priority=(1 << 32) - 1,
+        answers_model=False,
+        kept=_trtis_kept,
+        errors={
+            **dict.fromkeys(_TRTIS_UNAVAILABLE, ErrorCode.NOT_READY),
+            ErrorCode.TOO_LARGE: ErrorCode.INVALID_ARGUMENT,
+            ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
+            ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+        },
+    )
+
+
+# All are UNAVAILABLE, which of an inference means that the model is not there or not ready.
+_TRTIS_UNAVAILABLE = (
+    ErrorCode.NOT_FOUND,
+    ErrorCode.UNAUTHENTICATED,
+    ErrorCode.FORBIDDEN,
+    ErrorCode.OVERLOADED,
+    ErrorCode.UNAVAILABLE,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.CANCELLED,
+)
+_TRTIS = (_trtis("http"), _trtis("grpc"))
+
+CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS)
 
 # Those of the registry: a codec that is not registered is not tried.
 WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED)

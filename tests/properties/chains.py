@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
-from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ServerStatusRequest,
+)
 from gateway.ir.context import Context, Need
-from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
 from gateway.policies.complete import Complete
 from tests.properties.carries import Carries
 from tests.properties.registered import arrived
@@ -37,6 +43,20 @@ class Answering:
         return cast("R", self._reply)
 
 
+class Told:
+    """A service that tells a model's metadata as the status of a server as well."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer; what is no question for a status goes through."""
+        if not isinstance(call, ServerStatusRequest):
+            return cast("R", await self._inner(call))
+        metadata = await self._inner(ModelMetadataRequest(model=call.about))
+        return cast("R", ServerStatus(ready=True, models=(ModelStatus(metadata),)))
+
+
 class Link:
     """A service on the far side of one codec.
 
@@ -48,7 +68,7 @@ class Link:
     def __init__(self, carries: Carries, inner: Any) -> None:
         made = carries.registered.make
         self.upstream, self.listener = made(carries.upstream), made(carries.listener)
-        self._inner = inner
+        self._inner = Told(inner)
         self.request: Any = None
         self.answer: Any = None
 

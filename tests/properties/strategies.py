@@ -40,6 +40,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=6)
 NAMES = st.sampled_from(["x", "INPUT0", "Zoë", "a b", "模型", "a/b%2F?#"]) | TEXT.filter(bool)
 # A path may not end in one of these, nor begin below /v2/models with "stats".
 MODEL_NAMES = NAMES.filter(lambda name: name not in {".", "..", "stats"})
+PLAIN_NAMES = st.sampled_from(["x", "INPUT0", "a-b_c.d"])
 VERSIONS = st.just("") | st.sampled_from(["1", "2024-11", "é"])
 SHAPES: SearchStrategy[Shape] = st.sampled_from(
     [(), (0,), (1,), (3,), (2, 3), (0, 2), (4, 0, 2), (1, 2, 1, 2, 1)]
@@ -137,7 +138,8 @@ def models(carries: Carries) -> SearchStrategy[ModelRef]:
     """Draw a model and version."""
     if carries.model is not None:
         return st.just(carries.model)
-    return st.builds(ModelRef, MODEL_NAMES, VERSIONS if carries.versions else st.just(""))
+    names = PLAIN_NAMES if carries.plain_models else MODEL_NAMES
+    return st.builds(ModelRef, names, VERSIONS if carries.versions else st.just(""))
 
 
 @functools.cache

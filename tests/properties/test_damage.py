@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Parameter
+from gateway.ir.context import ModelRef, Need, Parameter
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -97,6 +97,8 @@ def _bit_by_bit(wire: Any) -> Iterator[Any]:
 def _written(way: Carries, call: Call[Any], reply: Any) -> tuple[Any, Any, Call[Any]]:
     """Return a valid request, its answer, and the call that was asked."""
     link = Link(way, None)
+    if isinstance(call, InferRequest) and Need.BATCHING in link.upstream.needs:
+        call, reply = call.changed(batch_size=1), reply.changed(batch_size=1)
     request = arrived(link.upstream.encode_call(call))
     answer = arrived(link.listener.encode_reply(link.listener.decode_call(request), reply))
     return request, answer, call

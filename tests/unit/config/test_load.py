@@ -64,7 +64,10 @@ def test_says_everything_at_once_in_the_order_of_the_file() -> None:
         ("- 1", "1:1: the file must be a mapping, starting 'version: 1'"),
         ("version: 1", "1:1: listeners: this key is required"),
         ("version: 1\nlisteners: []", "2:12: listeners: needs at least one item"),
-        ("version: 1\nlisteners: [{}]", "2:13: listeners[0]: a listener needs 'http', 'grpc' or 'streams'"),
+        (
+            "version: 1\nlisteners: [{}]",
+            "2:13: listeners[0]: a listener needs 'http', 'grpc' or 'streams'",
+        ),
         (
             "version: 1\nlisteners: [{http: [1]}]",
             "2:20: listeners[0].http: must be text on one line, not a mapping or a list",
