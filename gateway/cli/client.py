@@ -32,7 +32,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     ServerReadyRequest,
 )
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidTensor
 from gateway.ir.metadata import ModelMetadata
@@ -162,6 +162,10 @@ def health(
         raise typer.Exit(FAILED)
 
 
+# What a protocol's answers leave out comes from the model's metadata.
+_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
 def _asked(url: str, timeout: str, ask: Callable[[Service, Context], Awaitable[R]]) -> R:
     """Connect, ask, close; what goes wrong ends the command with one line."""
     try:
@@ -179,7 +183,7 @@ def _asked(url: str, timeout: str, ask: Callable[[Service, Context], Awaitable[R
 async def _exchange(url: Url, wait_s: float, ask: Callable[[Service, Context], Awaitable[R]]) -> R:
     connected = connect(url)
     try:
-        context = Context(deadline=time.monotonic() + wait_s)
+        context = Context(deadline=time.monotonic() + wait_s, needs=_NEEDS)
         return await ask(Complete(connected.service, connected.needs), context)
     finally:
         await connected.close()

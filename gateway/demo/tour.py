@@ -19,7 +19,7 @@ from gateway.demo.relay import Relay
 from gateway.demo.scans import SIDE, Scan, Sentence
 from gateway.demo.serving import STREAMS
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import as_items, as_numpy
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
@@ -40,6 +40,8 @@ _WARM_UP = 5
 _COUNTED = 3
 _TIMED = 31
 _WAIT_S = 10.0
+# What a protocol's answers leave out comes from the model's metadata.
+_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ async def ask_digit(service: Service, scan: Scan) -> Answer:
 
 
 def _request(model: str, tensor: Tensor) -> InferRequest:
-    context = Context(deadline=time.monotonic() + _WAIT_S)
+    context = Context(deadline=time.monotonic() + _WAIT_S, needs=_NEEDS)
     return InferRequest(model=ModelRef(model), context=context, inputs=(tensor,))
 
 

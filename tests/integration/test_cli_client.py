@@ -94,6 +94,8 @@ def test_infers_with_text_and_one_output(url: str) -> None:
 
 def test_infers_without_asking_for_metadata(url: str) -> None:
     """Datatypes that are given need no metadata, and no shape is guessed."""
+    if url.startswith("trtis"):
+        pytest.skip("TensorRT v1 names every output and tells no datatype: it needs metadata")
     arguments = ("--input", "INPUT0=[1.5]", "--datatype", "INPUT0=FP64", "-o", "json")
     result = call("infer", url, "identity_fp64", *arguments)
     assert [1.5] == json.loads(result.stdout)["outputs"][0]["data"]
@@ -111,6 +113,8 @@ def test_infers_without_asking_for_metadata(url: str) -> None:
 )
 def test_a_call_that_fails_is_one_line(url: str, arguments: tuple[str, ...], said: str) -> None:
     """What is wrong is said once, on standard error, with status 1."""
+    if arguments[0] == "fail" and url.startswith("trtis"):
+        said = "'INPUT0' has no datatype or shape"  # a model of any rank has no form in TensorRT v1
     result = call("infer", url, *arguments)
     assert (1, "") == (result.exit_code, result.stdout)
     assert said in result.stderr
@@ -129,7 +133,8 @@ def test_lists_models(url: str) -> None:
     result = call("models", url, "--output", "json")
     assert result.exit_code == 0
     names = [entry["name"] for entry in json.loads(result.stdout)]
-    assert {"simple", "identity_bf16", "slow"} <= set(names)
+    any_rank = set() if url.startswith("trtis") else {"identity_bf16"}  # it has no form there
+    assert {"simple", "slow"} | any_rank <= set(names)
     lines = call("models", url).stdout.splitlines()
     assert lines[0].split() == ["model", "version", "state", "reason"]
     assert names == [line.split()[0] for line in lines[1:]]
