@@ -24,7 +24,7 @@ from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Tensor
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
 from gateway.protocols.grps.elements import read_data
-from gateway.protocols.grps.places import MISSING, Step, find, read_place
+from gateway.protocols.grps.places import MISSING, Step, find, names_in, read_place
 from gateway.protocols.grps.streaming import Streaming, read_streaming
 
 JSON_BODY, FORM_BODY, QUERY_BODY = "json", "form", "query"
@@ -205,6 +205,7 @@ def _spelled(place: tuple[Step, ...]) -> str:
     return text.removeprefix(".")
 
 
+_ERROR_NAMES: Final = frozenset({"code", "message"})
 _ROUTE_KEYS: Final = (
     "path",
     "model",
@@ -235,6 +236,9 @@ def _route(where: str, entry: Any) -> CustomRoute:
     )
     if inputs and "answer" not in known:
         raise ValueError(f"{where} has inputs and no answer, needed is a template")
+    unknown = names_in(known.get("error")) - _ERROR_NAMES
+    if unknown:
+        raise ValueError(f"{where}.error names {min(unknown)!r}, there is only code and message")
     return CustomRoute(
         path=path,
         model=_model(f"{where}.model", known.get("model")),

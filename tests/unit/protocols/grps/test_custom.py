@@ -221,9 +221,13 @@ def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[An
         ({"path": "/x", "stream": {"mode": "tea"}}, "none of query_param"),
         ({"path": "/x", "parameters": {"a": 1}}, "names to places"),
         ({"path": "/x", "model": 1}, "model's name"),
+        ({"path": "/x", "error": {"a": "${text}"}}, "error names 'text'"),
+        ({"path": "/x", "stream": {"end": 1}}, "end is 1"),
+        ({"path": "/x", "inputs": 1}, "needed is a list"),
+        (5, "needed is a mapping"),
     ],
 )
-def test_routes_that_are_wrong_say_where(route: dict[str, Any], text: str) -> None:
+def test_routes_that_are_wrong_say_where(route: Any, text: str) -> None:
     """A mistake in YAML is named at start."""
     with pytest.raises(ValueError, match=text):
         check_options({"customized": [route]})
