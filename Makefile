@@ -72,7 +72,7 @@ interop: $(VENV)/.installed-dev ## Real clients and real servers, each in an env
 
 .PHONY: hostile
 hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway.
-	$(BIN)/pytest tests/hostile -q -m hostile --timeout=300
+	$(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.

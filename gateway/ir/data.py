@@ -213,6 +213,18 @@ def check_items(name: str, view: memoryview, expected: int) -> None:
         raise InvalidTensor(_broken_items(name, view, found, expected))
 
 
+def check_bools(name: str, view: memoryview) -> None:
+    """Check that the wire form of a BOOL tensor holds nothing but 0 and 1.
+
+    Raises:
+        InvalidTensor: There is another byte.
+    """
+    if view.nbytes and np.frombuffer(view, np.uint8).max() > 1:
+        raise InvalidTensor(
+            f"tensor {name!r} has a byte other than 0 and 1, BOOL needs one of these"
+        )
+
+
 def _broken_items(name: str, view: memoryview, found: int, expected: int | None) -> str:
     if expected is not None and found == expected:
         return f"tensor {name!r} has bytes after its {expected} BYTES elements"

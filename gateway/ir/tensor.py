@@ -21,6 +21,7 @@ from gateway.ir.data import (
     SharedData,
     TensorData,
     as_raw,
+    check_bools,
     check_items,
 )
 from gateway.ir.datatypes import Datatype, datatype_of
@@ -130,6 +131,8 @@ def raw_tensor(
             f"tensor {name!r} has {view.nbytes} bytes, "
             f"shape {list(shape)} of {datatype.name} needs {expected}"
         )
+    if datatype is Datatype.BOOL:
+        check_bools(name, view)
     return Tensor(name, datatype, shape, RawData(view), parameters)
 
 

@@ -15,11 +15,9 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, ShareData
+from gateway.ir.data import RawData, ShareData, check_bools
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -161,14 +159,7 @@ def _check_data(tensor: Tensor, batch_size: int) -> None:
         if tensor.nbytes != expected:
             raise InvalidTensor(_wrong_size(tensor, batch_size, tensor.nbytes, expected))
         if datatype is Datatype.BOOL and isinstance(data, RawData):
-            _check_bool(tensor.name, data.view)
-
-
-def _check_bool(name: str, view: memoryview) -> None:
-    if view.nbytes and np.frombuffer(view, np.uint8).max() > 1:
-        raise InvalidTensor(
-            f"input {name!r} has a byte other than 0 and 1, BOOL needs one of these"
-        )
+            check_bools(tensor.name, data.view)
 
 
 def _wrong_size(tensor: Tensor, batch_size: int, found: int, expected: int) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from gateway.ir.data import RawData, TensorData, split_items
@@ -204,8 +203,4 @@ def _raw(described: Described, raw: memoryview, limits: MessageLimits) -> Tensor
                 f"at most {limits.bytes_element_size} are allowed",
                 limit="bytes_element_size",
             )
-    if datatype is Datatype.BOOL and len(raw) and np.frombuffer(raw, np.uint8).max() > 1:
-        raise InvalidTensor(
-            f"tensor {described.name!r} has a byte other than 0 and 1, BOOL needs one of these"
-        )
     return tensor

@@ -47,6 +47,13 @@ def test_sizes_never_wrap() -> None:
         raw_tensor("x", Datatype.FP32, (1 << 32, 1 << 32), memoryview(b""))
 
 
+def test_a_bool_is_0_or_1() -> None:
+    """Another byte means different things to different servers: it is refused."""
+    assert (2,) == raw_tensor("x", Datatype.BOOL, (2,), memoryview(b"\x00\x01")).shape
+    with pytest.raises(InvalidTensor, match="a byte other than 0 and 1"):
+        raw_tensor("x", Datatype.BOOL, (2,), memoryview(b"\x00\x02"))
+
+
 def test_bytes_elements_are_counted() -> None:
     """A BYTES tensor must hold as many elements as its shape says."""
     assert (3,) == raw_tensor("s", Datatype.BYTES, (3,), memoryview(WIRE)).shape
