@@ -85,7 +85,8 @@ def read_infer_request(
     if names:
         if len(names) != count:
             names = _fitting(names, count, lenient=lenient)
-        _check_twins(names)
+        if count > 1:
+            _check_twins(names)
     return config, _tensors(message, start, count, names), output_names
 
 
@@ -130,8 +131,8 @@ def _tensors(message: Message, start: int, count: int, names: Sequence[str]) -> 
     found = []
     total = 0
     for index in range(count):
-        name = names[index] if names else ""
-        tensor, size = _tensor(message, message.follow(start + 4 * index, "a tensor"), name, index)
+        at = message.follow(start + 4 * index, "a tensor")
+        tensor, size = _tensor(message, at, names[index] if names else "", index)
         total += size
         found.append(tensor)
     message.hand_out(total)
@@ -151,7 +152,7 @@ def _tensor(message: Message, at: int, name: str, index: int) -> tuple[Tensor, i
         raise InvalidTensor(f"tensor {label!r} is of type {number}, GraphPipe has 1 to {STRING}")
     shape = message.shape(at + shape_at, label) if shape_at else ()
     start, size = message.vector(at + data_at, 1, "data") if data_at else (0, 0)
-    if strings_at or number == STRING:
+    if number == STRING or strings_at:
         strings = message.vector(at + strings_at, 4, "string_val") if strings_at else (0, 0)
         if number == STRING:
             return _strings(message, name, label, shape, strings, size), 0

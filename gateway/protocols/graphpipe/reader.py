@@ -113,12 +113,12 @@ class Message:
         """
         view, size = self.view, self.size
         vtable = at - _SIGNED(view, at)[0]
-        if not 0 <= vtable <= size - _TABLE_START:
-            raise self._broken(f"the vtable of {kind.name} would be at {vtable}")
-        if vtable + kind.vtable_bytes <= size:
+        if 0 <= vtable <= size - kind.vtable_bytes:
             halves = kind.halves(view, vtable)
-        else:  # a shorter one, at the very end
+        elif 0 <= vtable <= size - _TABLE_START:  # a shorter one, at the very end
             halves = kind.halves(bytes(view[vtable:]).ljust(kind.vtable_bytes, b"\0"), 0)
+        else:
+            raise self._broken(f"the vtable of {kind.name} would be at {vtable}")
         vtable_bytes, table_bytes, fields = _fields(kind, halves)
         if vtable + vtable_bytes > size or at + table_bytes > size:
             raise self._broken(
@@ -150,7 +150,7 @@ class Message:
         start = target + 4
         if target == at or start > size:
             raise self._broken(f"{what} would be at {target}")
-        (count,) = _WORD(view, target)
+        count = _WORD(view, target)[0]
         if count * width > size - start:
             raise self._broken(f"{what} would have {count} elements")
         return start, count
@@ -206,7 +206,9 @@ class Message:
         view, size = self.view, self.size
         if count > most:
             raise TooLarge(f"{count} {what}s, at most {most} are allowed", limit=limit)
-        self.visit(count)
+        self._visits_left -= count
+        if self._visits_left < 0:
+            self.visit(0)
         longest = self.limits.name_bytes
         found = []
         total = 0
@@ -214,7 +216,7 @@ class Message:
             begin = place + _WORD(view, place)[0] + 4
             if begin > size or begin == place + 4:
                 raise self._broken(f"an {what} would be at {begin - 4}")
-            (length,) = _WORD(view, begin - 4)
+            length = _WORD(view, begin - 4)[0]
             if length > size - begin:
                 raise self._broken(f"an {what} would have {length} bytes")
             if length > longest:
@@ -224,7 +226,7 @@ class Message:
                 )
             total += length
             try:
-                name = str(view[begin : begin + length], "utf-8")
+                name = view[begin : begin + length].tobytes().decode()
             except UnicodeDecodeError as error:
                 raise MalformedMessage(f"an {what} is not UTF-8: {error.reason}") from error
             if not (name.isascii() and name.isprintable()):
@@ -251,7 +253,7 @@ class Message:
         target = at + _WORD(view, at)[0]
         if target == at or target + 4 > size:
             raise self._broken(f"the shape of tensor {name!r} would be at {target}")
-        (rank,) = _WORD(view, target)
+        rank = _WORD(view, target)[0]
         if rank > (size - target - 4) // 8:
             raise self._broken(f"the shape of tensor {name!r} would have {rank} dimensions")
         if rank > most:

@@ -10,6 +10,7 @@ Source: dossier, sections 2, 3 and 10.2; FlatBuffers internals, "Encoding".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from struct import Struct, pack
 from typing import Final, NamedTuple
@@ -28,6 +29,9 @@ _ALIGN: Final = 64
 _PADS: Final = (b"\0\0\0\0", b"\0\0\0", b"\0\0", b"\0")  # a NUL at least, then up to 4 bytes
 _ZEROS: Final = bytes(_ALIGN)
 _TABLE_BYTES: Final = 16
+# The heads of so many answers are remembered, of those with so many tensors.
+_REMEMBERED: Final = 512
+_FEW: Final = 8
 _SHAPE_FORMS: Final = tuple(Struct(f"<I{rank}q4x") for rank in range(33))
 
 # Vtables: own size, size of the table, then where each field stands in it (0: absent).
@@ -56,6 +60,9 @@ _REQUEST: Final = (
     + pack("<iIIII", 60 - 26, 0, 0, 0, 0)  # at 60: vtable, config, names, tensors, outputs
 )
 _REQUEST_CONFIG, _REQUEST_INPUTS, _REQUEST_TENSORS, _REQUEST_OUTPUTS = 64, 68, 72, 76
+
+Form = tuple[int, Shape, int, bool]
+"""A tensor's number, shape, bytes of data or strings, and whether it is numeric."""
 
 METADATA_REQUEST: Final = (
     pack("<I", 16)
@@ -106,6 +113,15 @@ def infer_response(tensors: Sequence[WireTensor]) -> list[Buffer]:
     Raises:
         TooLarge: The message would have 2 GiB or more.
     """
+    blocks: list[Buffer] = []
+    forms: list[Form] = []
+    for number, shape, data, _ in tensors:
+        if data is not None:
+            blocks.append(data)
+            forms.append((number, shape, data.nbytes, True))
+    if len(blocks) == len(tensors) and 0 < len(tensors) <= _FEW:
+        # A model's answers have the same few forms over and over.
+        return _interleaved(_answer_head(tuple(forms)), blocks)
     head = bytearray(_ANSWER)
     point(head, _ANSWER_ERRORS)
     head += _WORD.pack(0)
@@ -178,58 +194,70 @@ def string_vector(items: Sequence[bytes | memoryview]) -> bytes:
 
 def _add_tensors(head: bytearray, field: int, tensors: Sequence[WireTensor]) -> list[Buffer]:
     """Append the vector of tensors that *field* points to; return *head* and all data, in order."""
+    blocks = [string_vector(each.items) if each.data is None else each.data for each in tensors]
+    forms = [
+        (each.number, each.shape, memoryview(block).nbytes, each.data is not None)
+        for each, block in zip(tensors, blocks, strict=True)
+    ]
+    if not tensors:
+        point(head, field)
+        head += _WORD.pack(0)
+        return [head]
+    return _interleaved(_lay_out(head, field, forms), blocks)
+
+
+def _interleaved(smalls: Sequence[Buffer], blocks: Sequence[Buffer]) -> list[Buffer]:
+    """Return what stands before each block, and the block, as buffers that are not empty."""
+    buffers: list[Buffer] = []
+    for small, block in zip(smalls, blocks, strict=True):
+        if small:
+            buffers.append(small)
+        if block:
+            buffers.append(block)
+    return buffers
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _answer_head(forms: tuple[Form, ...]) -> tuple[bytes, ...]:
+    """Return what stands before each tensor's data in an answer; *forms* alone decide it."""
+    head = bytearray(_ANSWER)
+    point(head, _ANSWER_ERRORS)
+    head += _WORD.pack(0)
+    return tuple(map(bytes, _lay_out(head, _ANSWER_TENSORS, forms)))
+
+
+def _lay_out(head: bytearray, field: int, forms: Sequence[Form]) -> list[bytearray]:
+    """Append the vector of tensors; return what stands before the data of each, *head* first."""
     point(head, field)
-    count = len(tensors)
+    count = len(forms)
     first_table = len(head) + 4 + 4 * count
     first_shape = first_table + _TABLE_BYTES * count
     first_shape += (4 - first_shape) % 8
-    at = first_shape + sum([8 + 8 * len(tensor.shape) for tensor in tensors])
+    at = first_shape + sum([8 + 8 * len(shape) for _, shape, _, _ in forms])
     tables: list[int] = []
     shapes: list[bytes] = []
-    blocks: list[tuple[int, Buffer]] = []  # padding before it, and the data with its count
+    gaps: list[bytes] = []  # padding before the data, and its count where it has none in it
     table, shape_at = first_table, first_shape
-    for number, shape, data, items in tensors:
-        if data is None:
-            vtable, pad = _STRINGS_VTABLE_AT, -at % 4
-            block: Buffer = string_vector(items)
-            end = at + pad + len(block)
-        else:
+    for number, shape, size, numeric in forms:
+        if numeric:
             vtable, pad = _TENSOR_VTABLE_AT, (-at - 4) % _ALIGN
-            block = data
-            end = at + pad + 4 + data.nbytes
+            gaps.append(_ZEROS[:pad] + _WORD.pack(size))
+        else:
+            vtable, pad = _STRINGS_VTABLE_AT, -at % 4
+            gaps.append(_ZEROS[:pad])
         tables += (table - vtable, number, shape_at - table - 8, at + pad - table - 12)
         shapes.append(_pack_shape(shape))
-        blocks.append((pad, block))
         table += _TABLE_BYTES
         shape_at += 8 + 8 * len(shape)
-        at = end
-    if at > MAX_MESSAGE_BYTES:
-        raise _too_large(at)
+        at += len(gaps[-1]) + size
+        if at > MAX_MESSAGE_BYTES:
+            raise _too_large(at)
     head += pack(f"<I{count}I", count, *range(4 * count, 16 * count, 12))
     head += pack(f"<{4 * count}I", *tables)
     head += _ZEROS[: first_shape - len(head)]
     head += b"".join(shapes)
-    return _joined_small(head, blocks)
-
-
-def _joined_small(head: bytearray, blocks: list[tuple[int, Buffer]]) -> list[Buffer]:
-    """Return *head* and *blocks* as buffers; padding and counts are joined to what is before."""
-    buffers: list[Buffer] = []
-    small = head
-    for pad, block in blocks:
-        small += _ZEROS[:pad]
-        if isinstance(block, bytes):  # a vector of strings, which has its count in it
-            buffers += (small, block)
-            small = bytearray()
-            continue
-        small += _WORD.pack(block.nbytes if isinstance(block, memoryview) else len(block))
-        buffers.append(small)
-        if block:
-            buffers.append(block)
-        small = bytearray()
-    if small:
-        buffers.append(small)
-    return buffers
+    head += gaps[0]
+    return [head, *map(bytearray, gaps[1:])]
 
 
 def _pack_shape(shape: Shape) -> bytes:
