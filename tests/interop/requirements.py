@@ -15,6 +15,14 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kserve": ("kserve==0.21.0",),
         # Without `[all]`: its `cuda` part needs a GPU and nothing here uses it.
         "client": ("tritonclient[http,grpc]==2.73.0", "numpy==2.4.6", "requests==2.34.2"),
+        "tensorrt": (
+            "tensorrtserver==1.11.0",
+            "protobuf==3.20.3",
+            "numpy==1.26.4",
+            "setuptools==65.5.0",
+            # Never imported: it brings the OpenSSL 1.1 that the client's library needs.
+            "psycopg2-binary==2.9.5",
+        ),
         "graphpipe": ("numpy==2.4.6", "requests==2.34.2", "flatbuffers==25.12.19"),
     }
 )

@@ -1,0 +1,238 @@
+"""What the client `tensorrtserver` 1.11.0 sees of a server, as one JSON document.
+
+Arguments: the address and "http" or "grpc"; further ones name checks, otherwise all are made.
+
+The package's library needs OpenSSL 1.1, which comes with a wheel that carries one, and two shims:
+names that numpy has dropped, and bytes where protobuf takes no ctypes arrays any more.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = "LD_LIBRARY_PATH"
+SERVER_READY = 2
+
+
+def with_openssl() -> None:
+    """Start this program again, where the loader finds OpenSSL 1.1."""
+    if os.environ.get("TENSORRT_CLIENT_LIBRARIES"):
+        return
+    bundled = next(Path(sys.prefix).glob("lib/python*/site-packages/psycopg2_binary.libs"))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("ssl", "crypto"):
+            (Path(folder) / f"lib{name}.so.1.1").symlink_to(next(bundled.glob(f"lib{name}-*")))
+        paths = f"{folder}:{bundled}"
+        env = {**os.environ, LIBRARIES: paths, "TENSORRT_CLIENT_LIBRARIES": paths}
+        command = [sys.executable, "-P", *sys.argv]
+        sys.exit(subprocess.run(command, check=False, env=env).returncode)
+
+
+with_openssl()
+
+import numpy as np  # noqa: E402
+
+setattr(np, "object", object)  # noqa: B010  # the client says np.object
+
+from tensorrtserver import api  # type: ignore[import-not-found]  # noqa: E402
+
+RAW, CLASS = api.InferContext.ResultFormat.RAW, api.InferContext.ResultFormat.CLASS
+Failure = api.InferenceServerException
+
+
+class Message:
+    """A message that takes ctypes arrays."""
+
+    def __init__(self, kind: Any) -> None:
+        self.message = kind()
+
+    def ParseFromString(self, data: Any) -> None:  # noqa: N802
+        """Read *data*."""
+        self.message.ParseFromString(bytes(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.message, name)
+
+
+Status = api.ServerStatus
+api.ServerStatus = lambda: Message(Status)
+
+LEFT, RIGHT = np.arange(16, dtype=np.int32), np.full(16, 3, np.int32)
+PAIR = {"INPUT0": [LEFT, LEFT + 100], "INPUT1": [RIGHT, RIGHT]}
+BOTH = {"OUTPUT0": RAW, "OUTPUT1": RAW}
+
+
+def texts(values: Any) -> Any:
+    """Return numbers as an array of text."""
+    return np.array([str(value) for value in values], dtype=object)
+
+
+def plain(result: Any) -> Any:
+    """Return a result as JSON has it."""
+    if isinstance(result, np.ndarray):
+        return [item.decode() if isinstance(item, bytes) else item for item in result.tolist()]
+    if isinstance(result, dict):
+        return {name: [plain(item) for item in items] for name, items in result.items()}
+    return [list(one) for one in result]
+
+
+class Checks:
+    """Everything that is done, with one address over one protocol."""
+
+    def __init__(self, url: str, protocol: str) -> None:
+        self.at = (url, api.ProtocolType.from_str(protocol))
+        self.streams = protocol == "grpc"
+
+    def context(self, model: str, **more: Any) -> Any:
+        """Open a context for *model*."""
+        return api.InferContext(*self.at, model, **more)
+
+    def health(self) -> Any:
+        """Ask whether the server lives and is ready."""
+        health = api.ServerHealthContext(*self.at)
+        return [health.is_live(), health.is_ready()]
+
+    def status(self) -> Any:
+        """Ask how the server is, and one of its models."""
+        whole = api.ServerStatusContext(*self.at).get_server_status()
+        one = api.ServerStatusContext(*self.at, "add_sub").get_server_status()
+        config = one.model_status["add_sub"].config
+        return {
+            "listed": "add_sub" in whole.model_status and "add_sub_string" in whole.model_status,
+            "one": list(one.model_status),
+            "ready": whole.ready_state == SERVER_READY,
+            "batches": config.max_batch_size > 0,
+            "inputs": [[each.name, each.data_type, list(each.dims)] for each in config.input],
+            "outputs": [[each.name, each.data_type, list(each.dims)] for each in config.output],
+        }
+
+    def sync(self) -> Any:
+        """Send a batch of two."""
+        return plain(self.context("add_sub").run(PAIR, BOTH, 2))
+
+    def version(self) -> Any:
+        """Ask for a version by its number."""
+        context = self.context("add_sub", model_version=1)
+        context.run(PAIR, BOTH, 2)
+        return [context.get_last_request_model_name(), context.get_last_request_model_version()]
+
+    def one_output(self) -> Any:
+        """Ask for one output of two."""
+        return plain(self.context("add_sub").run(PAIR, {"OUTPUT1": RAW}, 2))
+
+    def strings(self) -> Any:
+        """Send text."""
+        inputs = {"INPUT0": [texts(LEFT), texts(LEFT + 100)], "INPUT1": [texts(RIGHT)] * 2}
+        return plain(self.context("add_sub_string").run(inputs, BOTH, 2))
+
+    def classes(self) -> Any:
+        """Ask for the best two classes of each item."""
+        outputs = {"OUTPUT0": (CLASS, 2), "OUTPUT1": RAW}
+        return plain(self.context("add_sub").run(PAIR, outputs, 2))
+
+    def asynchronous(self) -> Any:
+        """Send four requests at once."""
+        return self._at_once(self.context("add_sub"))
+
+    def stream(self) -> Any:
+        """Send four requests on a stream."""
+        return self._at_once(self.context("add_sub", streaming=True)) if self.streams else None
+
+    def stream_errors(self) -> Any:
+        """Send a request that fails on a stream, among others that do not."""
+        if not self.streams:
+            return None
+        context = self.context("add_sub_string", streaming=True)
+        good = {"INPUT0": [texts(LEFT)], "INPUT1": [texts(RIGHT)]}
+        bad = {"INPUT0": [texts(["x"] * 16)], "INPUT1": [texts(RIGHT)]}
+        done: queue.Queue[int] = queue.Queue()
+        said = []
+        for inputs in (good, bad, good):
+            context.async_run(lambda _context, number: done.put(number), inputs, BOTH, 1)
+        for _ in range(3):
+            try:
+                context.get_async_run_results(done.get(timeout=10))
+                said.append("answered")
+            except Failure as error:
+                said.append("refused" if error.message() else "refused without a word")
+        return said
+
+    def _at_once(self, context: Any) -> Any:
+        done: queue.Queue[int] = queue.Queue()
+        for number in range(4):
+            pair = {"INPUT0": [LEFT + number], "INPUT1": [RIGHT]}
+            context.async_run(
+                lambda _context, request: done.put(request), pair, {"OUTPUT0": RAW}, 1
+            )
+        answers = [plain(context.get_async_run_results(done.get(timeout=10))) for _ in range(4)]
+        return sorted(answer["OUTPUT0"][0][0] for answer in answers)
+
+    def sequence(self) -> Any:
+        """Send a sequence; its model adds one to the first request."""
+        context = self.context("simple_sequence", correlation_id=2**62 + 5)
+        start, end = 1, 2
+        return [
+            plain(
+                context.run(
+                    {"INPUT": [np.array([value], np.int32)]}, {"OUTPUT": RAW}, 1, flags=flags
+                )
+            )["OUTPUT"][0]
+            for value, flags in ((10, start), (20, 0), (30, end))
+        ]
+
+    def unknown_model(self) -> Any:
+        """Ask for a model that is not there."""
+        try:
+            self.context("nobody")
+        except Failure as error:
+            return "nobody" in error.message() and bool(error.server_id())
+        return "answered"
+
+    def large_batch(self) -> Any:
+        """Send more than the model takes; the client itself knows."""
+        try:
+            self.context("add_sub").run({"INPUT0": [LEFT] * 4096, "INPUT1": [RIGHT] * 4096}, BOTH)
+        except Failure as error:
+            return "refused" if error.message() else ""
+        return "answered"
+
+
+NAMES = (
+    "health",
+    "status",
+    "sync",
+    "version",
+    "one_output",
+    "strings",
+    "classes",
+    "asynchronous",
+    "stream",
+    "stream_errors",
+    "unknown_model",
+    "large_batch",
+)
+
+
+def main() -> None:
+    """Make the checks and print what was seen."""
+    url, protocol, *names = sys.argv[1:]
+    checks = Checks(url, protocol)
+    seen: dict[str, Any] = {}
+    for name in names or NAMES:
+        check: Callable[[], Any] = getattr(checks, name)
+        try:
+            seen[name] = check()
+        except Failure as error:
+            seen[name] = {"error": str(error)}
+    json.dump(seen, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # the library's threads outlive their contexts
+
+
+main()
