@@ -83,19 +83,40 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def _read_flag(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _read_number(text: str) -> int | str:
+    return (
+        int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST)) else text
+    )
+
+
+# In YAML every scalar is text.
+_SCALARS: Mapping[str, Callable[[str], Any]] = {
+    "max_batch_size": _read_number,
+    "model_control": _read_flag,
+    "repository_index": _read_flag,
+}
+
+
 def check_options(options: Options) -> Options:
     """Return *options*, checked.
 
     Raises:
         ValueError: A key or value is not one of ours.
     """
-    for key, value in options.items():
+    checked = {}
+    for key, given in options.items():
         if key not in _CHECKS:
             raise ValueError(f"trtis has no option {key!r}, only {', '.join(_CHECKS)}")
+        value = _SCALARS.get(key, str)(given) if isinstance(given, str) else given
         allowed, needed = _CHECKS[key]
         if not allowed(value):
-            raise ValueError(f"{key} is {value!r}, needed is {needed}")
-    return dict(options)
+            raise ValueError(f"{key} is {given!r}, needed is {needed}")
+        checked[key] = value
+    return checked
 
 
 def read_options(options: Options) -> TrtisOptions:

@@ -75,3 +75,10 @@ def test_texts_are_cut_between_characters() -> None:
     """A text that is too long is cut to whole characters."""
     assert clip("é" * 10, 10) == "ééé..."
     assert clip("\ud800", 10) == "?"
+
+
+def test_scalars_of_yaml_are_read() -> None:
+    """A configuration's numbers and flags come as text."""
+    given = {"max_batch_size": "8", "model_control": "true", "repository_index": "false"}
+    expected = {"max_batch_size": 8, "model_control": True, "repository_index": False}
+    assert expected == check_options(given)
