@@ -128,6 +128,22 @@ class Frontend(Generic[Q, A]):
         self._refused(self._codec.name, error)
         return self._codec.encode_error(None, error)
 
+    def refuse_wire(self, wire: Q, error: GatewayError, /) -> A:
+        """Say *error* as the answer to *wire*, which was read whole: with its id, if it has one.
+
+        On a stream a client knows answers by their ids alone.
+        """
+        self._refused(self._codec.name, error)
+        try:
+            call = self._codec.decode_call(wire)
+        except GatewayError as unread:
+            error.origin = error.origin or unread.origin
+            return self._codec.encode_error(None, error)
+        except Exception as bug:  # noqa: BLE001  # must not hide what is to be said
+            _internal(bug, None)
+            return self._codec.encode_error(None, error)
+        return self._codec.encode_error(call, error)
+
     async def _items(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
         answers = await self._service(call)
         try:

@@ -76,7 +76,8 @@ class ServerFrontend(Protocol[Q_contra, A_co]):
     """What a server transport hands its messages to.
 
     One that mostly gives single answers may have `ask` too, as `gateway.frontend` has: a generator
-    around one answer costs more than many an answer.
+    around one answer costs more than many an answer.  One whose clients know answers by their ids
+    may have `refuse_wire`, for messages that were read whole: see `refuse` below.
     """
 
     def __call__(self, wire: Q_contra, /) -> AsyncGenerator[A_co, None]:
@@ -94,6 +95,15 @@ async def ask(frontend: ServerFrontend[Q, A], wire: Q) -> A | AsyncGenerator[A, 
     if single is None:
         return frontend(wire)
     found: A | AsyncGenerator[A, None] = await single(wire)
+    return found
+
+
+def refuse(frontend: ServerFrontend[Q, A], wire: Q, error: GatewayError) -> A:
+    """Return *error* as the answer to *wire*, with its id where the frontend can tell it."""
+    knowing: Any = getattr(frontend, "refuse_wire", None)
+    if knowing is None:
+        return frontend.refuse(error)
+    found: A = knowing(wire, error)
     return found
 
 

@@ -29,7 +29,7 @@ from gateway.ir.errors import (
 )
 from gateway.service import Alarm
 from gateway.transports.admission import Slots
-from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits, ask
+from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits, ask, refuse
 from gateway.transports.reference.grpc_address import bound_address, require_free
 from gateway.transports.reference.grpc_core import Context, keep_log_quiet, write
 from gateway.transports.reference.grpc_guard import guarded_server
@@ -261,10 +261,10 @@ class _Method:
     async def _one(self, request: GrpcRequest) -> GrpcResponse:
         found = await ask(self._frontend, request)
         if isinstance(found, GrpcResponse):
-            return self._checked(found)
+            return self._checked(found, request)
         async with aclosing(found) as answers:
             async for answer in answers:
-                return self._checked(answer)
+                return self._checked(answer, request)
         raise InternalError(f"{self._path} was given no answer")
 
     async def _message(self, context: Context) -> bytes:
@@ -310,16 +310,18 @@ class _Method:
     async def _answers(
         self, message: bytes, context: Context
     ) -> AsyncGenerator[GrpcResponse, None]:
+        request = _request(self._path, message, context)
         try:
-            async with self._admission.place(len(message)):
-                request = _request(self._path, message, context)
-                async with aclosing(self._frontend(request)) as answers:
-                    async for answer in answers:
-                        yield self._checked(answer)
+            async with (
+                self._admission.place(len(message)),
+                aclosing(self._frontend(request)) as answers,
+            ):
+                async for answer in answers:
+                    yield self._checked(answer, request)
         except GatewayError as error:
-            yield self._frontend.refuse(error)
+            yield refuse(self._frontend, request, error)
 
-    def _checked(self, answer: GrpcResponse) -> GrpcResponse:
+    def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *answer*, or the refusal to send so much."""
         limit = self._admission.message_bytes
         size = size_of(answer.message)
@@ -328,7 +330,7 @@ class _Method:
         error = TooLarge(
             f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
         )
-        return self._frontend.refuse(error)
+        return refuse(self._frontend, request, error)
 
 
 def _request(path: str, message: bytes, context: Context) -> GrpcRequest:
