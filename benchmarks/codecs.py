@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks import graphpipe
 from benchmarks.messages import Case, grpc_request, image, json_request, small
 from benchmarks.peers import flatbuffers_read, flatbuffers_write
 from gateway.ir.calls import InferRequest
@@ -38,6 +39,7 @@ _PEERS = {
     "oip.grpc": "protobuf",
     "oip.http JSON": "json + numpy",
     "graphpipe.http": "flatbuffers",
+    graphpipe.NAME: "flatbuffers",
 }
 
 
@@ -77,6 +79,8 @@ def measure(only: str) -> list[Timing]:
         codec = dict(_codecs())["oip.http"]
         steps = [_json_step(codec, case) if case.name != "16 MiB" else None for case in cases]
         found += _timings("oip.http JSON", steps, cases)
+    if only in graphpipe.NAME:
+        found += _timings(graphpipe.NAME, [graphpipe.steps(case) for case in cases], cases)
     return found
 
 
@@ -91,7 +95,8 @@ def _codecs() -> Iterator[tuple[str, Any]]:
         spec = protocol(name)
         for binding in (spec.http, spec.grpc, spec.stream):
             if binding is not None:
-                codec: Any = binding.codec(limits, spec.options({}))
+                options = {spec.default_model: image().model} if spec.default_model else {}
+                codec: Any = binding.codec(limits, spec.options(options))
                 yield codec.name, codec
 
 
@@ -168,6 +173,8 @@ def _peer(codec: str, step: str, case: Case) -> Step | None:
         message = flatbuffers_write(array)
         found[codec, "encode"] = lambda: flatbuffers_write(array)
         found[codec, "decode"] = lambda: flatbuffers_read(message)
+    elif codec == graphpipe.NAME:
+        found |= {(codec, name): peer for name, peer in graphpipe.peers(case).items()}
     return found.get((codec, step))
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import messages, systems
+from benchmarks import graphpipe, messages, systems
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.systems import Running
 
@@ -134,6 +134,15 @@ def _binary(name: str, case: Case, back: str) -> Job:
         8,
         (
             http("gateway", systems.gateway, back=back),
+            Contender(
+                "gateway, graphpipe in",
+                graphpipe.start(case),
+                "http",
+                back,
+                graphpipe.request(case),
+                f"/graphpipe/{case.model}",
+                graphpipe.read(case),
+            ),
             http("card", systems.card, back=back),
             http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
             http("direct (nt)", None, back="http"),

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,16 @@ def canned(carrier: str, answer: Message, core: int) -> Iterator[Running]:
 
 
 @contextmanager
-def gateway(carrier: str, upstream_port: int) -> Iterator[Running]:
-    """Run the gateway as a sidecar of the upstream, with everything on that is on by default."""
+def gateway(
+    carrier: str, upstream_port: int, models: Mapping[str, object] | None = None
+) -> Iterator[Running]:
+    """Run the gateway as a sidecar of the upstream, with everything on that is on by default.
+
+    Args:
+        carrier: Of the upstream.
+        upstream_port: Where it listens.
+        models: What the configuration says of models.
+    """
     http_port, grpc_port = free_port(), free_port()
     config = {
         "version": 1,
@@ -72,6 +80,7 @@ def gateway(carrier: str, upstream_port: int) -> Iterator[Running]:
                 "options": {"dialect": "triton"},
             }
         },
+        "models": models or {},
         "lifecycle": {"pre_stop": "0s", "drain": "1s"},
     }
     with tempfile.TemporaryDirectory() as name:
