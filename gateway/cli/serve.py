@@ -66,7 +66,8 @@ def serve(  # noqa: PLR0913  # one for each flag
         typer.Option(
             metavar="URL",
             help="Be the sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
-            "(grpc:// and http:// mean the same), graphpipe+http://HOST:PORT, "
+            "(grpc:// and http:// mean the same), trtis+grpc://HOST:PORT, trtis+http://HOST:PORT, "
+            "graphpipe+http://HOST:PORT, "
             "graphpipe+tcp://HOST:PORT or graphpipe+unix:///PATH; may be repeated.",
         ),
     ] = None,
