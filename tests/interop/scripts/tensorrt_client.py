@@ -40,7 +40,7 @@ import numpy as np  # noqa: E402
 
 setattr(np, "object", object)  # noqa: B010  # the client says np.object
 
-from tensorrtserver import api  # type: ignore[import-not-found]  # noqa: E402
+from tensorrtserver import api  # noqa: E402
 
 RAW, CLASS = api.InferContext.ResultFormat.RAW, api.InferContext.ResultFormat.CLASS
 Failure = api.InferenceServerException
