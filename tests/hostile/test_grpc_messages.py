@@ -62,7 +62,7 @@ PATHS = (
     "/INFERENCE.GRPCInferenceService/ModelInfer",
     "/inference%2eGRPCInferenceService/ModelInfer",
     "/inference.GRPCInferenceService/" + "x" * 4000,
-    "/nvidia.inferenceserver.GRPCService/Infer",
+    "/tensorflow.serving.PredictionService/Predict",
     "/grpc.health.v1.Health/Nothing",
     "/inference.GRPCInferenceService/RepositoryModelLoad",
     "/inference.GRPCInferenceService/RepositoryModelUnload",

@@ -136,7 +136,7 @@ PATHS = (
     "/v2/models/stats",
     "/v2/models/simple/generate",
     "/grps/v1/health/offline",
-    "/api/status/simple",
+    "/v1/models/simple:predict",
     "/predict",
     "/inference.GRPCInferenceService/ModelInfer",
 )
