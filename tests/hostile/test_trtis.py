@@ -1,0 +1,175 @@
+"""Hostile TensorRT v1: headers of text that lie, bodies that do not fit them, broken messages."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+
+from gateway.schema import tensorrt_v1_pb2 as pb
+from tests.hostile.judge import CLIENTS_FAULT, Patient
+from tests.hostile.wire import Answer, Raw, post
+
+pytestmark = pytest.mark.hostile
+
+PATH = "/api/infer/simple"
+INFER = "/nvidia.inferenceserver.GRPCService/Infer"
+GOOD = 'batch_size: 1 input { name: "INPUT0" dims: 16 } input { name: "INPUT1" dims: 16 } '
+OUTPUTS = 'output { name: "OUTPUT0" } output { name: "OUTPUT1" }'
+BODY = bytes(128)
+
+TEXTS = {
+    "empty": "",
+    "no-inputs": "batch_size: 1",
+    "unclosed": "input {",
+    "closed-twice": GOOD + "}",
+    "deep": "input { " * 300,
+    "deep-and-closed": "input { " * 300 + "} " * 300,
+    "deep-angles": "input < " * 300,
+    "unknown-field": GOOD + "nonsense: 1",
+    "unknown-message": GOOD + 'nonsense { a { b { c: "d" } } }',
+    "huge-batch": GOOD.replace("batch_size: 1", "batch_size: 4294967295"),
+    "batch-over-32-bits": GOOD.replace("batch_size: 1", "batch_size: 4294967296"),
+    "negative-batch": GOOD.replace("batch_size: 1", "batch_size: -1"),
+    "batch-is-text": GOOD.replace("batch_size: 1", 'batch_size: "1"'),
+    "batch-is-float": GOOD.replace("batch_size: 1", "batch_size: 1.5"),
+    "batch-is-nan": GOOD.replace("batch_size: 1", "batch_size: nan"),
+    "long-number": GOOD.replace("batch_size: 1", "batch_size: " + "9" * 5000),
+    "huge-dim": GOOD.replace("dims: 16", "dims: 9223372036854775807"),
+    "dim-over-64-bits": GOOD.replace("dims: 16", "dims: 9223372036854775808"),
+    "negative-dim": GOOD.replace("dims: 16", "dims: -16"),
+    "product-over-64-bits": GOOD.replace("dims: 16", "dims: 4294967296 dims: 4294967296"),
+    "zero-times-huge": GOOD.replace("dims: 16", "dims: 0 dims: 1099511627776"),
+    "rank-33": GOOD.replace("dims: 16", "dims: 1 " * 33),
+    "byte-size-lies": GOOD.replace("dims: 16", "dims: 16 batch_byte_size: 18446744073709551615"),
+    "byte-size-short": GOOD.replace("dims: 16", "dims: 16 batch_byte_size: 1"),
+    "one-input": 'batch_size: 1 input { name: "INPUT0" dims: 16 }',
+    "input-twice": 'batch_size: 1 input { name: "INPUT0" } input { name: "INPUT0" }',
+    "unknown-input": GOOD.replace("INPUT1", "INPUT2"),
+    "nameless-input": GOOD.replace('name: "INPUT1" ', ""),
+    "unknown-output": GOOD + 'output { name: "NOPE" }',
+    "output-twice": GOOD + 'output { name: "OUTPUT0" } output { name: "OUTPUT0" }',
+    "classes-beyond": GOOD + 'output { name: "OUTPUT0" cls { count: 4294967295 } }',
+    "classes-zero": GOOD + 'output { name: "OUTPUT0" cls { count: 0 } }',
+    "many-inputs": "".join(f'input {{ name: "I{n}" }} ' for n in range(400)),
+    "many-outputs": GOOD + "".join(f'output {{ name: "O{n}" }} ' for n in range(300)),
+    "shared-memory": GOOD.replace("dims: 16", 'dims: 16 shared_memory { name: "r" offset: 1 }'),
+    "bad-escape": r'input { name: "\q" }',
+    "octal-escape": r'input { name: "\777" }',
+    "hex-escape": r'input { name: "\xff\x00" }',
+    "newline-in-name": r'input { name: "a\nNV-Status: forged" }',
+    "surrogate": r'input { name: "\ud800" }',
+    "unclosed-string": 'input { name: "INPUT0',
+    "long-name": 'input { name: "' + "n" * 5000 + '" }',
+    "list-of-scalars": 'batch_size: [1, 2] input { name: ["a", "b"] }',
+    "extension": "[some.extension]: 1",
+    "any": "[type.googleapis.com/x.Y] { a: 1 }",
+    "comment-only": "# nothing",
+    "correlation-lies": GOOD + "correlation_id: 18446744073709551616",
+    "flags-lie": GOOD + "flags: 4294967295 correlation_id: 1",
+    "priority-lies": GOOD + "priority: -1",
+    "timeout-now": GOOD + "timeout_microseconds: 1",
+    "not-text": "%01 \x7e \x7c",
+}
+
+_ALLOWED = frozenset({200, 400, 404, 408, 413, 431, 501, 503, 504})
+
+
+def told(patient: Patient, text: str, body: bytes = BODY, path: str = PATH) -> Answer | None:
+    """Return the answer to an inference whose header is *text*."""
+    with Raw(patient.gateway.http) as raw:
+        raw.send([post(body, f"NV-InferRequest: {text}", path=path)])
+        return raw.answer()
+
+
+def fit_for_a_client(answer: Answer | None) -> bool:
+    """Tell whether an answer blames the client, or is good, and tells no internals."""
+    assert answer is not None
+    assert b"Traceback" not in answer.body
+    assert "\n" not in (answer.get("nv-status") or "")
+    return answer.status in _ALLOWED
+
+
+def test_the_good_request_is_good(patient: Patient) -> None:
+    """What the lies are made from is answered."""
+    answer = told(patient, GOOD + OUTPUTS)
+    assert answer is not None
+    assert 200 == answer.status
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_lying_headers_are_the_clients_fault(patient: Patient, name: str) -> None:
+    """No header of text crashes, hangs or becomes a fault of the server's."""
+    assert fit_for_a_client(told(patient, TEXTS[name])), name
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 129, 4096])
+def test_bodies_that_do_not_fit_are_refused(patient: Patient, size: int) -> None:
+    """A body shorter or longer than its inputs is an error that names the sizes."""
+    answer = told(patient, GOOD + OUTPUTS, bytes(size))
+    assert answer is not None
+    assert 400 == answer.status
+    assert "bytes" in (answer.get("nv-status") or "")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api",
+        "/api/infer",
+        "/api/infer/",
+        "/api/infer/simple/x",
+        "/api/infer/%ff",
+        "/api/status/",
+        "/api/infer/simple/99999999999999999999",
+        "/api/infer/nope",
+        "/api/health/maybe",
+        "/api/modelcontrol/load/simple",
+        "/api/sharedmemory/register/r/k/0/64",
+        "/api/nope",
+    ],
+)
+def test_paths_that_lead_nowhere(patient: Patient, path: str) -> None:
+    """Unknown paths, versions and models, and calls that are off, are refused in good form."""
+    answer = told(patient, GOOD, path=path)
+    assert fit_for_a_client(answer) and answer is not None and answer.status != 200  # noqa: PT018
+
+
+def test_damaged_headers_are_read_or_refused(patient: Patient) -> None:
+    """Three hundred headers with letters changed, cut or doubled."""
+    luck = random.Random(7)  # noqa: S311  # cases, no secrets
+    good = GOOD + OUTPUTS
+    for _ in range(300):
+        at = luck.randrange(len(good))
+        letter = luck.choice("{}[]<>:;,\"'\\#-0aZ. ")
+        text = luck.choice(
+            [good[:at], good[:at] + letter + good[at + 1 :], good[:at] + good[at // 2 :]]
+        )
+        assert fit_for_a_client(told(patient, text)), text
+
+
+def message() -> bytes:
+    """Return a request over gRPC."""
+    request = pb.InferRequest(
+        model_name="simple", model_version=-1, raw_input=[bytes(64), bytes(64)]
+    )
+    request.meta_data.batch_size = 1
+    for name in ("INPUT0", "INPUT1"):
+        request.meta_data.input.add(name=name)
+    return request.SerializeToString()
+
+
+def test_damaged_messages_are_read_or_refused(patient: Patient) -> None:
+    """Three hundred messages with bytes changed or cut: a status, or one in the answer."""
+    good = bytearray(message())
+    status, details = patient.call(bytes(good), method=INFER)
+    assert (grpc.StatusCode.OK, "") == (status, details)
+    luck = random.Random(11)  # noqa: S311  # cases, no secrets
+    for _ in range(300):
+        damaged = bytearray(good)
+        damaged[luck.randrange(len(damaged))] = luck.randrange(256)
+        if luck.random() < 0.3:
+            damaged = damaged[: luck.randrange(len(damaged))]
+        status, details = patient.call(bytes(damaged), method=INFER)
+        assert status is grpc.StatusCode.OK or status in CLIENTS_FAULT, (status, details)
