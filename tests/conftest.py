@@ -1,4 +1,4 @@
-"""For every test: how many examples properties try.
+"""For every test: how many examples properties try, and how often and long others may.
 
 Chosen with `--hypothesis-profile`, or else by the environment variable HYPOTHESIS_PROFILE.
 """
@@ -20,10 +20,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 PROPERTY_TIMEOUT_S = 180.0
 
+# Real sockets and processes on a machine that others use too: what fails there is tried twice
+# more, and the summary counts it ("rerun"). What is wrong fails three times.
+_ON_THE_CLOCK = ("integration", "hostile", "interop")
+_TRIES_MORE = 2
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give properties more time than other tests: they are hundreds of tests in one."""
+    """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     for item in items:
+        if any(f"tests/{folder}/" in item.nodeid for folder in _ON_THE_CLOCK):
+            item.add_marker(pytest.mark.flaky(reruns=_TRIES_MORE))
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))
