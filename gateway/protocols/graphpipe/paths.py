@@ -9,13 +9,13 @@ Source: dossier, section 8.
 
 from __future__ import annotations
 
-import re
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote
 
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, Unsupported
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.errors import InvalidRequest, NotFound, Unsupported
+from gateway.ir.limits import MessageLimits
+from gateway.wire.names import decoded_name
 
 PREFIX: Final = "/graphpipe"
 PATTERN: Final = "/graphpipe/<model>[/<version>]"
@@ -23,7 +23,6 @@ IS_ALIVE: Final = "/control/is_alive"
 IS_READY: Final = "/control/is_ready"
 
 _VERSIONS: Final = "versions"
-_ESCAPED: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 _SHOWN: Final = 200
 
 
@@ -77,8 +76,8 @@ def _named(path: str, parts: list[str], limits: MessageLimits) -> ModelRef:
         parts = [parts[0], parts[2]]
     if len(parts) > 2 or not all(parts):  # noqa: PLR2004  # model and version
         raise NotFound(f"there is no path {path[:_SHOWN]!r}: GraphPipe has {PATTERN}")
-    version = _decoded("model version", parts[1], limits) if len(parts) > 1 else ""
-    return ModelRef(_decoded("model name", parts[0], limits), version)
+    version = decoded_name("model version", parts[1], limits) if len(parts) > 1 else ""
+    return ModelRef(decoded_name("model name", parts[0], limits), version)
 
 
 def _queried(query: str, limits: MessageLimits) -> ModelRef | None:
@@ -91,28 +90,7 @@ def _queried(query: str, limits: MessageLimits) -> ModelRef | None:
             continue
         if key in given:
             raise InvalidRequest(f"the query names {key!r} twice")
-        given[key] = _decoded(f"{key} in the query", value, limits)
+        given[key] = decoded_name(f"{key} in the query", value, limits)
     if not given.get("model"):
         return None
     return ModelRef(given["model"], given.get("version", ""))
-
-
-def _decoded(kind: str, text: str, limits: MessageLimits) -> str:
-    if not text.isascii() or "%" in text:
-        text = _unquoted(kind, text)
-    check_name(kind, text, limits.model_name_bytes, "model_name_bytes")
-    return text
-
-
-def _unquoted(kind: str, text: str) -> str:
-    if not text.isascii() or not _ESCAPED.fullmatch(text):
-        raise MalformedMessage(
-            f"{kind} {text[:_SHOWN]!r} in the URL is not percent-encoded: "
-            "needed are ASCII and '%' with two hexadecimal digits"
-        )
-    try:
-        return unquote_to_bytes(text).decode()
-    except UnicodeDecodeError as error:
-        raise MalformedMessage(
-            f"{kind} {text[:_SHOWN]!r} in the URL is not UTF-8: {error.reason}"
-        ) from error

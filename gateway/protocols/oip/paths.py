@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote
 
 from gateway.ir.calls import (
     Call,
@@ -25,9 +25,10 @@ from gateway.ir.calls import (
     ServerReadyRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import MalformedMessage, NotFound, Unsupported
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.errors import NotFound, Unsupported
+from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.errors import MethodNotAllowed
+from gateway.wire.names import decoded_name
 
 SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
     "/v2": ServerMetadataRequest,
@@ -75,7 +76,6 @@ _SERVER_EXTENSIONS = (
 
 _MODELS = "/v2/models/"
 _VERSIONS = "versions"
-_ESCAPED = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 _SHOWN = 200
 
 
@@ -152,7 +152,7 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
     if call is None:
         return None
     model = ModelRef(
-        _decoded("model name", name, limits), _decoded("model version", version, limits)
+        decoded_name("model name", name, limits), decoded_name("model version", version, limits)
     )
     return Route(call, model, "POST" if call is InferRequest else "GET")
 
@@ -167,24 +167,3 @@ def _server_route(path: str) -> Route:
         if pattern.fullmatch(path):
             raise Unsupported(f"{path[:_SHOWN]}: no support for {feature}")
     raise NotFound(f"there is no path {path[:_SHOWN]!r} in Open Inference")
-
-
-def _decoded(kind: str, text: str, limits: MessageLimits) -> str:
-    if not text.isascii() or "%" in text:
-        text = _unquoted(kind, text)
-    check_name(kind, text, limits.model_name_bytes, "model_name_bytes")
-    return text
-
-
-def _unquoted(kind: str, text: str) -> str:
-    if not text.isascii() or not _ESCAPED.fullmatch(text):
-        raise MalformedMessage(
-            f"{kind} {text[:_SHOWN]!r} in the path is not percent-encoded: "
-            "needed are ASCII and '%' with two hexadecimal digits"
-        )
-    try:
-        return unquote_to_bytes(text).decode()
-    except UnicodeDecodeError as error:
-        raise MalformedMessage(
-            f"{kind} {text[:_SHOWN]!r} in the path is not UTF-8: {error.reason}"
-        ) from error

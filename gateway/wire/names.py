@@ -1,0 +1,46 @@
+"""Names in URLs: decoded strictly, checked as every name is, never a path of files."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from gateway.ir.errors import MalformedMessage
+from gateway.ir.limits import MessageLimits, check_name
+
+_ESCAPED: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
+_SHOWN: Final = 200
+
+
+def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
+    """Return a model's name or version as a URL holds it, percent-decoded.
+
+    Args:
+        kind: What it is, for errors: "model name".
+        text: As on the wire.
+        limits: For its length.
+
+    Raises:
+        MalformedMessage: It is not percent-encoded UTF-8.
+        InvalidRequest: It has control characters.
+        TooLarge: It is too long.
+    """
+    if not text.isascii() or "%" in text:
+        text = _unquoted(kind, text)
+    check_name(kind, text, limits.model_name_bytes, "model_name_bytes")
+    return text
+
+
+def _unquoted(kind: str, text: str) -> str:
+    if not text.isascii() or not _ESCAPED.fullmatch(text):
+        raise MalformedMessage(
+            f"{kind} {text[:_SHOWN]!r} in the URL is not percent-encoded: "
+            "needed are ASCII and '%' with two hexadecimal digits"
+        )
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(
+            f"{kind} {text[:_SHOWN]!r} in the URL is not UTF-8: {error.reason}"
+        ) from error
