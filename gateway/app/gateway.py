@@ -25,6 +25,7 @@ from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import Observation, Observe
+from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
 from gateway.routing.status import Statuses
@@ -227,9 +228,7 @@ class Gateway:
         self.metrics.limit_exceeded(seen.protocol, seen.limit)
 
     def _server_answers(self, routes: list[BuiltRoute]) -> ServerAnswers:
-        matcher = Router(
-            [route for built in routes for route in built.routes()], self._models.index
-        )
+        matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         by_name = {built.ruled.name: built for built in routes}
         named = {name: by_name[route].ready for route, name in _named(self._config, routes)}
         indexes = [Index("local", self._models.index, ttl_s=0)]
