@@ -22,8 +22,8 @@ from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import Budget
 from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
-from gateway.transports.reference.grpc_health import Health
-from gateway.transports.reference.grpc_reflection import Reflection
+from gateway.transports.grpc_health import Health
+from gateway.transports.grpc_reflection import Reflection
 from gateway.transports.reference.grpc_server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream_server import StreamServer
@@ -160,13 +160,14 @@ def _services(mounts: Sequence[GrpcMount]) -> list[str]:
     return list(dict.fromkeys(path.split("/")[1] for path in paths))
 
 
-def _extras(services: list[str], descriptors: list[tuple[bytes, ...]], ready: Ready) -> Any:
+def _extras(
+    services: list[str], descriptors: list[tuple[bytes, ...]], ready: Ready
+) -> tuple[GrpcMount, ...]:
     async def status(service: str) -> bool | None:
         return await ready() if service in known else None
 
     known = frozenset(["", *services])
-    health, reflection = Health(status), Reflection(services, descriptors)
-    return {**health.methods, **reflection.methods}
+    return Health(status).mount, Reflection(services, descriptors).mount
 
 
 def _grpc_address(address: Address) -> str:

@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from gateway.transports.base import ServerLimits
-from gateway.transports.reference.grpc_health import Health
-from gateway.transports.reference.grpc_reflection import Reflection
+from gateway.transports.grpc_health import Health
+from gateway.transports.grpc_reflection import Reflection
 from gateway.wire.protobuf import WireError
 from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_quiet, serving
 
@@ -48,7 +48,7 @@ async def test_health_check() -> None:
     """Ready, not ready and unknown are told apart, and bytes that are no request refused."""
     health = Health(Switch())
     async with (
-        serving(Answers(echo), extras=health.methods) as server,
+        serving(Answers(echo), extras=(health.mount,)) as server,
         aio.insecure_channel(server.address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
@@ -68,7 +68,7 @@ async def test_health_watch_tells_of_changes_only() -> None:
     switch = Switch()
     health = Health(switch, interval_s=0.01)
     async with (
-        serving(Answers(echo), extras=health.methods) as server,
+        serving(Answers(echo), extras=(health.mount,)) as server,
         aio.insecure_channel(server.address) as channel,
     ):
         call = health_pb2_grpc.HealthStub(channel).Watch(
@@ -86,7 +86,7 @@ async def test_health_watches_are_bounded_and_given_back() -> None:
     """The thirty-third watch is refused; after one is cancelled there is room again."""
     health = Health(Switch(), interval_s=0.01)
     async with (
-        serving(Answers(echo), extras=health.methods) as server,
+        serving(Answers(echo), extras=(health.mount,)) as server,
         aio.insecure_channel(server.address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
@@ -111,7 +111,7 @@ async def test_health_is_answered_when_all_places_are_taken() -> None:
     health = Health(Switch())
     limits = ServerLimits(requests_in_flight=1, requests_queued=0)
     async with (
-        serving(frontend, limits, extras=health.methods) as server,
+        serving(frontend, limits, extras=(health.mount,)) as server,
         calling(server) as client,
         aio.insecure_channel(server.address) as channel,
     ):
@@ -151,7 +151,7 @@ REFLECTION = Reflection(["one.Echo", "two.Echo"], [schema("one"), schema("two")]
 
 async def test_reflection_gives_a_client_all_it_needs() -> None:
     """The library's own reflection client lists the services and builds their messages, imports too."""
-    async with serving(Answers(echo), extras=REFLECTION.methods) as server:
+    async with serving(Answers(echo), extras=(REFLECTION.mount,)) as server:
 
         def explore() -> tuple[list[str], bytes, str]:
             with grpc.insecure_channel(server.address) as channel:
@@ -176,7 +176,7 @@ async def test_reflection_speaks_both_versions(version: str) -> None:
     """Several questions on one stream are answered in order, under either name."""
     request = reflection_pb2.ServerReflectionRequest
     async with (
-        serving(Answers(echo), extras=REFLECTION.methods) as server,
+        serving(Answers(echo), extras=(REFLECTION.mount,)) as server,
         aio.insecure_channel(server.address) as channel,
     ):
         call = channel.stream_stream(
@@ -244,7 +244,7 @@ async def test_reflection_refuses_what_is_no_request() -> None:
     with pytest.raises(WireError):
         REFLECTION.answer(b"\x0a\xff")
     async with (
-        serving(Answers(echo), extras=REFLECTION.methods) as server,
+        serving(Answers(echo), extras=(REFLECTION.mount,)) as server,
         aio.insecure_channel(server.address) as channel,
     ):
         call = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")()

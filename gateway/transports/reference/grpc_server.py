@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import Any
@@ -39,6 +39,7 @@ from gateway.wire.http import size_of
 
 # Calls that need no place, such as health checks, still go through when all places are taken.
 _SPARE_CALLS = 64
+_UNBOUNDED = 1 << 62
 _AGE_GRACE_MS = 30_000
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
@@ -58,7 +59,7 @@ class GrpcServer:
         limits: Of this listener.
         budget: Bytes in flight, of the whole process.
         credentials: From `tls.grpc_server_credentials`; None for plain text.
-        extras: Further methods, by full path, that take no place and no bytes: health, reflection.
+        extras: Further mounts, whose calls take no place and no bytes: health, reflection.
     """
 
     def __init__(
@@ -69,13 +70,16 @@ class GrpcServer:
         budget: Budget,
         *,
         credentials: grpc.ServerCredentials | None = None,
-        extras: Mapping[str, grpc.RpcMethodHandler] | None = None,
+        extras: Sequence[GrpcMount] = (),
     ) -> None:
         self._address = address
         self._limits = limits
         self._credentials = credentials
         self._admission = _Admission(budget, limits)
-        self._handlers = dict(extras or {})
+        free = _Admission(Budget(_UNBOUNDED), limits, places=_UNBOUNDED)
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        for mount in extras:
+            self._handlers.update(_handlers(mount, free))
         for mount in reversed(mounts):
             self._handlers.update(_handlers(mount, self._admission))
         self._server: aio.Server | None = None
@@ -153,8 +157,9 @@ def _ms(seconds: float) -> int:
 class _Admission:
     """Places and bytes of one listener."""
 
-    def __init__(self, budget: Budget, limits: ServerLimits) -> None:
-        self._slots = Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued)
+    def __init__(self, budget: Budget, limits: ServerLimits, *, places: int | None = None) -> None:
+        places = limits.requests_in_flight if places is None else places
+        self._slots = Slots("requests_in_flight", places, limits.requests_queued)
         self._budget = budget
         self._wait_s = limits.queue_wait_s
         self.message_bytes = limits.message_bytes

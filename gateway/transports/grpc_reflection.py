@@ -1,4 +1,4 @@
-"""The gRPC reflection service, on raw bytes, beside the mounts of a server.
+"""The gRPC reflection service, on raw bytes, as a frontend like any other.
 
 It serves serialized file descriptors it was given and reads of them only names, so that each
 protocol may keep its descriptors in a pool of its own: grpcio's servicer serves one pool, and two
@@ -10,14 +10,13 @@ google/protobuf/descriptor.proto.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import grpc
-from grpc import aio
-
-from gateway.transports.reference.grpc_core import Context, write
-from gateway.wire.grpc import GrpcStatus
+from gateway.ir.errors import GatewayError
+from gateway.transports.base import GrpcMount
+from gateway.transports.grpc_health import refused
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import (
     LEN,
     VARINT,
@@ -104,13 +103,27 @@ class Reflection:
             self._add(files)
 
     @property
-    def methods(self) -> dict[str, grpc.RpcMethodHandler]:
-        """The service's handlers by full path, for the server's *extras*."""
-        handler = grpc.stream_stream_rpc_method_handler(self._info)
-        return {
-            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": handler
+    def mount(self) -> GrpcMount:
+        """The service, under both of its names, for a server's *extras*."""
+        methods = {
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": (
+                MethodKind.BIDIRECTIONAL
+            )
             for version in ("v1", "v1alpha")
         }
+        return GrpcMount(methods, self)
+
+    async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
+        """Answer one question of a stream; what is none ends the stream."""
+        try:
+            yield GrpcResponse((self.answer(wire.view.tobytes()),))
+        except WireError as error:
+            details = f"not a ServerReflectionRequest: {error}"
+            yield GrpcResponse(status=GrpcStatus.INVALID_ARGUMENT, details=details)
+
+    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+        """Say why a question was not read whole."""
+        return refused(error)
 
     def answer(self, message: bytes) -> bytes:
         """Answer one serialized ServerReflectionRequest.
@@ -147,16 +160,6 @@ class Reflection:
             package = [text(value, "package") for key, value in found if key == _PACKAGE]
             for symbol in _inside(found, "file", package[-1] if package else ""):
                 self._by_symbol.setdefault(symbol, file)
-
-    async def _info(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        while (message := await context.read()) is not aio.EOF:
-            try:
-                answer = self.answer(message)
-            except WireError as error:
-                context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                context.set_details(f"not a ServerReflectionRequest: {error}")
-                return
-            await write(context, answer)
 
 
 def _inside(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[str]:
