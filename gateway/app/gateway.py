@@ -13,7 +13,7 @@ import structlog
 from gateway import __version__
 from gateway.app.admin import AdminFrontend
 from gateway.app.check import check
-from gateway.app.listeners import Shared, build_listener
+from gateway.app.listeners import Shared, build_listener, received_bytes
 from gateway.app.memory import keep_large_buffers
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.routes import BuiltRoute, Place, build_route
@@ -25,6 +25,8 @@ from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import Observation, Observe
+from gateway.policies.regions import Regions
+from gateway.policies.shared_memory import Forwarded, Mapped, Memory, Refused, SharedMemory
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
@@ -102,7 +104,7 @@ class Gateway:
         ]
         self._server = self._server_answers(routes)
         self._routes = [route for built in routes for route in built.routes()]
-        self.service: Service = self._observed("")
+        self.service: Service = self._observed("", Refused())
         self._budget = Budget(config.in_flight_bytes or default_budget())
         self.metrics.watch(
             "gateway_in_flight_bytes",
@@ -120,6 +122,7 @@ class Gateway:
                 if built.http is not None
             },
         )
+        self._regions = Regions(config.shared_regions)
         self._data: dict[str, Server] = {}
         for listener in config.listeners:
             self._data |= self._listener(listener, shared)
@@ -206,13 +209,22 @@ class Gateway:
         )
 
     def _listener(self, listener: ListenerConfig, shared: Shared) -> dict[str, Server]:
-        service = self._observed(listener.default_model or "")
+        service = self._observed(listener.default_model or "", self._memory(listener))
         return build_listener(listener, service, self.ready, shared)
 
-    def _observed(self, default_model: str) -> Service:
+    def _memory(self, listener: ListenerConfig) -> Memory:
+        if listener.shared_memory == "forward":
+            return Forwarded([built.service for built in self._upstreams.values()])
+        if listener.shared_memory == "map":
+            return Mapped(self._regions, self._budget, received_bytes(listener))
+        return Refused()
+
+    def _observed(self, default_model: str, memory: Memory) -> Service:
         router = Router(self._routes, self._server, default_model=default_model)
         return Observe(
-            Statuses(router), self._record, lines_per_s=self._config.telemetry.log.calls_per_second
+            Statuses(SharedMemory(router, memory)),
+            self._record,
+            lines_per_s=self._config.telemetry.log.calls_per_second,
         )
 
     def _record(self, seen: Observation) -> None:
@@ -249,6 +261,7 @@ class Gateway:
         for built in self._upstreams.values():
             await built.close()
         await self._models.close()
+        self._regions.close()
 
 
 # Only what every path through the gateway carries.

@@ -61,7 +61,7 @@ def build_listener(
         LookupError: No such protocol.
         ValueError: An option or TLS file is wrong, or strict security forbids the address.
     """
-    limits: ServerLimits = overridden(ServerLimits(), config.limits)
+    limits = _limits(config)
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
     descriptors: list[tuple[bytes, ...]] = []
@@ -107,6 +107,16 @@ def build_listener(
         name = _unused(name, servers)
         servers[name] = _stream_server(config, stream, service, (limits, messages), shared)
     return servers
+
+
+def received_bytes(config: ListenerConfig) -> int:
+    """Return the most bytes of one message that a listener takes."""
+    return _limits(config).message_bytes
+
+
+def _limits(config: ListenerConfig) -> ServerLimits:
+    limits: ServerLimits = overridden(ServerLimits(), config.limits)
+    return limits
 
 
 def _stream_server(

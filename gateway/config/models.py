@@ -135,6 +135,9 @@ class ListenerConfig(Model):
     """HTTP upstream that gets the paths no protocol claims."""
     default_model: Name | None = None
     """Model of requests whose protocol names none."""
+    shared_memory: Literal["off", "forward", "map"] = "off"
+    """Tensors in POSIX shared memory: forward passes regions on to the upstreams, map copies from
+    and to them here. Whoever can connect reaches every segment that the gateway's user can."""
     tls: TlsConfig | None = None
     limits: ServerLimitsConfig = ServerLimitsConfig()
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -356,3 +359,5 @@ class Config(Model):
     lifecycle: LifecycleConfig = LifecycleConfig()
     in_flight_bytes: Size | None = None
     """Most bytes of requests held at once; 512 MiB or 40% of the cgroup's memory by default."""
+    shared_regions: int = Field(128, ge=1)
+    """Most regions of shared memory registered at once."""

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters, Sequence
 from gateway.ir.copying import copied
+from gateway.ir.data import SharedData
 from gateway.ir.metadata import (
     ModelMetadata,
     RepositoryEntry,
@@ -199,6 +200,16 @@ class InferRequest(Call[InferResponse]):
     timeout_us: int | None = None
     parameters: Parameters = field(default_factory=dict)
     batch_size: int | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a tensor lies in shared memory, or shall be put there.
+
+        What two such requests mean may differ though they are equal.
+        """
+        return any(type(tensor.data) is SharedData for tensor in self.inputs) or any(
+            output.shared is not None for output in self.outputs
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

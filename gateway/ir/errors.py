@@ -87,6 +87,18 @@ class NoRoute(NotFound):
     """No route matches the call."""
 
 
+class RegionNotFound(NotFound):
+    """No region of shared memory is registered under this name."""
+
+
+class RegionExists(InvalidRequest):
+    """A region of shared memory is registered under this name already."""
+
+
+class RegionUnusable(InvalidRequest):
+    """A segment cannot be opened, or has not the room that a region or a tensor needs."""
+
+
 class NotReady(GatewayError):
     """The model or server exists and cannot answer yet."""
 

@@ -20,6 +20,7 @@ from gateway.ir.calls import Call
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import watch
 from gateway.routing.affinity import Affinity, sequence_of
+from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -107,8 +108,14 @@ class Endpoints:
         self._turn = 0
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Ask one endpoint."""
-        endpoint = self._choose(call)
+        """Ask one endpoint, or all of them what each must know itself."""
+        if type(call) in EVERYWHERE and len(self.endpoints) > 1:
+            return await ask_everywhere(
+                call, [partial(self._ask, endpoint) for endpoint in self.endpoints]
+            )
+        return await self._ask(self._choose(call), call)
+
+    async def _ask(self, endpoint: Endpoint, call: Call[R], /) -> R:
         endpoint.pending += 1
         try:
             reply = await endpoint.service(call)

@@ -38,7 +38,6 @@ from tests.cases.trtis_golden import EXCHANGES, Exchange
 OPEN = {
     "model_control": True,
     "repository_index": True,
-    "shared_memory": "forward",
     "server_version": "1.12.0",
 }
 HTTP: Any = HttpCodec(DEFAULT_LIMITS, OPEN)

@@ -17,6 +17,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelUnloadRequest,
     ServerStatusRequest,
+    SharedRegisterRequest,
 )
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -26,6 +27,9 @@ from gateway.ir.errors import (
     ModelNotFound,
     NotFound,
     NotReady,
+    RegionExists,
+    RegionNotFound,
+    RegionUnusable,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcStatus
@@ -85,10 +89,6 @@ class UnknownMode(InvalidRequest):
     """A mode or action that is none of those there are: UNKNOWN, not INVALID_ARG."""
 
 
-class RegionNotFound(NotFound):
-    """No region of shared memory has this name: NOT_FOUND, in whatever call."""
-
-
 def status_of(call: Call[Any] | None, error: GatewayError, limit_bytes: int) -> Status:
     """Return the request status that *error* is answered with.
 
@@ -102,9 +102,10 @@ def status_of(call: Call[Any] | None, error: GatewayError, limit_bytes: int) -> 
 
 
 def _code_of(call: Call[Any] | None, error: GatewayError) -> int:
-    if isinstance(error, UnknownMode):
-        return pb.UNKNOWN
-    if error.code is ErrorCode.NOT_FOUND and not isinstance(error, RegionNotFound):
+    for kind, code in _OF_KINDS.items():
+        if isinstance(error, kind):
+            return code
+    if error.code is ErrorCode.NOT_FOUND:
         if isinstance(call, InferRequest):
             return pb.UNAVAILABLE
         if isinstance(call, ServerStatusRequest):
@@ -116,12 +117,26 @@ def _code_of(call: Call[Any] | None, error: GatewayError) -> int:
     return STATUS[error.code]
 
 
+# Finer than the codes of the IR.
+_OF_KINDS: dict[type[GatewayError], int] = {
+    UnknownMode: pb.UNKNOWN,
+    RegionNotFound: pb.NOT_FOUND,
+    RegionExists: pb.ALREADY_EXISTS,
+    RegionUnusable: pb.INTERNAL,
+}
+
+
 def error_class_of(call: Call[Any], code: int) -> type[GatewayError]:
     """Return the kind of error that an upstream's request status means.
 
-    UNAVAILABLE as the answer to an inference is a model that is not served or not ready;
-    INVALID_ARG as the answer to a question about a model is a model that there is none of.
+    UNAVAILABLE as the answer to an inference is a model that is not served or not ready, NOT_FOUND
+    a region of shared memory; INVALID_ARG as the answer to a question about a model is a model that
+    there is none of.
     """
+    if code == pb.NOT_FOUND and isinstance(call, InferRequest):
+        return RegionNotFound
+    if code == pb.ALREADY_EXISTS and isinstance(call, SharedRegisterRequest):
+        return RegionExists
     if code == pb.UNAVAILABLE and isinstance(call, InferRequest):
         return NotReady
     if code == pb.INVALID_ARG and call.model is not None and not isinstance(call, InferRequest):

@@ -52,7 +52,7 @@ from gateway.protocols.trtis.answers import (
     unknown,
 )
 from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
-from gateway.protocols.trtis.gates import check_allowed, check_regions
+from gateway.protocols.trtis.gates import check_allowed
 from gateway.protocols.trtis.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.header import HeaderReader, id_of_message, number_of, write_header
 from gateway.protocols.trtis.messages import SERVICE
@@ -120,8 +120,8 @@ class GrpcCodec:
         Raises:
             InvalidRequest: The message is wrong; its id, where it has one, is kept for the answer.
             TooLarge: A limit is exceeded.
-            NotFound: No region of shared memory has the name.
-            Forbidden, Unsupported: The listener does not allow the call.
+            Unsupported: There is no such method.
+            Forbidden: The listener does not allow the call.
         """
         if wire.method in (_INFER, _STREAM):
             return self._decode_infer(wire)
@@ -231,7 +231,6 @@ class GrpcCodec:
             meta_data = message.meta_data
             model = self._model(message)
             header = self._headers.message(meta_data)
-            check_regions(header, self._options)
             return request_of(model, context, header, tensors_of_entries(header, message.raws))
         except GatewayError as error:
             error.origin = error.origin or Origin(NAME, wire, id_of_message(meta_data))

@@ -50,7 +50,7 @@ from gateway.protocols.trtis.errors import (
     NoSuchPath,
     status_of,
 )
-from gateway.protocols.trtis.gates import check_allowed, check_regions
+from gateway.protocols.trtis.gates import check_allowed
 from gateway.protocols.trtis.header import HeaderReader, id_of_text, number_of
 from gateway.protocols.trtis.headers import NAME, NEEDS, REQUEST, RESPONSE, STATUS, context_of
 from gateway.protocols.trtis.messages import write_index, write_shared_status
@@ -122,9 +122,9 @@ class HttpCodec:
 
         Raises:
             InvalidRequest: Path, method, headers or body are wrong.
-            NotFound: There is no such path, or no such region of shared memory.
+            NotFound: There is no such path.
             TooLarge: A limit is exceeded.
-            Forbidden, Unsupported: The listener does not allow the call.
+            Forbidden: The listener does not allow the call.
         """
         infer = paths.find_infer(wire.method, wire.path)
         query = paths.read_query(wire.query)
@@ -232,7 +232,6 @@ class HttpCodec:
                 raise HeaderMissing("an inference needs the header NV-InferRequest")
             asked = paths.Asked(match, query, wire.view, context_of(wire, form), self._limits)
             header = self._headers.text(text)
-            check_regions(header, self._options)
             inputs = tensors_of_body(header, asked.body)
             return request_of(asked.model(), asked.context, header, inputs)
         except GatewayError as error:

@@ -28,7 +28,6 @@ class TrtisOptions:
         version_zero: Model version 0 over gRPC, which real servers refuse: "refuse" or "latest".
         model_control: Load and unload are passed on.
         repository_index: The index of models is given.
-        shared_memory: "off", or "forward": regions are the target's.
     """
 
     server_id: str = "inference:0"
@@ -37,7 +36,6 @@ class TrtisOptions:
     version_zero: str = "refuse"
     model_control: bool = False
     repository_index: bool = False
-    shared_memory: str = "off"
 
     @property
     def sends_schedule(self) -> bool:
@@ -79,7 +77,6 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "version_zero": (_among("refuse", "latest"), "refuse or latest"),
     "model_control": (_flag, "true or false"),
     "repository_index": (_flag, "true or false"),
-    "shared_memory": (_among("off", "forward"), "off or forward"),
 }
 
 

@@ -33,7 +33,6 @@ from tests.cases.trtis_golden import EXCHANGES, INDEX, METADATA, Exchange, array
 OPEN: Mapping[str, Any] = {
     "model_control": True,
     "repository_index": True,
-    "shared_memory": "forward",
 }
 CODECS: dict[str, Any] = {
     "http": HttpCodec(DEFAULT_LIMITS, OPEN),

@@ -31,8 +31,10 @@ from gateway.ir.errors import (
     InvalidTensor,
     MalformedMessage,
     ModelNotFound,
-    NotFound,
     NotReady,
+    RegionExists,
+    RegionNotFound,
+    RegionUnusable,
     Unavailable,
     Unsupported,
     UpstreamError,
@@ -52,7 +54,7 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from tests.cases.trtis_grpc import CALLS, SERVICE, CallCase, answer, ask
 from tests.cases.trtis_http import REPLY, SYSTEM, X_RAW, M, X, raw
 
-OPEN = {"model_control": True, "repository_index": True, "shared_memory": "forward"}
+OPEN = {"model_control": True, "repository_index": True}
 CODEC: Any = GrpcCodec(DEFAULT_LIMITS, {})
 WIDE: Any = GrpcCodec(DEFAULT_LIMITS, OPEN)
 OK = pb.RequestStatus(code=pb.SUCCESS, server_id="s", request_id=1)
@@ -251,11 +253,6 @@ def test_version_zero_is_a_version() -> None:
             pb.UNAVAILABLE,
         ),
         (ask(pb.RepositoryRequest(index=True), "Repository"), Forbidden, pb.UNAVAILABLE),
-        (
-            ask(pb.SharedMemoryControlRequest(status={}), "SharedMemoryControl"),
-            Unsupported,
-            pb.UNSUPPORTED,
-        ),
     ],
 )
 def test_refuses_other_calls(wire: GrpcRequest, failure: type[GatewayError], code: int) -> None:
@@ -276,16 +273,19 @@ def test_unknown_control_action_is_unknown() -> None:
     assert read(WIDE.encode_error(None, caught.value)).request_status.code == pb.UNKNOWN
 
 
-def test_shared_memory_that_is_off_knows_no_region() -> None:
-    """An inference with a region is refused as one whose region is not registered."""
-    message = infer(id=3)
-    message.meta_data.input[0].shared_memory.name = "r"
-    with pytest.raises(NotFound, match="registered as 'r'") as caught:
-        CODEC.decode_call(ask(message))
-    found = read(CODEC.encode_error(None, caught.value))
-    assert (found.request_status.code, found.meta_data.id) == (pb.NOT_FOUND, 3)
-    call = InferRequest(model=M, id="3")
-    assert read(CODEC.encode_error(call, ModelNotFound("no"))).request_status.code == pb.UNAVAILABLE
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RegionNotFound("r"), pb.NOT_FOUND),
+        (RegionExists("r"), pb.ALREADY_EXISTS),
+        (RegionUnusable("r"), pb.INTERNAL),
+        (ModelNotFound("m"), pb.UNAVAILABLE),
+    ],
+)
+def test_regions_are_refused_in_its_own_words(error: GatewayError, code: int) -> None:
+    """What is wrong with a region has the status that real servers give it; a model has another."""
+    found = read(CODEC.encode_error(InferRequest(model=M, id="3"), error))
+    assert (found.request_status.code, found.meta_data.id) == (code, 3)
 
 
 def test_answers_other_calls() -> None:

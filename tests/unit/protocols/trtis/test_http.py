@@ -48,7 +48,7 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.trtis_http import CALLS, REPLY, SYSTEM, X_RAW, CallCase, M, get, post, raw
 
-OPEN = {"model_control": True, "repository_index": True, "shared_memory": "forward"}
+OPEN = {"model_control": True, "repository_index": True}
 CODEC: Any = HttpCodec(DEFAULT_LIMITS, {})
 WIDE: Any = HttpCodec(DEFAULT_LIMITS, OPEN)
 HEADER = 'batch_size: 2 input { name: "x" dims: 2 } output { name: "y" }'
@@ -153,8 +153,6 @@ def test_inputs_of_told_sizes_are_views() -> None:
         ("batch_size: 1 input { name: 'a\\n' }", b"", InvalidRequest, "control"),
         ("batch_size: 4294967295 input { name: 'a' dims: 9 }", b"", TooLarge, "elements"),
         ("batch_size: x", b"", MalformedMessage, "no integer"),
-        ("batch_size: 1 input { name: 'a' shared_memory {} }", b"", NotFound, "not enabled"),
-        ("batch_size: 1 output { name: 'a' shared_memory {} }", b"", NotFound, "not enabled"),
         (None, b"", InvalidRequest, "NV-InferRequest"),
     ],
 )
@@ -180,22 +178,16 @@ def test_refused_inference_echoes_its_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "header"),
+    "header",
     [
-        (
-            {"shared_memory": "forward"},
-            "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }",
-        ),
-        (
-            {"shared_memory": "forward"},
-            "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }",
-        ),
+        "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }",
+        "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }",
     ],
 )
-def test_refuses_what_shared_memory_cannot_be(options: dict[str, Any], header: str) -> None:
+def test_refuses_what_shared_memory_cannot_be(header: str) -> None:
     """Sizes of a shared input agree; classes are not put into shared memory."""
     with pytest.raises(InvalidRequest, match="shared memory"):
-        HttpCodec(DEFAULT_LIMITS, options).decode_call(post(header))
+        CODEC.decode_call(post(header))
 
 
 @pytest.mark.parametrize(
@@ -277,14 +269,12 @@ def test_profile_does_nothing() -> None:
         (post(None, target="/api/modelcontrol/load/m"), Forbidden, pb.UNAVAILABLE),
         (post(None, target="/api/modelcontrol/unload/m"), Forbidden, pb.UNAVAILABLE),
         (get("/api/repository/index"), Forbidden, pb.UNAVAILABLE),
-        (get("/api/sharedmemorycontrol/status"), Unsupported, pb.UNSUPPORTED),
-        (post(None, target="/api/sharedmemorycontrol/unregisterall"), Unsupported, pb.UNSUPPORTED),
     ],
 )
 def test_gates_are_closed_by_default(
     wire: HttpRequest, failure: type[GatewayError], code: int
 ) -> None:
-    """Control, index and shared memory are refused unless the listener allows them."""
+    """Control and index are refused unless the listener allows them."""
     with pytest.raises(failure, match="not enabled here") as caught:
         CODEC.decode_call(wire)
     written = CODEC.encode_error(None, caught.value)

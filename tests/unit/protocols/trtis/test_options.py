@@ -40,7 +40,6 @@ def test_options_are_read() -> None:
         ({"max_batch_size": True}, "from 1 to"),
         ({"version_zero": "no"}, "refuse or latest"),
         ({"model_control": "yes"}, "true or false"),
-        ({"shared_memory": "map"}, "off or forward"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], text: str) -> None:
