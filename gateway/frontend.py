@@ -1,4 +1,4 @@
-"""Frontend: one wire request in, one or more wire answers out.
+"""Frontend: one wire request in, one or more wire answers out; and sessions, of many requests.
 
 The one place where errors become wire errors. Generic: it names no protocol and no socket.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest, sequence_of
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.streams import close_stream
 from gateway.service import Service
-from gateway.wire.codec import Codec
+from gateway.session import Asked, Gate, Said, Session
+from gateway.wire.codec import Codec, StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
 
@@ -78,6 +81,9 @@ class Frontend(Generic[Q, A]):
         # Unique within the process and, by its random part, between processes.
         self._prefix = os.urandom(6).hex()
         self._numbers = itertools.count(1)
+        self._sessions = itertools.count(1)
+        # What a codec need not have: most protocols have nothing of their own to say there.
+        self._streaming: StreamCodec[A] | None = codec if isinstance(codec, StreamCodec) else None
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
@@ -91,36 +97,111 @@ class Frontend(Generic[Q, A]):
 
     async def ask(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Answer *wire* as calling does: with the one answer, or a generator where it streams."""
+        call = self._decoded(wire)
+        if isinstance(call, GatewayError):
+            return self.refuse(call)
+        if isinstance(call, StreamInferRequest):
+            return self._stream(call)
+        return await self._single(call)
+
+    async def session(
+        self, wires: AsyncIterator[Q], gate: Gate[Q, A], /
+    ) -> AsyncGenerator[A, None]:
+        """Answer the messages of one bidirectional stream, several at a time.
+
+        Ends when *wires* has, and all have been answered; closing it ends what is under way.
+        Raises no `GatewayError`.
+
+        Args:
+            wires: Read no further than *gate* allows.
+            gate: What the transport allows.
+        """
+        number = next(self._sessions)
+        session: Session[A] = Session(gate.most)
+        calls = (self._asked(wire, gate, number) async for wire in wires)
+        async with aclosing(calls), aclosing(session.run(calls)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def _asked(self, wire: Q, gate: Gate[Q, A], session: int) -> Asked[A]:
+        call = self._decoded(wire)
+        if isinstance(call, GatewayError):
+            return Asked(partial(self._refused_only, call))
+        call = call.within(session=session)
+        sequence = sequence_of(call)
+        lane = None if sequence is None else (call.model, sequence.id)
+        return Asked(partial(self._answers, call, wire, gate), lane)
+
+    async def _refused_only(self, error: GatewayError) -> AsyncGenerator[Said[A], None]:
+        yield Said(self.refuse(error), alone=True)
+
+    async def _answers(
+        self, call: Call[Any], wire: Q, gate: Gate[Q, A]
+    ) -> AsyncGenerator[Said[A], None]:
+        """Answer one message of a session within what its transport allows."""
+        try:
+            async with gate.place(wire), aclosing(self._said(call)) as answers:
+                async for said in answers:
+                    gate.check(said.answer)
+                    yield said
+        except GatewayError as error:  # the gate's: the call's own were answered
+            self._refused(self._codec.name, error)
+            yield Said(self._failed(call, error), alone=True)
+
+    def _decoded(self, wire: Q) -> Call[Any] | GatewayError:
+        """Read *wire*; return what is wrong with it rather than raise."""
         try:
             call = self._codec.decode_call(wire)
         except GatewayError as error:
-            return self.refuse(error)
+            return error
         except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
-            return self.refuse(_internal(error, None))
+            return _internal(error, None)
         if not call.context.request_id:
             call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
-        if isinstance(call, StreamInferRequest):
-            return self._stream(call)
+        return call
+
+    async def _stream(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
+        async with aclosing(self._said(call)) as answers:
+            async for said in answers:
+                yield said.answer
+
+    async def _said(self, call: Call[Any]) -> AsyncGenerator[Said[A], None]:
+        """Give every answer to *call*; what goes wrong is the last."""
+        if not isinstance(call, StreamInferRequest):
+            yield Said(await self._single(call), alone=True)
+            return
+        last: InferResponse | None = None
+        try:
+            items = await self._service(call)
+            try:
+                async for item in items:
+                    answer = self._codec.encode_item(call, item)
+                    alone, first, last = last is None and item.final, last is None, item
+                    yield Said(self._stamped(call, answer) if first else answer, alone)
+            finally:
+                await close_stream(items)
+            end = None if self._streaming is None else self._streaming.encode_end(call, last)
+            if end is not None:
+                yield Said(end, alone=last is None)
+        except Exception as error:  # noqa: BLE001
+            failed = self._failed(call, error, late=last is not None)
+            yield Said(failed if last is not None else self._stamped(call, failed), alone=True)
+
+    async def _single(self, call: Call[Any]) -> A:
         try:
             answer = self._codec.encode_reply(call, await self._service(call))
         except Exception as error:  # noqa: BLE001
             answer = self._failed(call, error)
+        return self._stamped(call, answer)
+
+    def _stamped(self, call: Call[Any], answer: A) -> A:
         return self._stamp(answer, call.context.request_id)
 
-    async def _stream(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
-        request_id = call.context.request_id
-        first = True
-        try:
-            async with aclosing(self._items(call)) as items:
-                async for item in items:
-                    yield self._stamp(item, request_id) if first else item
-                    first = False
-        except Exception as error:  # noqa: BLE001
-            yield self._stamp(self._failed(call, error), request_id)
-
-    def _failed(self, call: Call[Any], error: Exception) -> A:
+    def _failed(self, call: Call[Any], error: Exception, *, late: bool = False) -> A:
         """Say *error* in the protocol's form; what is no `GatewayError` is a bug of ours."""
         known = error if isinstance(error, GatewayError) else _internal(error, call)
+        if late and self._streaming is not None and isinstance(call, StreamInferRequest):
+            return self._streaming.encode_late_error(call, known)
         return self._codec.encode_error(call, known)
 
     def refuse(self, error: GatewayError, /) -> A:
@@ -143,16 +224,6 @@ class Frontend(Generic[Q, A]):
             _internal(bug, None)
             return self._codec.encode_error(None, error)
         return self._codec.encode_error(call, error)
-
-    async def _items(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
-        answers = await self._service(call)
-        try:
-            async for item in answers:
-                yield self._codec.encode_item(call, item)
-        finally:
-            close = getattr(answers, "aclose", None)
-            if close is not None:
-                await close()
 
 
 def _internal(error: Exception, call: Call[Any] | None) -> InternalError:

@@ -71,6 +71,8 @@ class ServerLimitsConfig(Model):
     keepalive: Duration | None = None
     tls_handshake: Duration | None = None
     pipelined_requests: int | None = Field(None, ge=1)
+    stream_requests: int | None = Field(None, ge=1)
+    """Messages of one bidirectional stream that are answered at a time."""
 
 
 class MessageLimitsConfig(Model):

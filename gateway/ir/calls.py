@@ -217,3 +217,16 @@ class StreamInferRequest(Call[AsyncIterator[InferResponse]]):
     """One inference that may be answered any number of times."""
 
     request: InferRequest
+
+
+def inference_of(call: Call[Any], /) -> InferRequest | None:
+    """Return the inference that *call* is, or opens a stream of; None for other questions."""
+    if isinstance(call, StreamInferRequest):
+        return call.request
+    return call if isinstance(call, InferRequest) else None
+
+
+def sequence_of(call: Call[Any], /) -> Sequence | None:
+    """Return the sequence that *call* belongs to, None when it stands alone."""
+    request = inference_of(call)
+    return None if request is None else request.sequence

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.calls import Call, InferResponse, sequence_of
 from gateway.ir.errors import NotSent
 from gateway.ir.streams import close_stream, map_stream, watch
 from gateway.service import Service
@@ -92,8 +92,7 @@ class Retry:
 
     def _pause(self, call: Call[Any], error: NotSent) -> float | None:
         """Return how long to wait before a second attempt, None for no second attempt."""
-        request = call.request if isinstance(call, StreamInferRequest) else call
-        if isinstance(request, InferRequest) and request.sequence is not None:
+        if sequence_of(call) is not None:
             return None
         if self._retrying >= max(self._least, int(self._ratio * self._active)):
             return None

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unavailable
 
@@ -60,15 +58,6 @@ class Affinity:
             if len(self._places) > self._most:
                 del self._places[next(iter(self._places))]
         return place
-
-
-def sequence_of(call: Call[Any], /) -> Sequence | None:
-    """Return the sequence that *call* belongs to, None when it stands alone."""
-    if isinstance(call, InferRequest):
-        return call.sequence
-    if isinstance(call, StreamInferRequest):
-        return call.request.sequence
-    return None
 
 
 def rendezvous(key: str, places: Mapping[str, float]) -> str:

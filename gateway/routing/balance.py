@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
-from gateway.ir.calls import Call, ModelReadyRequest
+from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
-from gateway.routing.affinity import Affinity, sequence_of
+from gateway.routing.affinity import Affinity
 from gateway.service import Service
 from gateway.telemetry.taken import note_target
 

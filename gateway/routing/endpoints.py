@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call
+from gateway.ir.calls import Call, sequence_of
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import watch
-from gateway.routing.affinity import Affinity, sequence_of
+from gateway.routing.affinity import Affinity
 from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
 from gateway.service import Service
 

@@ -9,10 +9,12 @@ it, and does not reuse the connection.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
+from gateway.session import Gate as Gate  # noqa: PLC0414  # part of the contract
 from gateway.transports.admission import Budget as Budget  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
@@ -55,6 +57,7 @@ class ServerLimits:
     keepalive_s: float = 75.0
     tls_handshake_s: float = 10.0
     pipelined_requests: int = 16
+    stream_requests: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,8 @@ class ServerFrontend(Protocol[Q_contra, A_co]):
 
     One that mostly gives single answers may have `ask` too, as `gateway.frontend` has: a generator
     around one answer costs more than many an answer.  One whose clients know answers by their ids
-    may have `refuse_wire`, for messages that were read whole: see `refuse` below.
+    may have `refuse_wire`, for messages that were read whole: see `refuse` below.  One that answers
+    several messages of a bidirectional stream at a time has `session`: see below.
     """
 
     def __call__(self, wire: Q_contra, /) -> AsyncGenerator[A_co, None]:
@@ -105,6 +109,46 @@ def refuse(frontend: ServerFrontend[Q, A], wire: Q, error: GatewayError) -> A:
         return frontend.refuse(error)
     found: A = knowing(wire, error)
     return found
+
+
+async def session(
+    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: Gate[Q, A]
+) -> AsyncGenerator[A, None]:
+    """Answer the messages of one bidirectional stream; what its server transport runs.
+
+    The transport reads, and writes; in which order messages are answered is the frontend's affair.
+
+    - *wires* gives each message as it comes, waiting for it, and ends when the client closes its
+      half. It is asked for the next one only while fewer than `stream_requests` are being answered,
+      so a client that is not read from is held up by the flow control of the wire.
+    - *gate* holds a place and the bytes of a message while that one is answered, and refuses
+      answers over the limit. Both refusals are answered in the stream, which goes on.
+    - Each answer is to be written before the next one is asked for: what the client does not take
+      is not made. An answer with a status that is not OK ends the stream there.
+    - When the client leaves, the transport closes this generator, which cancels the calls.
+
+    A frontend without a session of its own is given one message at a time.
+    """
+    own: Any = getattr(frontend, "session", None)
+    answers: AsyncGenerator[A, None] = (
+        _one_by_one(frontend, wires, gate) if own is None else own(wires, gate)
+    )
+    async with aclosing(answers):
+        async for answer in answers:
+            yield answer
+
+
+async def _one_by_one(
+    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: Gate[Q, A]
+) -> AsyncGenerator[A, None]:
+    async for wire in wires:
+        try:
+            async with gate.place(wire), aclosing(frontend(wire)) as answers:
+                async for answer in answers:
+                    gate.check(answer)
+                    yield answer
+        except GatewayError as error:
+            yield refuse(frontend, wire, error)
 
 
 class Server(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Need
@@ -21,6 +21,7 @@ from gateway.wire.stream import Frame, Framer
 R = TypeVar("R")
 Q = TypeVar("Q")
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 
 class Codec(Protocol[Q, A]):
@@ -62,6 +63,19 @@ class Codec(Protocol[Q, A]):
 
     def decode_item(self, call: StreamInferRequest, wire: A, /) -> InferResponse:
         """Read one answer of an upstream's stream."""
+        ...
+
+
+@runtime_checkable
+class StreamCodec(Protocol[A_co]):
+    """What a codec has besides when its streams have words of their own for how they end."""
+
+    def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> A_co | None:
+        """Write what ends a stream that went well, None for nothing; *last* was its last answer."""
+        ...
+
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> A_co:
+        """Write an error that comes after an answer; before the first it is `encode_error`'s."""
         ...
 
 

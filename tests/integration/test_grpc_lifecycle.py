@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -14,7 +14,7 @@ from grpc import aio
 from gateway.ir.errors import Unavailable
 from gateway.transports.base import Budget, ClientLimits, ServerLimits
 from gateway.transports.reference.grpc_server import GrpcServer
-from gateway.wire.grpc import GrpcStatus
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     BIDI,
     MIB,
@@ -116,7 +116,7 @@ async def test_drain_without_calls_is_quick_and_stopping_twice_is_harmless() -> 
 
 
 async def test_bidirectional_messages_are_calls_of_their_own() -> None:
-    """Each message is answered before the next is taken, and a status ends the stream."""
+    """A frontend without sessions is given one message at a time, in order."""
     frontend = Answers(echo)
     async with serving(frontend) as server, aio.insecure_channel(server.address) as channel:
 
@@ -140,6 +140,31 @@ async def test_leaving_a_bidirectional_stream_cancels_its_call() -> None:
         call.cancel()
         async with asyncio.timeout(0.1):
             await frontend.cancelled.wait()
+
+
+async def test_a_session_that_is_not_read_from_stops_its_calls() -> None:
+    """A client that writes and does not read is held up, and holds a bounded part of the answers."""
+    made = 0
+
+    async def endless(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        nonlocal made
+        while True:
+            made += 1
+            yield GrpcResponse((b"x" * 65_536,))
+
+    async with (
+        serving(Answers(endless)) as server,
+        aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.stream_stream(BIDI)()
+        await call.write(b"x")
+        await call.read()
+        before = -1
+        while made != before:  # the windows of HTTP/2 fill up
+            before = made
+            await asyncio.sleep(0.1)
+        assert 65_536 * made < 16 * MIB
+        call.cancel()
 
 
 async def test_old_connections_are_replaced_without_loss() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.frontend import Frontend, stamp_grpc, stamp_http
@@ -12,7 +13,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import GatewayError, MalformedMessage, NotFound
+from gateway.ir.errors import GatewayError, MalformedMessage, NotFound, Overloaded, TooLarge
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
 from tests.fakes import FakeStream, ScriptedService
@@ -175,3 +176,109 @@ def test_http_and_grpc_answers_are_stamped_in_their_own_form() -> None:
     assert expected == http
     grpc = stamp_grpc(GrpcResponse((b"x",), metadata=(("a", "b"),)), "id")
     assert GrpcResponse((b"x",), metadata=(("a", "b"), ("x-request-id", "id"))) == grpc
+
+
+class Gate:
+    """Lets everything through but what is in *full* and answers of *long*; counts who is in."""
+
+    def __init__(self, *, full: frozenset[str] = frozenset(), long: str = "") -> None:
+        self.most = 8
+        self.inside = 0
+        self._full = full
+        self._long = long
+
+    @asynccontextmanager
+    async def place(self, wire: str, /) -> AsyncIterator[None]:
+        if wire in self._full:
+            raise Overloaded("no place")
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def check(self, answer: str, /) -> None:
+        if answer == self._long:
+            raise TooLarge("too long")
+
+
+async def session_of(service: Any, *wires: str, gate: Gate | None = None) -> list[str]:
+    async def coming() -> AsyncIterator[str]:
+        for wire in wires:
+            yield wire
+
+    frontend: Frontend[str, str] = Frontend(TextCodec(), service)
+    return [answer async for answer in frontend.session(coming(), gate or Gate())]
+
+
+async def test_answers_the_messages_of_a_session_in_their_order() -> None:
+    """Each message is a call; one that cannot be read is answered in its place, and all goes on."""
+    service = ScriptedService(True, False)
+    found = await session_of(service, "live", "?", "live")
+    assert ["reply True", "invalid_argument: '?' is no call", "reply False"] == found
+
+
+async def test_numbers_sessions() -> None:
+    """The calls of one stream carry its number, those of another another one."""
+    service = ScriptedService(always=True)
+    frontend: Frontend[str, str] = Frontend(TextCodec(), service)
+
+    async def coming(*wires: str) -> AsyncIterator[str]:
+        for wire in wires:
+            yield wire
+
+    for wires in (("live", "live"), ("live",)):
+        assert [each async for each in frontend.session(coming(*wires), Gate())]
+    first, second, other = (call.context.session for call in service.calls)
+    assert first is not None
+    assert first == second
+    assert other not in (None, first)
+
+
+async def test_a_message_without_a_place_is_refused_in_the_session() -> None:
+    """What the transport refuses is answered, and the stream goes on."""
+    gate = Gate(full=frozenset({"known"}))
+    found = await session_of(ScriptedService(True), "known", "live", gate=gate)
+    assert ["overloaded: no place", "reply True"] == found
+    assert 0 == gate.inside
+
+
+async def test_an_answer_that_is_too_large_is_refused_in_the_session() -> None:
+    """An answer the transport cannot send becomes an error, and the call ends there."""
+    stream = FakeStream([response("1"), response("2"), response("3")])
+    gate = Gate(long="item 2")
+    assert ["item 1", "too_large: too long"] == await session_of(
+        ScriptedService(stream), "stream", gate=gate
+    )
+    assert 1 == stream.closed
+    assert 0 == gate.inside
+
+
+class WordyCodec(TextCodec):
+    """Has words of its own for how streams end."""
+
+    def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> str | None:
+        return None if last is not None and last.final else f"end after {last and last.id}"
+
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> str:
+        return f"late {error.message}"
+
+
+async def wordy(*items: InferResponse | BaseException) -> list[str]:
+    service = ScriptedService(FakeStream(items))
+    frontend: Frontend[str, str] = Frontend(WordyCodec(), service)
+    return [answer async for answer in frontend("stream")]
+
+
+async def test_a_codec_may_have_words_for_the_end_of_a_stream() -> None:
+    """They come after the last answer, and alone when there was none; nothing may be said."""
+    more = InferResponse(model=ModelRef("m"), outputs=(), id="1", final=False)
+    assert ["item 1", "end after 1"] == await wordy(more)
+    assert ["end after None"] == await wordy()
+    assert ["item 2"] == await wordy(response("2"))
+
+
+async def test_a_codec_may_have_words_for_an_error_after_an_answer() -> None:
+    """Before the first answer an error is said as always."""
+    assert ["item 1", "late lost"] == await wordy(response("1"), NotFound("lost"))
+    assert ["not_found: lost"] == await wordy(NotFound("lost"))

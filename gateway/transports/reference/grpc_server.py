@@ -28,14 +28,21 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.service import Alarm
-from gateway.transports.admission import Slots
-from gateway.transports.base import Budget, GrpcFrontend, GrpcMount, ServerLimits, ask, refuse
+from gateway.transports.base import (
+    Budget,
+    GrpcFrontend,
+    GrpcMount,
+    ServerLimits,
+    ask,
+    refuse,
+    session,
+)
 from gateway.transports.reference.grpc_address import bound_address, require_free
+from gateway.transports.reference.grpc_admission import Admission, Gate
 from gateway.transports.reference.grpc_core import Context, keep_log_quiet, write
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF, sendable
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.http import size_of
 
 # Calls that need no place, such as health checks, still go through when all places are taken.
 _SPARE_CALLS = 64
@@ -75,8 +82,8 @@ class GrpcServer:
         self._address = address
         self._limits = limits
         self._credentials = credentials
-        self._admission = _Admission(budget, limits)
-        free = _Admission(Budget(_UNBOUNDED), limits, places=_UNBOUNDED)
+        self._admission = Admission(budget, limits)
+        free = Admission(Budget(_UNBOUNDED), limits, places=_UNBOUNDED)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
         for mount in extras:
             self._handlers.update(_handlers(mount, free))
@@ -154,81 +161,7 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-class _Admission:
-    """Places and bytes of one listener."""
-
-    def __init__(self, budget: Budget, limits: ServerLimits, *, places: int | None = None) -> None:
-        places = limits.requests_in_flight if places is None else places
-        self._slots = Slots("requests_in_flight", places, limits.requests_queued)
-        self._budget = budget
-        self._wait_s = limits.queue_wait_s
-        self.message_bytes = limits.message_bytes
-        self.message_timeout_s = limits.body_timeout_s
-        self._calls = 0
-        self._entered = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def quiet(self, seconds: float) -> None:
-        """Wait until there was no call, and none came, for so long."""
-        while True:
-            await self._idle.wait()
-            entered = self._entered
-            await asyncio.sleep(seconds)
-            if self._idle.is_set() and entered == self._entered:
-                return
-
-    def place(self, size: int) -> _Place:
-        """Hold a place and *size* bytes. Raises Overloaded when they do not come free in time."""
-        return _Place(self, size)
-
-    async def enter(self, size: int) -> None:
-        """Take a place and *size* bytes; what `place` does at its beginning."""
-        self._calls += 1
-        self._entered += 1
-        self._idle.clear()
-        try:
-            if not self._slots.take():
-                await self._slots.acquire(self._wait_s)
-            try:
-                if not self._budget.take(size):
-                    await self._budget.acquire(size, self._wait_s)
-            except BaseException:
-                self._slots.release()
-                raise
-        except BaseException:
-            self._gone()
-            raise
-
-    def leave(self, size: int) -> None:
-        """Give both back; what `place` does at its end."""
-        self._budget.release(size)
-        self._slots.release()
-        self._gone()
-
-    def _gone(self) -> None:
-        self._calls -= 1
-        if not self._calls:
-            self._idle.set()
-
-
-class _Place:
-    """A place held by one call."""
-
-    __slots__ = ("_admission", "_size")
-
-    def __init__(self, admission: _Admission, size: int) -> None:
-        self._admission = admission
-        self._size = size
-
-    async def __aenter__(self) -> None:
-        await self._admission.enter(self._size)
-
-    async def __aexit__(self, *_details: object) -> None:
-        self._admission.leave(self._size)
-
-
-def _handlers(mount: GrpcMount, admission: _Admission) -> dict[str, grpc.RpcMethodHandler]:
+def _handlers(mount: GrpcMount, admission: Admission) -> dict[str, grpc.RpcMethodHandler]:
     return {
         path: _handler(_Method(path, mount.frontend, admission), kind)
         for path, kind in mount.methods.items()
@@ -248,7 +181,7 @@ def _handler(method: _Method, kind: MethodKind) -> grpc.RpcMethodHandler:
 class _Method:
     """Runs a frontend for the calls of one path."""
 
-    def __init__(self, path: str, frontend: GrpcFrontend, admission: _Admission) -> None:
+    def __init__(self, path: str, frontend: GrpcFrontend, admission: Admission) -> None:
         self._path = path
         self._frontend = frontend
         self._admission = admission
@@ -294,12 +227,17 @@ class _Method:
                     return
 
     async def bidirectional(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """Answer each message as a call of its own, in order."""
+        """Answer each message as a call of its own, several at a time; see `base.session`."""
+        wires = self._read(context)
+        gate = Gate(self._admission)
+        async with aclosing(wires), aclosing(session(self._frontend, wires, gate)) as answers:
+            async for answer in answers:
+                if not await _written(answer, context):
+                    return
+
+    async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
         while (message := await context.read()) is not aio.EOF:
-            async with aclosing(self._answers(message, context)) as answers:
-                async for answer in answers:
-                    if not await _written(answer, context):
-                        return
+            yield _request(self._path, message, context)
 
     async def _first(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
         """Answer the first message, which must come in time."""
@@ -328,14 +266,11 @@ class _Method:
 
     def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *answer*, or the refusal to send so much."""
-        limit = self._admission.message_bytes
-        size = size_of(answer.message)
-        if size <= limit:
-            return answer
-        error = TooLarge(
-            f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
-        )
-        return refuse(self._frontend, request, error)
+        try:
+            self._admission.check(answer)
+        except TooLarge as error:
+            return refuse(self._frontend, request, error)
+        return answer
 
 
 def _request(path: str, message: bytes, context: Context) -> GrpcRequest:

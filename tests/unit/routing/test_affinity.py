@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from gateway.ir.calls import InferRequest, ServerLiveRequest, StreamInferRequest
+from gateway.ir.calls import InferRequest, ServerLiveRequest, StreamInferRequest, sequence_of
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unavailable
-from gateway.routing.affinity import Affinity, rendezvous, sequence_of
+from gateway.routing.affinity import Affinity, rendezvous
 
 M = ModelRef("m")
 PLACES = {"a": 1.0, "b": 1.0, "c": 1.0}

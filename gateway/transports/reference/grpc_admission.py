@@ -1,0 +1,110 @@
+"""Places and bytes of one gRPC listener, and what it allows the messages of one stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.ir.errors import TooLarge
+from gateway.transports.admission import Slots
+from gateway.transports.base import Budget, ServerLimits
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.http import size_of
+
+
+class Admission:
+    """Places and bytes of one listener."""
+
+    def __init__(self, budget: Budget, limits: ServerLimits, *, places: int | None = None) -> None:
+        places = limits.requests_in_flight if places is None else places
+        self._slots = Slots("requests_in_flight", places, limits.requests_queued)
+        self._budget = budget
+        self._wait_s = limits.queue_wait_s
+        self._message_bytes = limits.message_bytes
+        self.stream_requests = limits.stream_requests
+        self.message_timeout_s = limits.body_timeout_s
+        self._calls = 0
+        self._entered = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def quiet(self, seconds: float) -> None:
+        """Wait until there was no call, and none came, for so long."""
+        while True:
+            await self._idle.wait()
+            entered = self._entered
+            await asyncio.sleep(seconds)
+            if self._idle.is_set() and entered == self._entered:
+                return
+
+    def place(self, size: int) -> Place:
+        """Hold a place and *size* bytes. Raises Overloaded when they do not come free in time."""
+        return Place(self, size)
+
+    async def enter(self, size: int) -> None:
+        """Take a place and *size* bytes; what `place` does at its beginning."""
+        self._calls += 1
+        self._entered += 1
+        self._idle.clear()
+        try:
+            if not self._slots.take():
+                await self._slots.acquire(self._wait_s)
+            try:
+                if not self._budget.take(size):
+                    await self._budget.acquire(size, self._wait_s)
+            except BaseException:
+                self._slots.release()
+                raise
+        except BaseException:
+            self._gone()
+            raise
+
+    def leave(self, size: int) -> None:
+        """Give both back; what `place` does at its end."""
+        self._budget.release(size)
+        self._slots.release()
+        self._gone()
+
+    def check(self, answer: GrpcResponse) -> None:
+        """Raise TooLarge for an answer over the limit."""
+        size, limit = size_of(answer.message), self._message_bytes
+        if size > limit:
+            raise TooLarge(
+                f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
+            )
+
+    def _gone(self) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+
+
+class Place:
+    """A place held by one call."""
+
+    __slots__ = ("_admission", "_size")
+
+    def __init__(self, admission: Admission, size: int) -> None:
+        self._admission = admission
+        self._size = size
+
+    async def __aenter__(self) -> None:
+        await self._admission.enter(self._size)
+
+    async def __aexit__(self, *_details: object) -> None:
+        self._admission.leave(self._size)
+
+
+class Gate:
+    """What the listener allows the messages of one bidirectional stream."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.most = admission.stream_requests
+
+    def place(self, wire: GrpcRequest, /) -> Place:
+        """Hold a place and the bytes of the message."""
+        return self._admission.place(size_of(wire.message))
+
+    def check(self, answer: GrpcResponse, /) -> None:
+        """Raise TooLarge for an answer over the limit."""
+        self._admission.check(answer)

@@ -1,0 +1,220 @@
+"""The calls of one bidirectional stream: what runs beside what, and what is heard when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
+
+import pytest
+
+from gateway.session import Asked, Said, Session
+from tests.fakes import settle
+
+
+class Calls:
+    """Calls that are answered by hand: `say` gives a call an answer, None ends it."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.closed: list[str] = []
+        self._queues: dict[str, asyncio.Queue[Said[str] | None]] = {}
+
+    def asked(self, name: str, lane: str | None = None) -> Asked[str]:
+        self._queues[name] = asyncio.Queue()
+        return Asked(partial(self._answers, name), lane)
+
+    def say(self, name: str, *answers: str) -> None:
+        for answer in answers:
+            self._queues[name].put_nowait(Said(answer, alone=False))
+
+    def end(self, name: str) -> None:
+        self._queues[name].put_nowait(None)
+
+    def only(self, name: str, answer: str) -> None:
+        self._queues[name].put_nowait(Said(answer, alone=True))
+        self.end(name)
+
+    async def _answers(self, name: str) -> AsyncGenerator[Said[str], None]:
+        self.begun.append(name)
+        try:
+            while (said := await self._queues[name].get()) is not None:
+                yield said
+        finally:
+            self.closed.append(name)
+
+
+class Open:
+    """A session whose calls come one by one; remembers what was heard."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.heard: list[str] = []
+        self.taken = 0
+        self._coming: asyncio.Queue[Asked[str] | None] = asyncio.Queue()
+        self._answers = Session[str](most).run(self._calls())
+        self.task = asyncio.ensure_future(self._listen())
+
+    async def come(self, *calls: Asked[str]) -> None:
+        for call in calls:
+            self._coming.put_nowait(call)
+        await settle()
+
+    async def close_half(self) -> None:
+        self._coming.put_nowait(None)
+        await self.task
+
+    async def _calls(self) -> AsyncIterator[Asked[str]]:
+        while (call := await self._coming.get()) is not None:
+            self.taken += 1
+            yield call
+
+    async def _listen(self) -> None:
+        async for answer in self._answers:
+            self.heard.append(answer)
+
+
+async def test_only_answers_are_heard_in_the_order_of_their_calls() -> None:
+    """A later call that is done first waits for the earlier ones, however many there are."""
+    calls, session = Calls(), Open()
+    await session.come(calls.asked("a"), calls.asked("b"), calls.asked("c"))
+    assert ["a", "b", "c"] == calls.begun
+    for name in ("c", "b", "a"):
+        assert [] == session.heard
+        calls.only(name, name.upper())
+        await settle()
+    await session.close_half()
+    assert ["A", "B", "C"] == session.heard
+
+
+async def test_many_answers_are_heard_as_they_come() -> None:
+    """Calls with several answers interleave, and wait for nobody."""
+    calls, session = Calls(), Open()
+    await session.come(calls.asked("a"), calls.asked("b"))
+    for name, answer in (("b", "b0"), ("a", "a0"), ("b", "b1"), ("a", "a1")):
+        calls.say(name, answer)
+        await settle()
+    calls.end("a")
+    calls.end("b")
+    await session.close_half()
+    assert ["b0", "a0", "b1", "a1"] == session.heard
+
+
+async def test_an_only_answer_waits_no_longer_than_to_the_first_of_an_earlier_stream() -> None:
+    """A stream that has begun is heard: what comes after it need not wait for its end."""
+    calls, session = Calls(), Open()
+    await session.come(calls.asked("stream"), calls.asked("single"))
+    calls.only("single", "single")
+    await settle()
+    assert [] == session.heard
+    calls.say("stream", "s0")
+    await settle()
+    assert ["s0", "single"] == session.heard
+    calls.say("stream", "s1")
+    calls.end("stream")
+    await session.close_half()
+    assert ["s0", "single", "s1"] == session.heard
+
+
+async def test_a_call_without_an_answer_keeps_nobody_waiting() -> None:
+    """One that ends unheard lets the next be heard."""
+    calls, session = Calls(), Open()
+    await session.come(calls.asked("none"), calls.asked("single"))
+    calls.only("single", "single")
+    calls.end("none")
+    await session.close_half()
+    assert ["single"] == session.heard
+
+
+async def test_calls_of_one_lane_run_one_after_the_other() -> None:
+    """A sequence's next call begins when the one before has ended; others do not wait."""
+    calls, session = Calls(), Open()
+    await session.come(calls.asked("s1", "s"), calls.asked("s2", "s"), calls.asked("free"))
+    assert ["s1", "free"] == calls.begun
+    calls.only("s1", "1")
+    await settle()
+    assert ["s1", "free", "s2"] == calls.begun
+    calls.only("s2", "2")
+    calls.only("free", "f")
+    await session.close_half()
+    assert ["1", "2", "f"] == session.heard
+
+
+async def test_takes_no_more_calls_than_it_may_run() -> None:
+    """The next message is not even read before a call has ended."""
+    calls, session = Calls(), Open(most=2)
+    await session.come(calls.asked("a"), calls.asked("b"), calls.asked("c"))
+    assert 2 == session.taken
+    calls.only("a", "A")
+    await settle()
+    assert 3 == session.taken
+    calls.only("b", "B")
+    calls.only("c", "C")
+    await session.close_half()
+    assert ["A", "B", "C"] == session.heard
+
+
+async def test_makes_no_more_than_is_taken() -> None:
+    """While nobody listens a call is asked for one answer, and the session holds one more."""
+    made: list[int] = []
+
+    async def endless() -> AsyncGenerator[Said[int], None]:
+        for number in range(1_000_000):
+            made.append(number)
+            yield Said(number, alone=False)
+
+    async def calls() -> AsyncIterator[Asked[int]]:
+        yield Asked(endless)
+
+    answers = Session[int](8).run(calls())
+    assert 0 == await anext(answers)
+    await settle()
+    assert 3 >= len(made)
+    await answers.aclose()
+
+
+async def test_closing_it_ends_the_calls() -> None:
+    """A client that leaves leaves nothing running, neither calls nor those that wait."""
+    calls, session = Calls(), Open()
+    await session.come(calls.asked("a", "s"), calls.asked("b", "s"), calls.asked("c"))
+    calls.say("c", "c0")
+    await settle()
+    session.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await session.task
+    assert ["a", "c"] == sorted(calls.closed)
+
+
+@pytest.mark.parametrize("broken", ["calls", "answers"])
+async def test_a_bug_is_raised_and_ends_all(broken: str) -> None:
+    """What calls, or an answering that is to raise nothing, raise comes out; the rest is ended."""
+    ended: list[str] = []
+
+    async def waits() -> AsyncGenerator[Said[str], None]:
+        try:
+            await asyncio.get_running_loop().create_future()
+            yield Said("never", alone=True)
+        finally:
+            ended.append("waits")
+
+    async def breaks() -> AsyncGenerator[Said[str], None]:
+        await settle()
+        yield Said(str(1 // 0), alone=True)
+
+    async def calls() -> AsyncIterator[Asked[str]]:
+        yield Asked(waits)
+        if broken == "answers":
+            yield Asked(breaks)
+        else:
+            await settle()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        [answer async for answer in Session[str](8).run(calls())]
+    assert ["waits"] == ended
+
+
+async def test_nothing_asked_nothing_said() -> None:
+    """A stream that ends without a message ends the session."""
+    session = Open()
+    await session.close_half()
+    assert [] == session.heard
