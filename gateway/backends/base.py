@@ -1,7 +1,8 @@
 """Backend: a model in the gateway's own process, and the pool of threads it runs on.
 
-Here: places and queue, cancellation, checks against metadata, one way for errors. In `versions`:
-several versions of one model. What the model is, each backend's own file knows.
+Here: cancellation, checks against metadata, one way for errors. In `places`: instances and who
+waits for one. In `versions`: several versions of one model. What the model is, each backend's own
+file knows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import structlog
 
 from gateway.backends.checks import Arrays, Signature
+from gateway.backends.places import Places
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -34,7 +36,6 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     NotReady,
-    Overloaded,
     Unsupported,
     UpstreamError,
 )
@@ -69,6 +70,7 @@ class Job:
         deadline: On the clock of `time.monotonic`; None for none.
         cancelled: Set when nobody waits for the answer any more; long work should look at it.
         reply_parameters: The model may put parameters for its answer here.
+        instance: Which of the model's instances runs it, counted from 0; no other job has it now.
     """
 
     model: ModelRef
@@ -79,6 +81,7 @@ class Job:
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     reply_parameters: dict[str, Parameter] = field(default_factory=dict)
+    instance: int = 0
     thread: asyncio.Future[Any] | None = field(default=None, repr=False)  # the backend's own
 
 
@@ -94,7 +97,8 @@ class Backend(abc.ABC):
     Args:
         name: Of the model.
         version: Of the model; a number.
-        instances: Inferences at a time, and threads.
+        instances: Inferences at a time, and threads. What one inference must not share with another
+            (a stream of a GPU, an object that keeps state) a subclass has once for each.
         queue: Inferences that may wait for one; more are refused.
         clock: Monotonic seconds, that of deadlines.
     """
@@ -117,8 +121,7 @@ class Backend(abc.ABC):
         self._instances = instances
         self._queue = queue
         self._clock = clock
-        self._waiting = 0
-        self._places = asyncio.Semaphore(instances)
+        self._places = Places(self.model, instances, queue)
         self._threads: ThreadPoolExecutor | None = None
         self._signature: Signature | None = None
         self._reported: set[type[BaseException]] = set()
@@ -200,13 +203,12 @@ class Backend(abc.ABC):
         self._signature = None
         try:
             async with asyncio.timeout(timeout_s):
-                for _ in range(self._instances):
-                    await self._places.acquire()
+                await self._places.take_all()
         except TimeoutError:
             log.warning("model still runs", model=str(self.model), seconds=timeout_s)
         else:
             await self.on_thread(self.unload)
-            self._places = asyncio.Semaphore(self._instances)
+        self._places = Places(self.model, self._instances, self._queue)
         self._threads = None
         threads.shutdown(wait=False)
 
@@ -267,20 +269,20 @@ class Backend(abc.ABC):
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         inputs, job, signature = self._checked(call)
-        await self._enter(job)
+        places = await self._enter(job)
         try:
             run = self._only_answer if self.decoupled else self.run
             with self.faults():
                 arrays = await run(inputs, job)
             return self._response(call, job, signature, arrays)
         finally:
-            self._leave(job)
+            self._leave(job, places)
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         inputs, job, signature = self._checked(call.request)
-        await self._enter(job)
+        places = await self._enter(job)
         items = self._responses(call.request, inputs, job, signature)
-        return Watched(items, lambda _error: self._leave(job))
+        return Watched(items, lambda _error: self._leave(job, places))
 
     def _checked(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
         signature = self._signature
@@ -292,35 +294,25 @@ class Backend(abc.ABC):
         )
         return signature.inputs(call), job, signature
 
-    async def _enter(self, job: Job) -> None:
-        """Take a place, waiting for one while the queue allows."""
-        if self._places.locked() and self._waiting >= self._queue:
-            raise Overloaded(
-                f"model {str(self.model)!r} runs {self._instances} inferences and "
-                f"{self._waiting} wait, which is all it may have",
-                model=self.model,
-                limit="queue",
-            )
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
+    async def _enter(self, job: Job) -> Places:
+        """Take a place, waiting for one while the queue allows; return where to give it back."""
+        places = self._places
+        job.instance = await places.take(job.sequence)
         if job.deadline is not None and self._clock() >= job.deadline:
-            self._places.release()
+            places.give(job.instance)
             raise DeadlineExceeded(
                 f"the deadline passed while the request waited for model {str(self.model)!r}",
                 model=self.model,
             )
+        return places
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: Job, places: Places) -> None:
         """Give the place back: at once, or when the thread that nobody waits for has ended."""
         job.cancelled.set()
-        places = self._places
         if job.thread is None or job.thread.done():
-            places.release()
+            places.give(job.instance)
         else:
-            job.thread.add_done_callback(lambda _future: places.release())
+            job.thread.add_done_callback(lambda _future: places.give(job.instance))
 
     async def _one_answer(self, inputs: Inputs, job: Job) -> AsyncIterator[Arrays]:
         yield await self.run(inputs, job)

@@ -397,7 +397,7 @@ async def test_call_cancelled_while_it_waits_never_runs() -> None:
     await settle()
     gate.open.set()
     await first
-    assert (1, 0, True) == (len(gate.jobs), model._waiting, second.cancelled())
+    assert (1, 0, True) == (len(gate.jobs), model._places.waiting, second.cancelled())
     await model.stop()
 
 
@@ -557,3 +557,33 @@ def test_load_error_has_a_code_every_protocol_knows() -> None:
     """A LoadError can be answered like any other error."""
     assert isinstance(LoadError("x"), GatewayError)
     assert "not_ready" == LoadError.code.value
+
+
+@pytest.mark.parametrize("instances", [1, 3])
+async def test_no_two_jobs_have_one_instance(instances: int) -> None:
+    """Each inference that runs has an instance of its own, which is free again when it ended."""
+    gate = Gate()
+    model = await started(gate, instances=instances)
+    calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
+    await until(lambda: gate.running == instances)
+    assert set(range(instances)) == {job.instance for job in gate.jobs}
+    gate.open.set()
+    await asyncio.gather(*calls)
+    assert model._places.idle
+    await model.stop()
+
+
+async def test_a_model_that_ran_too_long_is_whole_when_it_starts_again() -> None:
+    """What was not given back when the model stopped is not missing afterwards."""
+    gate = Gate()
+    model = await started(gate)
+    left = asyncio.ensure_future(model(CALL))
+    await until(lambda: gate.running == 1)
+    with capture_logs():
+        await model.stop(timeout_s=0.01)
+    gate.open.set()
+    await model.start()
+    assert "7" == (await model(CALL)).id
+    assert "7" == (await left).id
+    await until(lambda: model._places.idle)
+    await model.stop()

@@ -84,7 +84,7 @@ async def test_slow_ends_when_its_caller_leaves() -> None:
     task.cancel()
     await model.stop(timeout_s=5)
     assert (True, False) == (task.cancelled(), model.loaded)
-    assert not model._places.locked(), "it did not run for a minute"
+    assert model._places.idle, "it did not run for a minute"
 
 
 async def test_fail_fails() -> None:
