@@ -19,6 +19,7 @@ import structlog
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.checks import Arrays
+from gateway.backends.files import one_line, read_labels, zeros
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -104,7 +105,7 @@ class OnnxBackend(Backend):
         self._path = path
         self._options = options
         self._ort: Any = None
-        self._session: Any = None
+        self._sessions: list[Any] = []
         self._on_gpu = False
         self._described: ModelMetadata | None = None
         self._symbols: tuple[tuple[str, int, str], ...] = ()
@@ -134,14 +135,17 @@ class OnnxBackend(Backend):
         self._described = self._describe(session)
         self._symbols = _symbols(session.get_inputs())
         self._on_gpu = found[0] != _CPU
-        self._session = session
+        # On the CPU one session runs any number of calls side by side, with one copy of the
+        # weights; on a GPU calls of one session wait for one another.
+        more = self._instances - 1 if self._on_gpu else 0
+        self._sessions = [session, *(self._open() for _ in range(more))]
         if self._options.warm_up:
             self._warm_up()
         log.info("model loaded", model=str(self.model), file=str(self._path), provider=found[0])
 
     def unload(self) -> None:
-        """Let go of the session and its memory."""
-        self._session = None
+        """Let go of the sessions and their memory."""
+        self._sessions = []
         self._described = None
 
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
@@ -152,18 +156,19 @@ class OnnxBackend(Backend):
                 share by name, or ONNX Runtime calls an input invalid.
         """
         self._check_symbols(inputs)
+        session = self._sessions[job.instance % len(self._sessions)]
         feed = {name: self._feedable(name, array) for name, array in inputs.items()}
         try:
             if self._has(Datatype.BF16):
-                return self._run_values(feed, job.outputs)
+                return self._run_values(session, feed, job.outputs)
             if self._on_gpu and not self._has(Datatype.BYTES):  # text stays on the CPU
-                return self._run_bound(feed, job.outputs)
-            return dict(zip(job.outputs, self._session.run(job.outputs, feed), strict=True))
+                return _run_bound(session, feed, job.outputs)
+            return dict(zip(job.outputs, session.run(job.outputs, feed), strict=True))
         except Exception as error:
             if type(error).__name__ != "InvalidArgument":  # ONNX Runtime's own classes are private
                 raise
             raise InvalidRequest(
-                f"model {str(self.model)!r}: {_one_line(error)}", model=self.model
+                f"model {str(self.model)!r}: {one_line(error)}", model=self.model
             ) from error
 
     def unloadable(self, text: str) -> LoadError:
@@ -183,7 +188,7 @@ class OnnxBackend(Backend):
             # By path and not by bytes: large models keep their weights in files beside it.
             return self._ort.InferenceSession(str(self._path), options, providers=providers)
         except Exception as error:
-            raise self.unloadable(_one_line(error)) from error
+            raise self.unloadable(one_line(error)) from error
 
     def _describe(self, session: Any) -> ModelMetadata:
         return ModelMetadata(
@@ -193,7 +198,7 @@ class OnnxBackend(Backend):
             inputs=tuple(self._tensor("input", value) for value in session.get_inputs()),
             outputs=tuple(self._tensor("output", value) for value in session.get_outputs()),
             max_batch_size=self._options.max_batch_size,
-            labels={name: self._labels(path) for name, path in self._options.labels.items()},
+            labels=read_labels(self._options.labels, self.unloadable),
         )
 
     def _tensor(self, kind: str, value: Any) -> TensorMetadata:
@@ -203,19 +208,14 @@ class OnnxBackend(Backend):
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in value.shape)
         return TensorMetadata(value.name, datatype, shape)
 
-    def _labels(self, path: Path) -> tuple[str, ...]:
-        try:
-            return tuple(path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise self.unloadable(f"labels in {path} cannot be read: {_one_line(error)}") from error
-
     def _warm_up(self) -> None:
-        inputs = {tensor.name: _zeros(tensor) for tensor in self.metadata.inputs}
+        inputs = {tensor.name: zeros(tensor) for tensor in self.metadata.inputs}
         outputs = tuple(tensor.name for tensor in self.metadata.outputs)
         try:
-            self.infer(inputs, Job(self.model, outputs=outputs))
+            for instance in range(len(self._sessions)):
+                self.infer(inputs, Job(self.model, outputs=outputs, instance=instance))
         except Exception as error:
-            raise self.unloadable(f"the warm-up failed: {_one_line(error)}") from error
+            raise self.unloadable(f"the warm-up failed: {one_line(error)}") from error
 
     def _check_symbols(self, inputs: Inputs) -> None:
         """Refuse inputs that give one named dimension different sizes."""
@@ -249,7 +249,7 @@ class OnnxBackend(Backend):
         metadata = self.metadata
         return any(t.datatype is datatype for t in (*metadata.inputs, *metadata.outputs))
 
-    def _run_values(self, feed: Inputs, outputs: Sequence[str]) -> Arrays:
+    def _run_values(self, session: Any, feed: Inputs, outputs: Sequence[str]) -> Arrays:
         """Run with ONNX Runtime's own values, which alone can hold BF16."""
         values = {}
         for tensor in self.metadata.inputs:
@@ -259,18 +259,19 @@ class OnnxBackend(Backend):
                 if tensor.datatype is Datatype.BF16
                 else self._ort.OrtValue.ortvalue_from_numpy(array)
             )
-        found = self._session.run_with_ort_values(list(outputs), values)
+        found = session.run_with_ort_values(list(outputs), values)
         return {name: _array(value) for name, value in zip(outputs, found, strict=True)}
 
-    def _run_bound(self, feed: Inputs, outputs: Sequence[str]) -> Arrays:
-        """Run with inputs and outputs bound to the device: one copy each way, none in between."""
-        binding = self._session.io_binding()
-        for name, array in feed.items():
-            binding.bind_cpu_input(name, array)
-        for name in outputs:
-            binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding)
-        return dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True))
+
+def _run_bound(session: Any, feed: Inputs, outputs: Sequence[str]) -> Arrays:
+    """Run with inputs and outputs bound to the device: one copy each way, none in between."""
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_cpu_input(name, array)
+    for name in outputs:
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    return dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True))
 
 
 def _runtime(backend: OnnxBackend) -> Any:
@@ -293,15 +294,6 @@ def _symbols(values: Sequence[Any]) -> tuple[tuple[str, int, str], ...]:
     )
 
 
-def _zeros(tensor: TensorMetadata) -> npt.NDArray[Any]:
-    shape = tuple(1 if dim < 0 else dim for dim in tensor.shape or ())
-    if tensor.datatype is Datatype.BYTES:
-        return np.full(shape, b"", dtype=object)
-    return np.zeros(
-        shape, Datatype.FP32.numpy_dtype if tensor.datatype is None else tensor.datatype.numpy_dtype
-    )
-
-
 def _array(value: Any) -> npt.NDArray[Any]:
     """Return an output as an array of its own; BF16 as bit patterns, which need a copy."""
     if value.data_type() != "tensor(bfloat16)":
@@ -310,7 +302,3 @@ def _array(value: Any) -> npt.NDArray[Any]:
     shape = tuple(value.shape())
     data = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
     return np.frombuffer(data, Datatype.BF16.numpy_dtype).reshape(shape)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
@@ -31,8 +32,10 @@ class PythonBackend(Backend):
     Args:
         name: Of the model.
         source: The callable, or its dotted name, "package.module:attribute". A class is called with
-            *options* when the model is loaded, and the object it gives is the model; its `close`,
-            where it has one, is called when the model is unloaded.
+            *options* when the model is loaded, once for each instance, so that no two inferences
+            run in one object at a time; the requests of a sequence come to the same one. Its
+            `close`, where it has one, is called when the model is unloaded. Other callables are
+            shared by the instances.
         version: Of the model; a number.
         inputs: What it takes; None for what it declares itself.
         outputs: What it gives; None likewise.
@@ -59,7 +62,7 @@ class PythonBackend(Backend):
         self._outputs = outputs
         self._options = dict(options or {})
         self._max_batch_size = max_batch_size
-        self._model: Callable[..., Any] | None = None
+        self._models: list[Callable[..., Any]] = []
         self._takes_job = False
         self._asynchronous = False
         self._declared: ModelMetadata | None = None
@@ -77,12 +80,8 @@ class PythonBackend(Backend):
         Raises:
             LoadError: It cannot be imported, made or called, or declares nothing.
         """
-        model = self._found()
-        if inspect.isclass(model):
-            try:
-                model = model(**self._options)
-            except Exception as error:
-                raise self._unloadable(f"cannot be made: {_said(error)}") from error
+        models = self._made(self._found())
+        model = models[0]
         if not callable(model):
             raise self._unloadable(f"is a {type(model).__name__}, which cannot be called")
         # An object's kind is that of its __call__.
@@ -102,15 +101,12 @@ class PythonBackend(Backend):
             outputs=self._tensors("outputs", self._outputs, model),
             max_batch_size=self._max_batch_size,
         )
-        self._model = model
+        self._models = models
 
     def unload(self) -> None:
         """Let go of the model, and call its `close` where it has one."""
-        model, self._model = self._model, None
-        if model is not None and not inspect.isroutine(model):
-            close = getattr(model, "close", None)
-            if close is not None:
-                close()
+        models, self._models = self._models, []
+        _close(models)
 
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Call a model that is neither asynchronous nor a generator."""
@@ -152,10 +148,11 @@ class PythonBackend(Backend):
                 await self.on_thread(generator.close)  # type: ignore[attr-defined]  # a generator
 
     def _call(self, inputs: Inputs, job: Job) -> Any:
-        if self._model is None:
+        if not self._models:
             raise self._not_ready()
+        model = self._models[job.instance % len(self._models)]
         arrays = dict(inputs)
-        return self._model(arrays, job) if self._takes_job else self._model(arrays)
+        return model(arrays, job) if self._takes_job else model(arrays)
 
     def _arrays(self, answer: Any) -> Arrays:
         if not isinstance(answer, Mapping):
@@ -178,6 +175,19 @@ class PythonBackend(Backend):
             except AttributeError as error:
                 raise self._unloadable(f"cannot be found: {_said(error)}") from error
         return found
+
+    def _made(self, found: Any) -> list[Any]:
+        """Return an object of a class for each instance; one for all of anything else."""
+        if not inspect.isclass(found):
+            return [found]
+        made: list[Any] = []
+        try:
+            while len(made) < self._instances:
+                made.append(found(**self._options))
+        except Exception as error:
+            _close(made)
+            raise self._unloadable(f"cannot be made: {_said(error)}") from error
+        return made
 
     def _tensors(
         self, kind: str, given: Sequence[TensorMetadata] | None, model: Any
@@ -207,6 +217,15 @@ def declares(
         return model
 
     return mark
+
+
+def _close(models: Sequence[Any]) -> None:
+    """Call `close` of each model that has one; a failing one keeps no other from it."""
+    with ExitStack() as closing:
+        for model in models:
+            close = None if inspect.isroutine(model) else getattr(model, "close", None)
+            if close is not None:
+                closing.callback(close)
 
 
 def _positional(model: Callable[..., Any]) -> int:

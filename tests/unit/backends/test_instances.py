@@ -1,0 +1,213 @@
+"""Instances: as many inferences truly run at once, in what each needs for itself; one more waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.backends.base import Backend, LoadError
+from gateway.backends.onnx import OnnxBackend, OnnxOptions
+from gateway.backends.python import PythonBackend
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata
+from gateway.ir.tensor import array_tensor
+from tests.fakes import settle
+from tests.unit.backends import onnx_models
+from tests.unit.backends.test_base import until
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+X = (TensorMetadata("X", Datatype.FP32, (-1,)),)
+Y = (TensorMetadata("Y", Datatype.FP32, (-1,)),)
+ONE = array_tensor("X", np.ones(1, np.float32))
+CALL = InferRequest(model=ModelRef("m"), inputs=(ONE,))
+SEQUENCE = InferRequest(model=ModelRef("m"), inputs=(ONE,), sequence=Sequence(7))
+
+
+class Meeting:
+    """Lets nobody through before *size* are there at once; counts who comes."""
+
+    def __init__(self, size: int) -> None:
+        self.come = 0
+        self._barrier = threading.Barrier(size)
+
+    def __call__(self) -> None:
+        self.come += 1
+        self._barrier.wait(5)
+
+
+async def ask_all(model: Backend, calls: int) -> None:
+    """Ask *calls* times at once, and stop the model."""
+    try:
+        await asyncio.gather(*(model(CALL) for _ in range(calls)))
+    finally:
+        await model.stop()
+
+
+@pytest.mark.parametrize("instances", [2, 4])
+async def test_a_function_runs_so_often_at_once(instances: int) -> None:
+    """Inferences that wait for one another inside the model meet there."""
+    meeting = Meeting(instances)
+
+    def meet(inputs: Arrays) -> Arrays:
+        meeting()
+        return {"Y": inputs["X"]}
+
+    model = PythonBackend("m", meet, inputs=X, outputs=Y, instances=instances)
+    await model.start()
+    await ask_all(model, 2 * instances)
+    assert 2 * instances == meeting.come
+
+
+class Once:
+    """Fails when two inferences are in one object; remembers how many it ran."""
+
+    made: list[Once]
+    inputs, outputs = X, Y
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.made.append(self)
+        self.ran = self.closed = 0
+        self._meeting = meeting
+        self._alone = threading.Lock()
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        assert self._alone.acquire(blocking=False)
+        self._meeting()
+        self.ran += 1
+        self._alone.release()
+        return {"Y": inputs["X"]}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def test_a_class_has_an_object_for_each_instance() -> None:
+    """Objects run side by side, each of them one inference at a time; all are closed."""
+    Once.made = []
+    model = PythonBackend("m", Once, options={"meeting": Meeting(3)}, instances=3)
+    await model.start()
+    await ask_all(model, 6)
+    assert ([2, 2, 2], [1, 1, 1]) == (
+        [one.ran for one in Once.made],
+        [one.closed for one in Once.made],
+    )
+
+
+async def test_a_sequence_stays_in_one_object() -> None:
+    """What an object keeps between the requests of a sequence is there for the next one."""
+    Once.made = []
+    model = PythonBackend("m", Once, options={"meeting": Meeting(1)}, instances=3)
+    await model.start()
+    for _ in range(3):
+        await model(SEQUENCE)
+    await model.stop()
+    assert [0, 0, 3] == sorted(one.ran for one in Once.made)
+
+
+class SecondFails(Once):
+    """Cannot be made twice."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        if len(self.made) > 1:
+            raise RuntimeError("no second one")
+
+
+async def test_objects_made_before_one_that_fails_are_closed() -> None:
+    """A class that cannot be made often enough leaves nothing behind."""
+    Once.made = []
+    model = PythonBackend("m", SecondFails, options={"meeting": Meeting(1)}, instances=2)
+    with pytest.raises(LoadError, match="cannot be made: RuntimeError: no second one"):
+        await model.start()
+    assert [1, 0] == [one.closed for one in Once.made]
+
+
+class Session:
+    """A session that lets nobody through before all are in it."""
+
+    def __init__(self, inner: Any, meeting: Meeting) -> None:
+        self._inner = inner
+        self._meeting = meeting
+
+    def run(self, *arguments: Any) -> Any:
+        self._meeting()
+        return self._inner.run(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def onnx(folder: Path, instances: int, device: str = "cpu") -> Any:
+    path = folder / "model.onnx"
+    path.write_bytes(onnx_models.identity(1, ["n"]))
+    return OnnxBackend("m", path, "1", OnnxOptions(device=device), instances=instances)
+
+
+async def test_one_onnx_session_runs_so_often_at_once(tmp_path: Path) -> None:
+    """On the CPU the instances share one session, and one copy of the weights."""
+    model = onnx(tmp_path, 3)
+    await model.start()
+    assert 1 == len(model._sessions)
+    meeting = Meeting(3)
+    model._sessions = [Session(model._sessions[0], meeting)]
+    await ask_all(model, 3)
+    assert 3 == meeting.come
+
+
+async def test_on_a_gpu_each_instance_has_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions of a GPU run one call at a time: there is one for each instance."""
+    model = onnx(tmp_path, 3, "auto")
+    opened = model._open
+    meeting = Meeting(3)
+    used: set[int] = set()
+
+    def on_gpu() -> Any:
+        session = Session(opened(), meeting)
+        session.get_providers = lambda: ["CUDAExecutionProvider"]  # type: ignore[attr-defined]
+        return session
+
+    def run_bound(session: Session, feed: Arrays, _outputs: Any) -> Arrays:
+        used.add(id(session))
+        meeting()
+        return {"Y": feed["X"]}
+
+    monkeypatch.setattr(model, "_open", on_gpu)
+    monkeypatch.setattr("gateway.backends.onnx._run_bound", run_bound)
+    await model.start()
+    assert 3 == len(model._sessions)
+    await ask_all(model, 3)
+    assert (3, 3) == (meeting.come, len(used))
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+async def test_one_more_waits(instances: int) -> None:
+    """Beyond the instances an inference is not begun before one of them has ended."""
+    begun: list[int] = []
+    gate = threading.Event()
+
+    def hold(inputs: Arrays) -> Arrays:
+        begun.append(1)
+        gate.wait(5)
+        return {"Y": inputs["X"]}
+
+    model = PythonBackend("m", hold, inputs=X, outputs=Y, instances=instances)
+    await model.start()
+    calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
+    await until(lambda: len(begun) == instances)
+    await settle()
+    assert (instances, 1) == (len(begun), model._places.waiting)
+    gate.set()
+    await asyncio.gather(*calls)
+    assert instances + 1 == len(begun)
+    await model.stop()
