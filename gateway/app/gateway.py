@@ -249,6 +249,7 @@ class Gateway:
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
                 routes=[built.ready for built in routes],
+                online=self._config.lifecycle.online,
                 named=named,
                 served=matcher.takes_model,
             ),

@@ -336,8 +336,10 @@ class TelemetryConfig(Model):
 
 
 class LifecycleConfig(Model):
-    """How the gateway stops."""
+    """How the gateway starts and stops."""
 
+    online: bool = True
+    """Ready from the start; false: not before a client of grps says that it is online."""
     pre_stop: Duration = 5.0
     """Not ready but still serving, so that load balancers notice."""
     drain: Duration = 25.0

@@ -121,9 +121,11 @@ class ServerSwitchRequest(Call[None]):
 
     Attributes:
         online: Ready as far as its models are; else not ready.
+        allowed: The caller may change it; otherwise it may only ask for what is so already.
     """
 
     online: bool
+    allowed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

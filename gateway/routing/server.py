@@ -16,9 +16,10 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    ServerSwitchRequest,
 )
 from gateway.ir.context import Context
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.errors import Forbidden, GatewayError, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
 from gateway.routing.balance import Readiness
 from gateway.service import Dispatch, Service
@@ -43,6 +44,7 @@ class ServerOptions:
     Attributes:
         routes: Readiness of each route.
         readiness: Whether all routes must be ready, or any.
+        online: Ready from the start as far as its routes are; else once a caller says so.
         named: Models that the configuration names exactly, with the readiness of their route.
         served: Whether a model that an index lists can be reached here under its name.
     """
@@ -50,6 +52,7 @@ class ServerOptions:
     metadata: ServerMetadata
     routes: Sequence[Ready] = ()
     readiness: Readiness = Readiness.ALL
+    online: bool = True
     named: Mapping[str, Ready] = field(default_factory=dict)
     served: Callable[[str], bool] = _every_model
 
@@ -67,6 +70,7 @@ class ServerAnswers:
         self._options = options
         self._indexes = tuple(indexes)
         self._draining = False
+        self._online = options.online
         self._dispatch = Dispatch(
             "the gateway",
             {
@@ -74,6 +78,7 @@ class ServerAnswers:
                 ServerReadyRequest: self._ready,
                 ServerMetadataRequest: self._metadata,
                 RepositoryIndexRequest: self._index,
+                ServerSwitchRequest: self._switch,
             },
         )
 
@@ -81,6 +86,7 @@ class ServerAnswers:
         """Answer *call*.
 
         Raises:
+            Forbidden: The caller may not say whether the gateway is ready.
             Unsupported: The gateway has no answer to this question.
         """
         return await self._dispatch(call)
@@ -92,7 +98,7 @@ class ServerAnswers:
     def ready(self) -> bool:
         """Return whether the gateway can take inference requests."""
         options = self._options
-        if self._draining:
+        if self._draining or not self._online:
             return False
         return not options.routes or options.readiness.of([ready() for ready in options.routes])
 
@@ -104,6 +110,15 @@ class ServerAnswers:
 
     async def _metadata(self, _call: ServerMetadataRequest) -> ServerMetadata:
         return self._options.metadata
+
+    async def _switch(self, call: ServerSwitchRequest) -> None:
+        if call.online == self._online:
+            return
+        word = "online" if call.online else "offline"
+        if not call.allowed:
+            raise Forbidden(f"this listener does not let its clients set the gateway {word}")
+        self._online = call.online
+        log.info("switched", to=word, protocol=call.context.protocol)
 
     async def _index(self, call: RepositoryIndexRequest) -> tuple[RepositoryEntry, ...]:
         """Join the indexes; the first to list a model and version describes it."""

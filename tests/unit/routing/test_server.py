@@ -14,8 +14,9 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    ServerSwitchRequest,
 )
-from gateway.ir.errors import Unavailable, Unsupported
+from gateway.ir.errors import Forbidden, Unavailable, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
 from gateway.routing.balance import Readiness
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
@@ -49,6 +50,36 @@ async def test_ready_by_its_routes(rule: Readiness, routes: list[bool], expected
         metadata=WHO, readiness=rule, routes=[partial(bool, part) for part in routes]
     )
     assert expected == await ServerAnswers(options)(ServerReadyRequest())
+
+
+async def test_offline_is_not_ready_but_live() -> None:
+    """A client that may say so takes readiness away, and gives it back as far as routes have it."""
+    server = ServerAnswers(ServerOptions(metadata=WHO))
+    await server(ServerSwitchRequest(online=False))
+    assert (False, True) == (await server(ServerReadyRequest()), await server(ServerLiveRequest()))
+    await server(ServerSwitchRequest(online=True))
+    assert await server(ServerReadyRequest())
+    server = ServerAnswers(ServerOptions(metadata=WHO, routes=[lambda: False]))
+    await server(ServerSwitchRequest(online=True))
+    assert not await server(ServerReadyRequest())
+
+
+async def test_the_gateway_may_start_offline() -> None:
+    """Then it is not ready before a client says so."""
+    server = ServerAnswers(ServerOptions(metadata=WHO, online=False))
+    assert not await server(ServerReadyRequest())
+    await server(ServerSwitchRequest(online=True))
+    assert await server(ServerReadyRequest())
+
+
+@pytest.mark.parametrize("online", [True, False])
+async def test_who_may_not_switch_may_ask_for_what_is_so(online: bool) -> None:
+    """A client's routine call to be online changes nothing; one that would is refused."""
+    server = ServerAnswers(ServerOptions(metadata=WHO, online=online))
+    await server(ServerSwitchRequest(online=online, allowed=False))
+    with pytest.raises(Forbidden, match="offline" if online else "online"):
+        await server(ServerSwitchRequest(online=not online, allowed=False))
+    assert online is await server(ServerReadyRequest())
 
 
 async def test_draining_is_not_ready_but_live() -> None:
