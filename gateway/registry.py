@@ -13,6 +13,7 @@ from gateway.wire.codec import ProtocolSpec
 
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
+    "grps": "gateway.protocols.grps:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }

@@ -103,7 +103,7 @@ def build_listener(
             extras=_extras(_services(grpc), descriptors, ready),
         )
     for stream in config.streams:
-        name = f"{config.name}.{stream.protocol}.{UNIX if stream.address.tcp is None else 'tcp'}"
+        name = f"{config.name}.{stream.protocol}.{_carrier(stream)}"
         name = _unused(name, servers)
         servers[name] = _stream_server(config, stream, service, (limits, messages), shared)
     return servers
@@ -117,6 +117,15 @@ def received_bytes(config: ListenerConfig) -> int:
 def _limits(config: ListenerConfig) -> ServerLimits:
     limits: ServerLimits = overridden(ServerLimits(), config.limits)
     return limits
+
+
+def _carrier(stream: StreamConfig) -> str:
+    """Return what carries a stream, by the name that stands in URLs."""
+    if stream.address.tcp is None:
+        return UNIX
+    binding = protocol(stream.protocol).stream
+    known = () if binding is None else binding.carriers
+    return next((carrier for carrier in known if carrier != UNIX), "tcp")
 
 
 def _stream_server(

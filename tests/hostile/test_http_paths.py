@@ -135,7 +135,6 @@ PATHS = (
     "/v2/models/simple/config",
     "/v2/models/stats",
     "/v2/models/simple/generate",
-    "/grps/v1/health/offline",
     "/v1/models/simple:predict",
     "/predict",
     "/inference.GRPCInferenceService/ModelInfer",

@@ -52,7 +52,23 @@ _JSON = ("oip.http-json",)
 _JSON_OUT = ("oip.http-json", "oip.http-binary-to-json")
 _TYPED = ("oip.grpc-typed",)
 
+_NOT_IN_GRPS = frozenset(
+    {Datatype.BOOL, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64, Datatype.BF16}
+)
+
 REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        clients=("grps",),
+        datatypes=_NOT_IN_GRPS,
+        code=UNSUPPORTED,
+        text="'INPUT0' is .*, which grps does not have; the upstream's option 'widen'",
+    ),
+    Refusal(
+        clients=("grps",),
+        traits=frozenset({NOT_TEXT}),
+        code=UNSUPPORTED,
+        text="'INPUT0' has bytes that are not UTF-8 at index 0",
+    ),
     Refusal(
         clients=("trtis",),
         datatypes=BF16,
@@ -99,6 +115,18 @@ REFUSALS: tuple[Refusal, ...] = (
         traits=frozenset({NOT_TEXT}),
         code=UNSUPPORTED,
         text="'INPUT0' has bytes that are not UTF-8 at index 0.*choose its gRPC port",
+    ),
+    Refusal(
+        upstreams=("grps",),
+        datatypes=_NOT_IN_GRPS,
+        code=UNSUPPORTED,
+        text="'INPUT0' is .*, which grps does not have; the upstream's option 'widen'",
+    ),
+    Refusal(
+        upstreams=("grps",),
+        traits=frozenset({NOT_TEXT}),
+        code=UNSUPPORTED,
+        text="'INPUT0' has bytes that are not UTF-8 at index 0.*carries text only",
     ),
     # MLServer takes FP16 as JSON numbers; our own listener, which stands for it here, does not.
     Refusal(

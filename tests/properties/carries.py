@@ -89,6 +89,7 @@ class Carries:
         answers_model: An answer says which model and version answered.
         least_outputs: Of an answer.
         asks_by_name: A request for all outputs names each of them.
+        selects: A request may ask for some outputs only.
         ready_only: The index can be asked for ready models only.
         index_names: The index has names only.
         kept: What is left of an answer.
@@ -125,6 +126,7 @@ class Carries:
     answers_model: bool = True
     least_outputs: int = 0
     asks_by_name: bool = False
+    selects: bool = True
     ready_only: bool = True
     index_names: bool = False
     kept: Callable[[Any], Any] = same
@@ -171,7 +173,7 @@ _MEET: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("text", "reply_text", "finite", "reply_finite", "needs_id"), _either),
     **dict.fromkeys(("index_names", "asks_by_name", "plain_models"), _either),
     **dict.fromkeys(("binary", "reply_binary", "versions", "timeouts", "answers_model"), _both),
-    **dict.fromkeys(("ready_only",), _both),
+    **dict.fromkeys(("ready_only", "selects"), _both),
     **dict.fromkeys(("least_rank", "least_outputs"), max),
     **dict.fromkeys(("largest", "priority"), min),
 }
@@ -364,7 +366,79 @@ _TRTIS_UNAVAILABLE = (
 )
 _TRTIS = (_trtis("http"), _trtis("grpc"))
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS)
+
+# grps: tensors and nothing beside them; its metadata is text.  How names, maps, text and bytes
+# survive is told in test_grps.py; what goes out wider is another way.
+
+
+_GRPS_DATATYPES = EVERY - {
+    Datatype.BOOL,
+    Datatype.UINT16,
+    Datatype.UINT32,
+    Datatype.UINT64,
+    Datatype.BF16,
+}
+
+
+def _grps_kept(reply: Any) -> Any:
+    """Take away all versions but the last: an entry of metadata has one."""
+    if isinstance(reply, ModelMetadata):
+        return ModelMetadata(
+            name=reply.name,
+            versions=reply.versions[-1:],
+            platform=reply.platform,
+            inputs=reply.inputs,
+            outputs=reply.outputs,
+        )
+    return reply
+
+
+def _grps(carrier: str, **fields: Any) -> Carries:
+    return Carries(
+        codec=f"grps.{carrier}",
+        questions=frozenset(
+            {InferRequest, ModelMetadataRequest, ServerLiveRequest, ServerReadyRequest}
+        ),
+        datatypes=_GRPS_DATATYPES,
+        reply_datatypes=_GRPS_DATATYPES,
+        text=True,
+        reply_text=True,
+        # Only what a field holds in its own width is a view.
+        copied=_GRPS_DATATYPES - {Datatype.FP32, Datatype.FP64},
+        versions=False,
+        ids=NOTHING,
+        parameters=NOTHING,
+        tensor_parameters=NOTHING,
+        reply_parameters=NOTHING,
+        sequences=NOTHING,
+        priority=0,
+        timeouts=False,
+        answers_model=False,
+        selects=False,
+        kept=_grps_kept,
+        **fields,
+    )
+
+
+_GRPS_ERRORS = {
+    ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
+    ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
+}
+_GRPS = (
+    # NaN is a word in JSON: its bits are lost.
+    _grps(
+        "http",
+        finite=True,
+        reply_finite=True,
+        binary=False,
+        reply_binary=False,
+        errors={**_GRPS_ERRORS, ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE},
+    ),
+    _grps("grpc", errors=_GRPS_ERRORS),
+    _grps("brpc", errors=_GRPS_ERRORS),
+)
+
+CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS)
 
 # Those of the registry: a codec that is not registered is not tried.
 WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED)

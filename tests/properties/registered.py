@@ -44,7 +44,8 @@ def _registered() -> dict[str, Registered]:
         spec = protocol(name)
         for carrier in CARRIERS:
             if getattr(spec, carrier) is not None:
-                codec = f"{name}.{carrier}"
+                binding = getattr(spec, carrier)
+                codec = binding.codec(DEFAULT_LIMITS, spec.options({})).name
                 found[codec] = Registered(codec, carrier, spec)
     return found
 

@@ -170,7 +170,7 @@ def _sequences(carries: Carries) -> SearchStrategy[Sequence | None]:
 def inferences(draw: DrawFn, carries: Carries) -> InferRequest:
     """Draw an inference request."""
     names = draw(_names(1))
-    outputs = draw(_names(1 if carries.asks_by_name else 0))
+    outputs = draw(_names(1 if carries.asks_by_name else 0)) if carries.selects else []
     given = parameters(carries.tensor_parameters, carries.largest)
     return InferRequest(
         model=draw(models(carries)),

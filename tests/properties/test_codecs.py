@@ -63,6 +63,8 @@ def test_what_two_codecs_carry_survives_both(run: Run, data: st.DataObject) -> N
     found = bare(end.call)
     if both.needs_id and isinstance(call, InferRequest) and not call.id:
         found = found.changed(id="")  # one cannot carry an id, the other makes one up
+    if both.asks_by_name and not both.selects and isinstance(found, InferRequest):
+        found = found.changed(outputs=())  # all of them, by name
     assert bare(call) == found
     assert both.kept(reply) == both.kept(got)
 

@@ -53,7 +53,13 @@ from gateway.protocols.grps.forms import (
     request_message,
 )
 from gateway.protocols.grps.messages import SUCCESS, Flag, Form, GrpsMessage, Status, failure
-from gateway.protocols.grps.metadata import read_model, read_models, write_model, write_server
+from gateway.protocols.grps.metadata import (
+    lists_model,
+    read_model,
+    read_models,
+    write_model,
+    write_server,
+)
 from gateway.protocols.grps.options import LIVE, Settings
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.STAND_INS})
@@ -81,7 +87,7 @@ SERVER: Final = "grps"
 _NEEDS: Final = frozenset({Need.DATATYPES})
 _NOT_READY: Final = "Service Unavailable"
 _UNREADY_CODES: Final = frozenset({STATUS_CODE[ErrorCode.NOT_READY], 403})
-_HEALTH: Final = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
+_HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
 
 _PLAIN: Final[Mapping[str, type[Call[Any]]]] = {
     LIVENESS: ServerLiveRequest,
@@ -95,6 +101,8 @@ _QUESTIONS: Final[Mapping[type[Call[Any]], str]] = {
     ServerMetadataRequest: SERVER_METADATA,
     RepositoryIndexRequest: SERVER_METADATA,
     ModelMetadataRequest: MODEL_METADATA,
+    # Readiness is the server's; which models it has is in its metadata.
+    ModelReadyRequest: SERVER_METADATA,
 }
 
 
@@ -134,7 +142,9 @@ def decode_method(
     if method == MODEL_METADATA:
         return ModelMetadataRequest(model=_asked_model(message, settings, limits), context=context)
     if method in (ONLINE, OFFLINE):
-        return ServerSwitchRequest(online=method == ONLINE, context=context)
+        return ServerSwitchRequest(
+            online=method == ONLINE, allowed=settings.switch, context=context
+        )
     return _PLAIN[method](context=context)
 
 
@@ -195,7 +205,7 @@ def encode_question(call: Call[Any], settings: Settings) -> tuple[str, GrpsMessa
     kind = type(call)
     if isinstance(call, ServerSwitchRequest):
         return (ONLINE if call.online else OFFLINE), GrpsMessage()
-    if kind in (ServerReadyRequest, ModelReadyRequest):
+    if kind is ServerReadyRequest:
         return (LIVENESS if settings.readiness == LIVE else READINESS), GrpsMessage()
     method = _QUESTIONS.get(kind)
     if method is None:
@@ -263,16 +273,20 @@ def decode_method_reply(
         return None
     if isinstance(call, InferRequest | StreamInferRequest):
         return _infer_reply(call, message, origin, settings, limits)
-    return _metadata_reply(call, message, limits)
+    return _metadata_reply(call, message, settings, limits)
 
 
-def _metadata_reply(call: Call[Any], message: GrpsMessage, limits: MessageLimits) -> Any:
+def _metadata_reply(
+    call: Call[Any], message: GrpsMessage, settings: Settings, limits: MessageLimits
+) -> Any:
     if message.form is not Form.STR_DATA:
         raise MalformedMessage("the answer has no str_data, which holds the metadata")
     if isinstance(call, ServerMetadataRequest):
         return ServerMetadata(SERVER, "")
     if isinstance(call, RepositoryIndexRequest):
         return read_models(message.text, limits)
+    if isinstance(call, ModelReadyRequest):
+        return lists_model(message.text, key_of(call.model, settings), limits)
     if isinstance(call, ModelMetadataRequest):
         return read_model(message.text, "" if call.model is None else call.model.name, limits)
     raise unknown(call)

@@ -135,6 +135,7 @@ def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
         flat: Of one dimension; FP16 has the digits of its float32 value.
         numbers: INT64 as numbers, else as text.
     """
+    flat = _native(flat)
     if flat.dtype.kind == "f":
         if flat.dtype.itemsize == 2:  # noqa: PLR2004  # half
             flat = flat.astype(np.float32)
@@ -151,9 +152,15 @@ def written_array(array: npt.NDArray[Any]) -> Any:
     """Return an array for JSON, nested as its shape; a bare number when it has none."""
     if not np.isfinite(array).all():
         return _worded(array).tolist()
+    array = _native(array)
     if not array.shape:
         return array[()]
     return np.array(array, order="C")
+
+
+def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return *array* in this machine's byte order, which orjson wants."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _worded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

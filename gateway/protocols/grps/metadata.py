@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import MalformedMessage, ModelNotFound, TooLarge
+from gateway.ir.errors import GatewayError, MalformedMessage, ModelNotFound, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -73,6 +73,21 @@ def read_models(text: str, limits: MessageLimits) -> tuple[RepositoryEntry, ...]
         check_name("model version", version, limits.name_bytes, "name_bytes")
         entries.append(RepositoryEntry(model["name"], version, ModelState.UNKNOWN))
     return tuple(entries)
+
+
+def lists_model(text: str, key: str, limits: MessageLimits) -> bool:
+    """Tell whether a server's metadata lists the model of this grps key, or cannot be read.
+
+    It is a server's own configuration: what is no YAML of ours says nothing against a model, and
+    any may stand behind the empty key of the default DAG.
+    """
+    if not key:
+        return True
+    try:
+        entries = read_models(text, limits)
+    except GatewayError:
+        return True
+    return any(key in (entry.name, f"{entry.name}-{entry.version}") for entry in entries)
 
 
 def read_model(text: str, name: str, limits: MessageLimits) -> ModelMetadata:

@@ -22,6 +22,8 @@ class Settings:
     Attributes:
         default_model: Listener: the model of a request that names none; "name" or "name/version".
         models: Listener: what a grps key stands for; a key that is not here is a model's name.
+        switch: Listener: its clients may set the server online and offline, which is all that its
+            readiness is to them; without it they are told 403 unless nothing would change.
         http_always_200: Listener: HTTP status 200 whatever the Status in the body says (as the
             C++ server).
         streaming: Both: what makes an HTTP request ask for a stream.
@@ -40,6 +42,7 @@ class Settings:
 
     default_model: ModelRef | None = None
     models: Mapping[str, ModelRef] = field(default_factory=dict)
+    switch: bool = False
     http_always_200: bool = False
     streaming: Streaming = field(default_factory=Streaming)
     customized: tuple[CustomRoute, ...] = ()
@@ -151,6 +154,7 @@ def _forms(key: str, value: Any) -> Mapping[str, Form]:
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "default_model": _model,
     "models": _models,
+    "switch": _flag,
     "http_always_200": _flag,
     "streaming": read_streaming,
     "customized": read_routes,

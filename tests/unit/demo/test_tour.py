@@ -21,7 +21,11 @@ ADDRESSES = {"main.http": "127.0.0.1:1", "main.grpc": "127.0.0.1:2", "admin": "1
 
 def test_every_registered_codec_takes_part() -> None:
     """The ways come from the registry: each protocol on each carrier it has."""
-    streams = {f"streams.{name}.tcp": "127.0.0.1:4" for name in PROTOCOLS}
+    streams = {
+        f"streams.{name}.{carrier}": "127.0.0.1:4"
+        for name in PROTOCOLS
+        for carrier in protocol(name).carriers
+    }
     expected = {
         binding.codec(DEFAULT_LIMITS, {}).name
         for name in PROTOCOLS

@@ -13,7 +13,6 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
-    ModelReadyRequest,
     ServerLiveRequest,
     ServerReadyRequest,
     ServerStatusRequest,
@@ -92,7 +91,11 @@ def test_questions_to_the_server(method: str, path: str, kind: type[Call[Any]]) 
     call = CODEC.decode_call(wire)
     assert kind is type(call)
     if isinstance(call, ServerSwitchRequest):
-        assert call.online is path.endswith("online")
+        assert (path.endswith("online"), False) == (call.online, call.allowed)
+        codec = HttpCodec(DEFAULT_LIMITS, {"switch": True})
+        allowed = codec.decode_call(HttpRequest("GET", f"/grps/v1/{path}"))
+        assert isinstance(allowed, ServerSwitchRequest)
+        assert allowed.allowed
 
 
 @pytest.mark.parametrize(
@@ -523,9 +526,7 @@ def test_datatypes_that_grps_lacks_are_sent_only_if_told_so() -> None:
 def test_readiness_may_ask_for_liveness() -> None:
     """A grps server starts offline: an option asks whether it lives instead."""
     codec = HttpCodec(DEFAULT_LIMITS, {"readiness": "live"})
-    paths = [
-        made.encode_call(ModelReadyRequest(model=ModelRef("m"))).path for made in (CODEC, codec)
-    ]
+    paths = [made.encode_call(ServerReadyRequest()).path for made in (CODEC, codec)]
     assert ["/grps/v1/health/ready", "/grps/v1/health/live"] == paths
 
 
