@@ -1,47 +1,12 @@
-"""Statuses and metadata between grpcio's types and those of `wire.grpc`."""
+"""Statuses between grpcio's type and that of `wire.grpc`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from functools import lru_cache
-
 import grpc
 
-from gateway.wire.grpc import GrpcStatus, Metadata
+from gateway.wire.grpc import GrpcStatus
 
 CODE_OF: dict[GrpcStatus, grpc.StatusCode] = {
     GrpcStatus(code.value[0]): code for code in grpc.StatusCode
 }
 STATUS_OF: dict[grpc.StatusCode, GrpcStatus] = {code: status for status, code in CODE_OF.items()}
-
-# Source: gRPC over HTTP/2, "Custom-Metadata"; "grpc-" is reserved, ":" and "te" are framing.
-_KEY = re.compile(r"[0-9a-z_.\-]+\Z")
-_RESERVED = frozenset({"te", "content-type", "user-agent", "host", "connection"})
-
-
-def sendable(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
-    """Return the part of *metadata* that gRPC can carry, in order.
-
-    The C core ends the whole call for one illegal key or value, with a note on stderr; and a
-    caller's odd header is no reason to lose its call. Dropped are reserved keys, illegal keys,
-    and text that is not printable ASCII.
-    """
-    return tuple((key, value) for key, value in metadata if _fits(key, value))
-
-
-def _fits(key: str, value: str | bytes) -> bool:
-    kind = _kind(key)
-    if kind is None:
-        return False
-    if isinstance(value, bytes):
-        return kind is bytes
-    return kind is str and value.isascii() and value.isprintable()
-
-
-@lru_cache(1024)  # the same few keys, call for call
-def _kind(key: str) -> type[str | bytes] | None:
-    """Return the type of the values of *key*; None for a key that is not sent."""
-    if _KEY.match(key) is None or key.startswith("grpc-") or key in _RESERVED:
-        return None
-    return bytes if key.endswith("-bin") else str
