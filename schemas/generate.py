@@ -195,6 +195,8 @@ def _stable(stub: str, own: Iterable[str]) -> str:
     ]
     text = STUB_IMPORTS + "\n".join(lines) + "\n"
     text = re.sub(r": bool = \.\.\.", ": _Optional[bool] = ...", text)
+    # A field whose name is a word of Python has no other place than there.
+    text = text.replace("**kwargs)", "**kwargs: object)")
     for stem in own:
         text = re.sub(
             rf"^import {stem}_pb2", f"from {PACKAGE} import {stem}_pb2", text, flags=re.MULTILINE

@@ -19,6 +19,7 @@ from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
 from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
+from gateway.policies.describe import Describe
 from gateway.registry import backend
 
 R = TypeVar("R")
@@ -77,7 +78,7 @@ def build_models(config: Config, directory: Path) -> BuiltModels:
         if model.backend is not None
     }
     places = {
-        name: Place(Classify(Complete(model, _NEEDS)), model.ready)
+        name: Place(Classify(Complete(Describe(model), _NEEDS)), model.ready)
         for name, model in versions.items()
     }
     return BuiltModels(versions, places)

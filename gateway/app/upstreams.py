@@ -24,6 +24,7 @@ from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
+from gateway.policies.describe import Describe
 from gateway.policies.forward import Forward
 from gateway.registry import protocol
 from gateway.routing.endpoints import Endpoint, Endpoints, Picker
@@ -197,7 +198,7 @@ def build_upstream(
             directory=directory,
         )
         service: Service = Signatures(connected.service, signatures)
-        service = Complete(service, connected.needs)
+        service = Complete(Describe(service), connected.needs)
         if not protocol(url.protocol).classifies:
             service = Classify(service)
         service = Forward(service, config.forward_headers, config.headers)

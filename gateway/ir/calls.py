@@ -14,6 +14,7 @@ from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters
 from gateway.ir.copying import copied
 from gateway.ir.data import SharedData
 from gateway.ir.metadata import (
+    ModelConfiguration,
     ModelMetadata,
     RepositoryEntry,
     ServerMetadata,
@@ -78,7 +79,15 @@ class ModelReadyRequest(Call[bool]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMetadataRequest(Call[ModelMetadata]):
-    """What are the model's inputs and outputs?"""
+    """What are the model's inputs and outputs?
+
+    Whether it batches, and how much, is sought out where the context's needs name BATCHING.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfigRequest(Call[ModelConfiguration]):
+    """How is the model set up?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from gateway.ir.copying import copied
 from gateway.ir.datatypes import Datatype
 
 
@@ -40,6 +42,10 @@ class ModelMetadata:
     max_batch_size: int | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def changed(self, **fields: Any) -> ModelMetadata:
+        """Return a copy with *fields* changed."""
+        return copied(self, fields)
+
     @property
     def batches(self) -> bool:
         """Whether the first axis of every tensor is the batch.
@@ -50,6 +56,24 @@ class ModelMetadata:
             return self.max_batch_size > 0
         tensors = (*self.inputs, *self.outputs)
         return bool(tensors) and all((tensor.shape or ())[:1] == (-1,) for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfiguration:
+    """How a model is set up, in the words of Triton's model configuration.
+
+    Attributes:
+        document: As it stands in JSON, fields under their original names; one that is missing has
+            its default.
+    """
+
+    document: Mapping[str, Any]
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch; 0 for a model that does not batch."""
+        found = self.document.get("max_batch_size", 0)
+        return found if type(found) is int else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Need
+from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import Mapped
@@ -40,6 +40,8 @@ R = TypeVar("R")
 
 _REQUEST_LACKS: Final = "the request leaves out names, datatypes or shapes"
 _ANSWER_LACKS: Final = "the answer leaves out names, datatypes or shapes"
+# Asks whether the model batches too, which may take a second question.
+_BATCHING: Final = Context(needs=frozenset({Need.BATCHING}))
 _ORDER_UNKNOWN: Final = "outputs without names have an order"
 
 
@@ -109,11 +111,13 @@ class Complete:
         if Need.STAND_INS in call.context.needs and may_stand_in(call.inputs):
             call = await self._meant(call)
         apart = call.batch_size is not None
-        bare = not apart and (lacks(call.inputs, needs) or is_bare(call.inputs))
+        bytes_only = is_bare(call.inputs)
+        bare = not apart and (lacks(call.inputs, needs) or bytes_only)
         outputs = Need.OUTPUTS in needs and not call.outputs
         if not (apart or bare or outputs or Need.BATCHING in needs):
             return call, None
-        metadata = await self._ask(call.model or ModelRef(""), _REQUEST_LACKS)
+        about = _BATCHING if apart or bytes_only or Need.BATCHING in needs else NO_CONTEXT
+        metadata = await self._ask(call.model or ModelRef(""), _REQUEST_LACKS, about)
         if bare:
             call = self._filled(call, metadata)
         if apart:
@@ -148,7 +152,8 @@ class Complete:
         if not (apart or bare or Need.BATCHING in needs):
             return reply
         model = call.model or ModelRef("")
-        metadata = asked.metadata or await self._ask(model, _ANSWER_LACKS)
+        about = _BATCHING if apart or Need.BATCHING in needs else NO_CONTEXT
+        metadata = asked.metadata or await self._ask(model, _ANSWER_LACKS, about)
         if apart:
             reply = joined_reply(reply, metadata)
         if bare:
@@ -195,9 +200,9 @@ class Complete:
         outputs = in_order(reply.outputs, names)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 
-    async def _ask(self, model: ModelRef, why: str) -> ModelMetadata:
+    async def _ask(self, model: ModelRef, why: str, about: Context = NO_CONTEXT) -> ModelMetadata:
         try:
-            return await self._metadata(ModelMetadataRequest(model=model))
+            return await self._metadata(ModelMetadataRequest(model=model, context=about))
         except GatewayError as error:
             raise type(error)(
                 f"{why}, and the metadata of model {str(model)!r} "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from gateway.ir.calls import Call, ModelMetadataRequest
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.metadata import ModelMetadata
 from gateway.service import Service
@@ -16,11 +16,17 @@ from gateway.service import Service
 R = TypeVar("R")
 
 _REMEMBERED = 1024
+_NO_NEEDS: frozenset[Need] = frozenset()
+_BATCHING = frozenset({Need.BATCHING})
+
+# A model, and whether it is asked how the model batches.
+_Key = tuple[ModelRef, bool]
 
 
 class MetadataCache:
     """Answers a ModelMetadataRequest from memory while the memory is fresh; passes the rest.
 
+    Whether the model batches is asked for, and remembered, apart: it may take a second question.
     Failures are not remembered. The question is the gateway's own: it carries no caller's headers
     and has a deadline of its own, and it goes on when the caller that caused it leaves.
 
@@ -43,8 +49,8 @@ class MetadataCache:
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._known: dict[ModelRef, tuple[float, ModelMetadata]] = {}
-        self._asking: dict[ModelRef, asyncio.Task[ModelMetadata]] = {}
+        self._known: dict[_Key, tuple[float, ModelMetadata]] = {}
+        self._asking: dict[_Key, asyncio.Task[ModelMetadata]] = {}
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*.
@@ -55,21 +61,24 @@ class MetadataCache:
         if type(call) is not ModelMetadataRequest or call.model is None:
             return await self._inner(call)
         # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
-        return cast("R", await self._metadata(call.model))
+        return cast("R", await self._metadata((call.model, Need.BATCHING in call.context.needs)))
 
-    async def _metadata(self, model: ModelRef) -> ModelMetadata:
-        known = self._known.get(model)
+    async def _metadata(self, key: _Key) -> ModelMetadata:
+        known = self._known.get(key)
         if known is not None and self._clock() < known[0]:
             return known[1]
-        task = self._asking.get(model)
+        task = self._asking.get(key)
         if task is None:
-            task = asyncio.create_task(self._ask(model), name=f"metadata of {model}")
-            self._asking[model] = task
-            task.add_done_callback(lambda _task: self._asking.pop(model))
+            task = asyncio.create_task(self._ask(key), name=f"metadata of {key[0]}")
+            self._asking[key] = task
+            task.add_done_callback(lambda _task: self._asking.pop(key))
         return await asyncio.shield(task)
 
-    async def _ask(self, model: ModelRef) -> ModelMetadata:
-        context = Context(deadline=self._clock() + self._timeout_s)
+    async def _ask(self, key: _Key) -> ModelMetadata:
+        model, batching = key
+        context = Context(
+            deadline=self._clock() + self._timeout_s, needs=_BATCHING if batching else _NO_NEEDS
+        )
         scope = asyncio.timeout(self._timeout_s)
         try:
             async with scope:
@@ -80,8 +89,8 @@ class MetadataCache:
             raise DeadlineExceeded(
                 f"no metadata of model {str(model)!r} within {self._timeout_s} s", model=model
             ) from None
-        self._known.pop(model, None)
+        self._known.pop(key, None)
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[model] = (self._clock() + self._ttl_s, found)
+        self._known[key] = (self._clock() + self._ttl_s, found)
         return found

@@ -6,18 +6,19 @@ Names are the caller's on the outside and the target's on the inside. Questions 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelConfigRequest,
     ModelMetadataRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest
-from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.streams import Mapped
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.service import Service
@@ -78,6 +79,8 @@ class Rename:
         reply = await self._inner(call)
         if isinstance(call, ModelMetadataRequest):
             return cast("R", self._metadata(asked, cast("ModelMetadata", reply)))
+        if isinstance(call, ModelConfigRequest):
+            return cast("R", self._configuration(asked, cast("ModelConfiguration", reply)))
         return reply
 
     def _target(self, asked: ModelRef) -> ModelRef:
@@ -123,6 +126,14 @@ class Rename:
             labels={back.get(name, name): labels for name, labels in found.labels.items()},
         )
 
+    def _configuration(self, asked: ModelRef, found: ModelConfiguration) -> ModelConfiguration:
+        """Name the model and its tensors; what else the document says of them stays."""
+        document = {**found.document, "name": asked.name}
+        for key, names in (("input", self._inputs_back), ("output", self._outputs_back)):
+            if names and key in document:
+                document[key] = [_renamed_entry(entry, names) for entry in document[key]]
+        return ModelConfiguration(document)
+
 
 def _inverse(kind: str, names: Mapping[str, str]) -> dict[str, str]:
     back = {target: name for name, target in names.items()}
@@ -145,6 +156,11 @@ def _renamed_output(output: RequestedOutput, names: Mapping[str, str]) -> Reques
 
 def _renamed_metadata(tensor: TensorMetadata, names: Mapping[str, str]) -> TensorMetadata:
     return TensorMetadata(names.get(tensor.name, tensor.name), tensor.datatype, tensor.shape)
+
+
+def _renamed_entry(entry: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    name = entry.get("name", "")
+    return {**entry, "name": names[name]} if name in names else entry
 
 
 def _check_distinct(kind: str, names: Iterable[str]) -> None:

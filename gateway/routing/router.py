@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
     StreamInferRequest,
@@ -21,7 +22,13 @@ from gateway.telemetry.taken import note_route
 
 R = TypeVar("R")
 
-_ABOUT_A_MODEL = (InferRequest, StreamInferRequest, ModelMetadataRequest, ModelReadyRequest)
+_ABOUT_A_MODEL = (
+    InferRequest,
+    StreamInferRequest,
+    ModelMetadataRequest,
+    ModelConfigRequest,
+    ModelReadyRequest,
+)
 _LISTED = 10
 
 

@@ -9,7 +9,6 @@ _SHM = r"[Ss]ystem ?[Ss]hared ?[Mm]emory"
 _GENERATE = "generate"
 _STREAM = "ModelStreamInfer"
 _CLASSES = "classification"
-_CONFIG = "model configuration|ModelConfig"
 _STATISTICS = "statistics|ModelStatistics"
 _TRACE = "trace settings|TraceSetting"
 _LOG = "log settings|LogSettings"
@@ -18,7 +17,6 @@ _LOG = "log settings|LogSettings"
 EXTENSIONS: dict[str, str] = {
     "049-triton-classification-json": _CLASSES,
     "050-triton-classification-binary": _CLASSES,
-    "077-triton-model-config": _CONFIG,
     "078-triton-statistics": _STATISTICS,
     "079-triton-unload": _CONTROL,
     "081-triton-load": _CONTROL,
@@ -43,7 +41,6 @@ EXTENSIONS: dict[str, str] = {
     "187-triton-stream-unknown-then-ok": _STREAM,
     "188-triton-stream-sequence": _STREAM,
     "190-triton-classification": _CLASSES,
-    "203-triton-config": _CONFIG,
     "204-triton-statistics": _STATISTICS,
     "205-triton-trace": _TRACE,
     "206-triton-log": _LOG,

@@ -28,7 +28,8 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
-from gateway.ir.metadata import ModelMetadata
+from gateway.ir.metadata import ModelMetadata, ServerMetadata
+from tests.cases.oip_options import EVERYTHING
 from tests.properties.registered import REGISTERED, Registered
 
 INT64_MAX, UINT64_MAX = (1 << 63) - 1, (1 << 64) - 1
@@ -195,12 +196,20 @@ _OIP_GRPC_ERRORS = {
 }
 
 
+def _oip_kept(reply: Any) -> Any:
+    """A listener adds the extensions that it serves itself."""
+    if isinstance(reply, ServerMetadata):
+        return ServerMetadata(reply.name, reply.version)
+    return reply
+
+
 def _oip_http(dialect: str, **fields: Any) -> Carries:
     return Carries(
         codec="oip.http",
         way=dialect,
         upstream={"dialect": dialect},
-        **{"errors": _OIP_HTTP_ERRORS, **fields},
+        kept=_oip_kept,
+        **{"errors": _OIP_HTTP_ERRORS, "listener": EVERYTHING, **fields},
     )
 
 
@@ -208,7 +217,9 @@ def _oip_grpc(dialect: str, **fields: Any) -> Carries:
     return Carries(
         codec="oip.grpc",
         way=dialect,
+        listener=EVERYTHING,
         upstream={"dialect": dialect},
+        kept=_oip_kept,
         errors=_OIP_GRPC_ERRORS,
         **{"largest": INT64_MAX, **fields},
     )
@@ -226,7 +237,7 @@ _OIP = (
     _oip_http("triton", largest=INT64_MAX, priority=INT64_MAX),
     _oip_http(
         "gateway",
-        listener={"not_ready_status": 409},
+        listener={**EVERYTHING, "not_ready_status": 409},
         errors={
             code: neighbour
             for code, neighbour in _OIP_HTTP_ERRORS.items()

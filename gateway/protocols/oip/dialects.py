@@ -21,6 +21,7 @@ class Dialect:
         versions: A version may stand in the path.
         needs_id: It fails on requests without an id.
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
+        extended: It has Triton's extensions: configuration, statistics and the like.
         signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
     """
 
@@ -31,10 +32,11 @@ class Dialect:
     versions: bool = True
     needs_id: bool = False
     index: bool = False
+    extended: bool = False
     signed_parameters: bool = False
 
 
-_TRITON = Dialect(name="triton", binary=True, index=True, signed_parameters=True)
+_TRITON = Dialect(name="triton", binary=True, index=True, extended=True, signed_parameters=True)
 
 # Triton's is the fullest: an unknown server is taken for one.
 DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
@@ -50,8 +52,8 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
         ),
         Dialect(name="kserve", binary=True, text_only=True, versions=False, needs_id=True),
         Dialect(name="ovms", binary=True),
-        # Ourselves: all of Triton's but the extensions not served yet.
-        Dialect(name="gateway", binary=True, index=True),
+        # Ourselves: all of Triton's, as far as the listener switches it on.
+        Dialect(name="gateway", binary=True, index=True, extended=True),
     )
 }
 

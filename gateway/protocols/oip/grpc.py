@@ -19,6 +19,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelConfigRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
     StreamInferRequest,
@@ -32,13 +33,16 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
 from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.protocols.oip.gates import advertised, check_allowed
 from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
 from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.messages import SERVICE
+from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.parameters import join_parameters, split_parameters
 from gateway.protocols.oip.proto import InferReader
 from gateway.protocols.oip.write import InferWriter
@@ -102,6 +106,7 @@ class GrpcCodec:
             raise ValueError(f"dialect is {dialect!r}, needed is one of {', '.join(DIALECTS)}")
         self._limits = limits
         self._dialect = DIALECTS[dialect]
+        self._extensions = read_extensions(options)
         self._reader = InferReader(limits)
         self._writer = InferWriter()
 
@@ -112,7 +117,9 @@ class GrpcCodec:
         read = messages.CALL_READERS.get(wire.method)
         if read is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        return read(wire.view, context_of(wire), self._limits)
+        call = read(wire.view, context_of(wire), self._limits)
+        check_allowed(call, self._extensions)
+        return call
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the answer to *call*; the data of large tensors are not copied."""
@@ -125,6 +132,8 @@ class GrpcCodec:
         write = messages.REPLY_WRITERS.get(type(call))
         if write is None:
             raise _cannot(call)
+        if isinstance(reply, ServerMetadata):
+            return GrpcResponse((_written(write, advertised(reply, self._extensions), call),))
         return GrpcResponse((_written(write, reply, call),))
 
     def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> GrpcResponse:
@@ -156,6 +165,8 @@ class GrpcCodec:
             raise _cannot(call)
         if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
             raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
+        if isinstance(call, ModelConfigRequest) and not self._dialect.extended:
+            raise _cannot(call)
         method, write = found
         return _request(call, method, (_written(write, call, call),))
 

@@ -22,6 +22,7 @@ class GrpcDialect:
         doubles: double_param and uint64_param; a server without them sees no value at all.
         versions: Models have versions; KServe's gRPC side passes over the field.
         selects: It returns the requested outputs only; KServe returns all of them.
+        extended: It has Triton's extensions: configuration, statistics and the like.
         needs_id: It fails, or makes an id up, when a request has none.
     """
 
@@ -32,16 +33,17 @@ class GrpcDialect:
     selects: bool = True
     needs_id: bool = False
     index: bool = False
+    extended: bool = False
 
 
 DIALECTS: dict[str, GrpcDialect] = {
     dialect.name: dialect
     for dialect in (
-        GrpcDialect(name="triton", doubles=True, bf16=True, index=True),
+        GrpcDialect(name="triton", doubles=True, bf16=True, index=True, extended=True),
         GrpcDialect(name="mlserver", index=True),
         GrpcDialect(name="kserve", versions=False, selects=False, needs_id=True),
         GrpcDialect(name="ovms"),
-        GrpcDialect(name="gateway", doubles=True, bf16=True, index=True),
+        GrpcDialect(name="gateway", doubles=True, bf16=True, index=True, extended=True),
     )
 }
 

@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
@@ -38,6 +39,7 @@ from gateway.protocols.oip import answers
 from gateway.protocols.oip.binary import JSON_HEADERS
 from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
 from gateway.protocols.oip.errors import (
+    HTTP_OK,
     HTTP_STATUS,
     NOT_READY_STATUSES,
     MethodNotAllowed,
@@ -46,8 +48,11 @@ from gateway.protocols.oip.errors import (
     http_status_of,
     is_error_status,
 )
+from gateway.protocols.oip.gates import advertised, check_allowed
 from gateway.protocols.oip.headers import NAME, NEEDS, context_of
 from gateway.protocols.oip.json import dump
+from gateway.protocols.oip.model_config import to_document
+from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.replies import decode_response, encode_response, error_text
 from gateway.protocols.oip.requests import (
@@ -70,6 +75,7 @@ _HEALTH: Mapping[type[Call[Any]], str] = {
 _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelReadyRequest: "ready",
     ModelMetadataRequest: "",
+    ModelConfigRequest: "config",
     InferRequest: "infer",
 }
 _OK_STATUSES = range(200, 300)
@@ -92,6 +98,7 @@ class HttpCodec:
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
+        self._extensions = read_extensions(options)
         self._dialect = DIALECTS[option(options, DIALECT, "auto", DIALECTS.__contains__)]
         self._not_ready: int = option(
             options,
@@ -126,10 +133,15 @@ class HttpCodec:
             )
         if wire.path == INDEX_PATH:
             ready_only = answers.decode_index_request(wire, self._limits)
-            return RepositoryIndexRequest(
+            call: Call[Any] = RepositoryIndexRequest(
                 ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
             )
-        return route.call(model=route.model, context=context_of(wire, None))
+        else:
+            call = route.call(model=route.model, context=context_of(wire, None))
+            if type(call) is RepositoryIndexRequest:  # only names, which anybody may know
+                return call
+        check_allowed(call, self._extensions)
+        return call
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the answer to *call*; binary outputs are not copied.
@@ -149,9 +161,11 @@ class HttpCodec:
                 key, healthy=answer, unhealthy_status=status, model=call.model
             )
         if isinstance(call, ServerMetadataRequest):
-            return answers.encode_server_metadata(answer)
+            return answers.encode_server_metadata(advertised(answer, self._extensions))
         if isinstance(call, ModelMetadataRequest):
             return answers.encode_model_metadata(answer)
+        if isinstance(call, ModelConfigRequest):
+            return answers.json_response(HTTP_OK, to_document(answer))
         if isinstance(call, RepositoryIndexRequest):
             return answers.encode_index(answer, whole=_wants_whole_index(call))
         raise self._unknown(call)
@@ -198,6 +212,8 @@ class HttpCodec:
             body = (dump({"ready": True} if call.ready_only else {}),)
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
             return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
+        if isinstance(call, ModelConfigRequest) and not self._dialect.extended:
+            raise self._unknown(call)
         path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
         return HttpRequest("GET", path, "", Headers(passed), (), deadline)
 
@@ -241,6 +257,8 @@ class HttpCodec:
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
             return answers.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
+        if isinstance(call, ModelConfigRequest):
+            return answers.decode_configuration(wire, self._limits)
         if isinstance(call, RepositoryIndexRequest):
             return answers.decode_index(wire, self._limits)
         key = _HEALTH.get(type(call))

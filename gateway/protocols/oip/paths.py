@@ -17,6 +17,7 @@ from urllib.parse import quote
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
@@ -44,11 +45,11 @@ _MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
     "": ModelMetadataRequest,
     "ready": ModelReadyRequest,
     "infer": InferRequest,
+    "config": ModelConfigRequest,
 }
 
 # Extensions that exist elsewhere: asked for, they are named, not "not found".
 _MODEL_EXTENSIONS = {
-    "config": "model configuration",
     "stats": "statistics",
     "generate": "generate",
     "generate_stream": "generate",

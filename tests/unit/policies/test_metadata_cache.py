@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded, Unavailable
 from gateway.ir.metadata import ModelMetadata
 from gateway.policies import metadata_cache
@@ -38,6 +38,17 @@ async def test_versions_are_remembered_apart() -> None:
     await cache(CALL)
     await cache(ModelMetadataRequest(model=ModelRef("m", "2")))
     assert [M, ModelRef("m", "2")] == [call.model for call in service.calls]
+
+
+async def test_batching_is_another_question() -> None:
+    """An answer that does not tell how the model batches is none for who has to know."""
+    needs = frozenset({Need.BATCHING})
+    service = ScriptedService(FOUND, ModelMetadata(name="m", max_batch_size=8))
+    cache = MetadataCache(service)
+    asking = ModelMetadataRequest(model=M, context=Context(needs=needs | {Need.NAMES}))
+    found = [(await cache(call)).max_batch_size for call in (CALL, asking, CALL, asking)]
+    assert [None, 8, None, 8] == found
+    assert [frozenset(), needs] == [call.context.needs for call in service.calls]
 
 
 async def test_question_is_the_gateways_own() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
+    ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
@@ -18,7 +19,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
-from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.policies.rename import Rename
@@ -190,3 +191,23 @@ async def test_model_alone_is_renamed() -> None:
     found = await Rename(service, model="inner")(request("a", outputs=(RequestedOutput("OUT"),)))
     asked = request("a", model=ModelRef("inner"), outputs=(RequestedOutput("OUT"),))
     assert ([asked], reply("OUT", model=ModelRef("public", "7"))) == (service.calls, found)
+
+
+async def test_configuration_is_under_the_callers_names() -> None:
+    """The model and the tensors that are renamed; the rest of the document is the target's."""
+    document = {
+        "name": "inner",
+        "max_batch_size": 4,
+        "input": [{"name": "X", "dims": [1]}, {"name": "W"}],
+        "output": [{"name": "Y"}],
+    }
+    service = ScriptedService(ModelConfiguration(document))
+    rename = Rename(service, model="inner", inputs={"a": "X"}, outputs={"b": "Y"})
+    found = await rename(ModelConfigRequest(model=ModelRef("outer")))
+    assert {
+        "name": "outer",
+        "max_batch_size": 4,
+        "input": [{"name": "a", "dims": [1]}, {"name": "W"}],
+        "output": [{"name": "b"}],
+    } == found.document
+    assert [ModelRef("inner")] == [call.model for call in service.calls]

@@ -31,8 +31,9 @@ from gateway.protocols.oip.grpc import METHODS, GrpcCodec, file_descriptors
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from tests.cases.oip_grpc import CALLS, METHOD, REPLIES, CallCase, ReplyCase
+from tests.cases.oip_options import EVERYTHING
 
-CODEC = GrpcCodec(DEFAULT_LIMITS, {})
+CODEC = GrpcCodec(DEFAULT_LIMITS, EVERYTHING)
 M = ModelRef("m")
 X = array_tensor("X", np.arange(4, dtype="<f4"))
 BIG = array_tensor("BIG", np.zeros((1, 3, 224, 224), "<f4"))
@@ -62,7 +63,7 @@ def test_decodes_call(case: CallCase) -> None:
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
 def test_encodes_reply(case: ReplyCase) -> None:
     """An answer is written byte for byte as the protobuf library writes it."""
-    found = CODEC.encode_reply(case.call, case.reply)
+    found = GrpcCodec(DEFAULT_LIMITS, {}).encode_reply(case.call, case.reply)
     assert (GrpcStatus.OK, case.message) == (found.status, b"".join(found.message))
 
 

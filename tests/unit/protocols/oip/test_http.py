@@ -58,6 +58,7 @@ from tests.cases.oip_http import (
     get,
     post,
 )
+from tests.cases.oip_options import EVERYTHING
 
 
 def codec(**options: Any) -> HttpCodec:
@@ -572,7 +573,8 @@ INDEX = (
 )
 def test_answers_the_index_as_triton_does(body: bytes, ready_only: bool) -> None:
     """The index lists every version; empty members are left out. Its body is optional."""
-    call = CODEC.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
+    listener = codec(**EVERYTHING)
+    call = listener.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
     assert RepositoryIndexRequest(ready_only=ready_only) == call.changed(context=NO_CONTEXT)
     expected = [
         {"name": "m", "version": "1", "state": "READY"},

@@ -102,8 +102,6 @@ def test_wrong_methods(method: str, path: str, allow: str) -> None:
         ("/v2/repository/r/index", "repositories by name"),
         ("/v2/repository/models/m/load", "load and unload"),
         ("/v2/repository/r/models/m/unload", "load and unload"),
-        ("/v2/models/m/config", "model configuration"),
-        ("/v2/models/m/versions/1/config", "model configuration"),
         ("/v2/models/stats", "statistics"),
         ("/v2/models/m/stats", "statistics"),
         ("/v2/models/m/generate", "generate"),

@@ -1,0 +1,11 @@
+"""Options of an Open Inference listener that serves everything there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EVERYTHING: Mapping[str, Any] = {
+    "model_configuration": True,
+    "repository_index": True,
+}

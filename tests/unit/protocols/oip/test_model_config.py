@@ -1,0 +1,86 @@
+"""Model configuration as message and as text: every default told, nothing lost on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelConfiguration
+from gateway.protocols.oip.model_config import (
+    from_document,
+    from_message,
+    to_document,
+    to_message,
+)
+from gateway.schema import open_inference_pb2 as pb
+
+MESSAGE = pb.ModelConfig(
+    name="m",
+    max_batch_size=8,
+    input=[pb.ModelInput(name="X", data_type=pb.TYPE_FP32, dims=[-1, 1 << 40])],
+    dynamic_batching=pb.ModelDynamicBatching(
+        max_queue_delay_microseconds=(1 << 64) - 1,
+        priority_queue_policy={3: pb.ModelQueuePolicy(default_timeout_microseconds=7)},
+    ),
+    parameters={"k": pb.ModelParameter(string_value="v")},
+    model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
+)
+
+
+def test_wide_integers_are_numbers_in_text() -> None:
+    """Triton's text has no integers in quotes, in lists and maps neither."""
+    document = from_message(MESSAGE, DEFAULT_LIMITS).document
+    assert [-1, 1 << 40] == document["input"][0]["dims"]
+    batching = document["dynamic_batching"]
+    assert (1 << 64) - 1 == batching["max_queue_delay_microseconds"]
+    assert 7 == batching["priority_queue_policy"]["3"]["default_timeout_microseconds"]
+
+
+def test_a_message_survives_its_text() -> None:
+    """What is read of a message is written as the same message."""
+    assert MESSAGE == to_message(from_message(MESSAGE, DEFAULT_LIMITS))
+
+
+def test_text_has_every_default() -> None:
+    """Clients find members that nobody set; members that the message does not know stay."""
+    document = to_document(ModelConfiguration({"name": "m", "of_tomorrow": {"a": [1]}}))
+    assert (0, [], {}, {"a": [1]}) == (
+        document["max_batch_size"],
+        document["input"],
+        document["parameters"],
+        document["of_tomorrow"],
+    )
+
+
+def test_text_that_no_message_holds_passes_as_text_alone() -> None:
+    """From HTTP to HTTP it goes as it is; over gRPC it is refused by name."""
+    odd = ModelConfiguration({"name": "m", "default_model_filename": 5})
+    assert odd.document == to_document(odd)
+    with pytest.raises(Unsupported, match="default_model_filename"):
+        to_message(odd)
+
+
+def test_members_the_message_does_not_know_are_left_out() -> None:
+    """A newer server's configuration goes over gRPC without what is new."""
+    assert pb.ModelConfig(name="m") == to_message(ModelConfiguration({"name": "m", "new": 1}))
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        ([], MalformedMessage),
+        ({"name": 5}, MalformedMessage),
+        ({"max_batch_size": "8"}, MalformedMessage),
+        ({"input": {}}, MalformedMessage),
+        ({"output": [1]}, MalformedMessage),
+        ({"name": "m" * 300}, TooLarge),
+        ({"input": [{}] * 9}, TooLarge),
+    ],
+)
+def test_text_that_is_no_configuration(document: Any, error: type[GatewayError]) -> None:
+    """What the gateway itself reads of a configuration has its type and size."""
+    with pytest.raises(error):
+        from_document(document, MessageLimits(tensors=8))
