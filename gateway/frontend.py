@@ -175,6 +175,8 @@ class Frontend(Generic[Q, A]):
             items = await self._service(call)
             try:
                 async for item in items:
+                    if item.error is not None and self._ends(last):
+                        raise item.error
                     answer = self._codec.encode_item(call, item)
                     alone, first, last = last is None and item.final, last is None, item
                     yield Said(self._stamped(call, answer) if first else answer, alone)
@@ -186,6 +188,11 @@ class Frontend(Generic[Q, A]):
         except Exception as error:  # noqa: BLE001
             failed = self._failed(call, error, late=last is not None)
             yield Said(failed if last is not None else self._stamped(call, failed), alone=True)
+
+    def _ends(self, last: InferResponse | None) -> bool:
+        """Tell whether an answer that is an error is the last that can be said."""
+        streaming = self._streaming
+        return streaming is None or (last is None and streaming.first_error_ends)
 
     async def _single(self, call: Call[Any]) -> A:
         try:

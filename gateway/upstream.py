@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from gateway.ir.calls import (
     Call,
+    InferRequest,
     InferResponse,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -23,10 +24,12 @@ from gateway.ir.errors import (
     InvalidTensor,
     MalformedMessage,
     TooLarge,
+    Unsupported,
     UpstreamProtocolError,
 )
+from gateway.ir.streams import close_stream
 from gateway.service import Service
-from gateway.wire.codec import Codec
+from gateway.wire.codec import Codec, SplitCodec
 
 R = TypeVar("R")
 Q = TypeVar("Q")
@@ -61,6 +64,7 @@ class Upstream(Generic[Q, A]):
         self._name = name
         self._codec = codec
         self._client = client
+        self._splits: SplitCodec[A] | None = codec if isinstance(codec, SplitCodec) else None
 
     async def __call__(self, call: Call[R], /) -> R:
         """Ask the upstream.
@@ -72,36 +76,44 @@ class Upstream(Generic[Q, A]):
             UpstreamProtocolError: The answer cannot be read.
             GatewayError: What the upstream answered, or what went wrong on the way.
         """
-        deadline = call.context.deadline
-        if deadline is not None:
-            deadline -= _MARGIN_S
-        wire = self._codec.encode_call(call)
         if isinstance(call, StreamInferRequest):
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
-            return cast("R", self._items(call, wire, deadline))
+            return cast("R", self._stream(call))
+        wire = self._codec.encode_call(call)
         try:
-            answer = await self._client.send(wire, deadline=deadline)
+            answer = await self._client.send(wire, deadline=_earlier(call))
             return self._codec.decode_reply(call, answer)
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself said so, in good form
                 raise
             raise self._broken(call, error) from error
 
-    async def _items(
-        self, call: StreamInferRequest, wire: Q, deadline: float | None
-    ) -> AsyncIterator[InferResponse]:
-        answers = self._client.stream(wire, deadline=deadline)
+    def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        """Return the answers; the only one, where the protocol has no streams."""
         try:
-            async for answer in answers:
-                yield self._codec.decode_item(call, answer)
+            wire = self._codec.encode_call(call)
+        except Unsupported:
+            return self._only(call.request.changed(context=call.context))
+        return self._items(call, wire)
+
+    async def _only(self, call: InferRequest) -> AsyncIterator[InferResponse]:
+        yield await self(call)
+
+    async def _items(self, call: StreamInferRequest, wire: Q) -> AsyncIterator[InferResponse]:
+        answers = self._client.stream(wire, deadline=_earlier(call))
+        splitter = None if self._splits is None else self._splits.splitter()
+        try:
+            async for part in answers:
+                for answer in (part,) if splitter is None else splitter.receive(part):
+                    yield self._codec.decode_item(call, answer)
+            if splitter is not None:
+                splitter.end()
         except _BROKEN as error:
             if error.origin is not None:
                 raise
             raise self._broken(call, error) from error
         finally:
-            close = getattr(answers, "aclose", None)
-            if close is not None:
-                await close()
+            await close_stream(answers)
 
     def _broken(
         self, call: Call[Any], error: MalformedMessage | InvalidTensor | TooLarge
@@ -110,6 +122,12 @@ class Upstream(Generic[Q, A]):
             f"upstream {self._name!r} sent an answer that cannot be used: {error.message}",
             model=call.model,
         )
+
+
+def _earlier(call: Call[Any]) -> float | None:
+    """Return the deadline that is sent on."""
+    deadline = call.context.deadline
+    return None if deadline is None else deadline - _MARGIN_S
 
 
 # The same in every dialect, and asked before the dialect is known.

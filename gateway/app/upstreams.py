@@ -26,6 +26,7 @@ from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
 from gateway.policies.forward import Forward
+from gateway.policies.single import Single
 from gateway.registry import protocol
 from gateway.routing.endpoints import Endpoint, Endpoints, Picker
 from gateway.routing.probe import Prober
@@ -197,7 +198,7 @@ def build_upstream(
             tls=config.tls,
             directory=directory,
         )
-        service: Service = Signatures(connected.service, signatures)
+        service: Service = Signatures(Single(connected.service), signatures)
         service = Complete(Describe(service), connected.needs)
         if not protocol(url.protocol).classifies:
             service = Classify(service)

@@ -36,11 +36,10 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     NotReady,
-    Unsupported,
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import Watched, close_stream
+from gateway.ir.streams import Watched, close_stream, only_answer
 from gateway.service import Dispatch
 
 log = structlog.get_logger(__name__)
@@ -271,9 +270,11 @@ class Backend(abc.ABC):
         inputs, job, signature = self._checked(call)
         places = await self._enter(job)
         try:
-            run = self._only_answer if self.decoupled else self.run
+            if self.decoupled:
+                items = self._responses(call, inputs, job, signature)
+                return await only_answer(self.model, items)
             with self.faults():
-                arrays = await run(inputs, job)
+                arrays = await self.run(inputs, job)
             return self._response(call, job, signature, arrays)
         finally:
             self._leave(job, places)
@@ -316,24 +317,6 @@ class Backend(abc.ABC):
 
     async def _one_answer(self, inputs: Inputs, job: Job) -> AsyncIterator[Arrays]:
         yield await self.run(inputs, job)
-
-    async def _only_answer(self, inputs: Inputs, job: Job) -> Arrays:
-        answers = self.answers(inputs, job)
-        found: list[Arrays] = []
-        try:
-            async for arrays in answers:
-                found.append(arrays)
-                if len(found) > 1:
-                    break
-        finally:
-            await close_stream(answers)
-        if len(found) != 1:
-            count = "no answer" if not found else "more than one answer"
-            raise Unsupported(
-                f"model {str(self.model)!r} is decoupled and gave {count}: ask it with a stream",
-                model=self.model,
-            )
-        return found[0]
 
     async def _responses(
         self, call: InferRequest, inputs: Inputs, job: Job, signature: Signature

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters, Sequence
 from gateway.ir.copying import copied
 from gateway.ir.data import SharedData
+from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import (
     ModelConfiguration,
     ModelMetadata,
@@ -171,6 +172,7 @@ class InferResponse:
         parameters: The model's own additions.
         final: False while a stream has more to come for this request.
         batch_size: As for `InferRequest`.
+        error: This answer of a stream failed, and others may follow; it has no outputs then.
     """
 
     model: ModelRef
@@ -179,6 +181,7 @@ class InferResponse:
     parameters: Parameters = field(default_factory=dict)
     final: bool = True
     batch_size: int | None = None
+    error: GatewayError | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def changed(self, **fields: Any) -> InferResponse:

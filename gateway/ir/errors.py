@@ -112,6 +112,10 @@ class Unsupported(GatewayError):
     code = ErrorCode.UNSUPPORTED
 
 
+class Decoupled(Unsupported):
+    """The model answers any number of times, and its server will not be asked for one answer."""
+
+
 class TooLarge(GatewayError):
     """A limit on size or count is exceeded."""
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import Unsupported
 
 R = TypeVar("R")
 
@@ -97,6 +99,33 @@ def map_stream(
         # Here R is AsyncIterator[InferResponse]; the type system cannot follow that.
         return cast("R", wrap(cast("AsyncIterator[InferResponse]", reply)))
     return reply
+
+
+async def only_answer(model: ModelRef, items: AsyncIterator[InferResponse]) -> InferResponse:
+    """Return the one answer that *items* give, and close them.
+
+    Raises:
+        Unsupported: They give none, or more than one.
+        GatewayError: The answer is an error.
+    """
+    found: list[InferResponse] = []
+    try:
+        async for item in items:
+            if item.error is not None:
+                raise item.error
+            if item.outputs or not item.final:  # else it only marks the end
+                found.append(item)
+            if len(found) > 1:
+                break
+    finally:
+        await close_stream(items)
+    if len(found) != 1:
+        count = "no answer" if not found else "more than one answer"
+        raise Unsupported(
+            f"model {str(model)!r} is decoupled and gave {count}: ask it with a stream",
+            model=model,
+        )
+    return found[0]
 
 
 async def close_stream(items: AsyncIterator[Any], /) -> None:

@@ -137,6 +137,8 @@ class Complete:
         return call.changed(inputs=filling.fill(call.inputs, self._needs))
 
     async def _answer(self, asked: _Asked, reply: InferResponse) -> InferResponse:
+        if reply.error is not None:
+            return reply
         if self._stand_ins and may_stand_in(reply.outputs):
             reply = await self._meant_reply(asked.request, reply)
         reply = await self._response(asked, reply)

@@ -6,7 +6,7 @@ They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -68,7 +68,16 @@ class Codec(Protocol[Q, A]):
 
 @runtime_checkable
 class StreamCodec(Protocol[A_co]):
-    """What a codec has besides when its streams have words of their own for how they end."""
+    """What a codec has besides when its streams have words of their own for how they end.
+
+    Its `encode_item` also takes answers that are errors, see `InferResponse`.
+
+    Attributes:
+        first_error_ends: No answer can follow an error that is the first.
+    """
+
+    @property
+    def first_error_ends(self) -> bool: ...  # noqa: D102
 
     def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> A_co | None:
         """Write what ends a stream that went well, None for nothing; *last* was its last answer."""
@@ -76,6 +85,27 @@ class StreamCodec(Protocol[A_co]):
 
     def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> A_co:
         """Write an error that comes after an answer; before the first it is `encode_error`'s."""
+        ...
+
+
+class Splitter(Protocol[A]):
+    """Cuts one streamed answer of an upstream into messages, where the transport gives pieces."""
+
+    def receive(self, part: A, /) -> Sequence[A]:
+        """Return the messages that *part* completes. Raises MalformedMessage, TooLarge."""
+        ...
+
+    def end(self) -> None:
+        """Check that the stream ends between messages. Raises MalformedMessage."""
+        ...
+
+
+@runtime_checkable
+class SplitCodec(Protocol[A]):
+    """What a codec has besides when `decode_item` needs whole messages cut out first."""
+
+    def splitter(self) -> Splitter[A]:
+        """Return what cuts one answer."""
         ...
 
 

@@ -66,6 +66,20 @@ class Exchange:
         line, headers, body = _parsed(data)
         return HttpResponse(int(line.split(" ")[1]), headers, (memoryview(body),))
 
+    @property
+    def messages(self) -> list[GrpcRequest]:
+        """The requests of a gRPC stream."""
+        return [
+            GrpcRequest(self.said["method"], (memoryview(self._bytes(file)),))
+            for file in self.said["requests"]
+        ]
+
+    @property
+    def answers(self) -> list[GrpcResponse]:
+        """The answers of a gRPC stream; a status that is not OK is the last."""
+        found = [GrpcResponse((memoryview(self._bytes(file)),)) for file in self.said["responses"]]
+        return found if self.said["status"] == "OK" else [*found, self.response]
+
     def _bytes(self, file: str) -> bytes:
         return (FOLDER / file).read_bytes()
 

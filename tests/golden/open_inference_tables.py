@@ -7,7 +7,6 @@ from gateway.ir.errors import ErrorCode
 _CONTROL = r"model repository|RepositoryModel"
 _SHM = r"[Ss]ystem ?[Ss]hared ?[Mm]emory"
 _GENERATE = "generate"
-_STREAM = "ModelStreamInfer"
 _CLASSES = "classification"
 _STATISTICS = "statistics|ModelStatistics"
 _TRACE = "trace settings|TraceSetting"
@@ -35,11 +34,6 @@ EXTENSIONS: dict[str, str] = {
     "098-triton-generate-too-many": _GENERATE,
     "099-triton-generate-stream-error": _GENERATE,
     "164-triton-load": _CONTROL,
-    "165-triton-stream": _STREAM,
-    "185-triton-stream-error": _STREAM,
-    "186-triton-stream-empty-final": _STREAM,
-    "187-triton-stream-unknown-then-ok": _STREAM,
-    "188-triton-stream-sequence": _STREAM,
     "190-triton-classification": _CLASSES,
     "204-triton-statistics": _STATISTICS,
     "205-triton-trace": _TRACE,
@@ -48,10 +42,19 @@ EXTENSIONS: dict[str, str] = {
     "208-triton-unload": _CONTROL,
     "209-triton-load-config": _CONTROL,
     "228-mlserver-load": _CONTROL,
-    "229-mlserver-stream": _STREAM,
     "247-kserve-load": _CONTROL,
-    "248-kserve-stream": _STREAM,
 }
+
+# Streams have tests of their own: test_open_inference_streams.py.
+STREAMS = (
+    "165-triton-stream",
+    "185-triton-stream-error",
+    "186-triton-stream-empty-final",
+    "187-triton-stream-unknown-then-ok",
+    "188-triton-stream-sequence",
+    "229-mlserver-stream",
+    "248-kserve-stream",
+)
 
 _WRONG = ErrorCode.INVALID_ARGUMENT
 _NOT_JSON = (_WRONG, "the request is not JSON")

@@ -257,6 +257,8 @@ async def test_an_answer_that_is_too_large_is_refused_in_the_session() -> None:
 class WordyCodec(TextCodec):
     """Has words of its own for how streams end."""
 
+    first_error_ends = True
+
     def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> str | None:
         return None if last is not None and last.final else f"end after {last and last.id}"
 

@@ -23,6 +23,7 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
     Unavailable,
+    Unsupported,
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ServerMetadata
@@ -215,3 +216,62 @@ async def test_an_answer_over_the_limit_is_the_upstreams_fault() -> None:
 
     with pytest.raises(UpstreamProtocolError, match="65 MiB"):
         await upstream(Full())(ServerLiveRequest())
+
+
+class NoStreams(TextCodec):
+    """Has no form for streams."""
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        if isinstance(call, StreamInferRequest):
+            raise Unsupported("no streams here")
+        return super().encode_call(call)
+
+    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+        return self.decode_item(StreamInferRequest(request=InferRequest()), wire)
+
+
+async def test_a_stream_of_a_protocol_without_streams_has_one_answer() -> None:
+    """The one inference is asked for, with what travels beside the stream, and is the last answer."""
+    client = TextClient("only")
+    upstream: Upstream[str, str] = Upstream("u", NoStreams(), client)
+    context = Context(deadline=10.0)
+    call = StreamInferRequest(context=context, request=InferRequest())
+    found = [item async for item in await upstream(call)]
+    assert [("only", True)] == [(item.id, item.final) for item in found]
+    assert [("InferRequest", 9.995)] == client.sent
+
+
+class Halves:
+    """Cuts parts at semicolons."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def receive(self, part: str, /) -> list[str]:
+        *whole, self._rest = (self._rest + part).split(";")
+        return whole
+
+    def end(self) -> None:
+        if self._rest:
+            raise MalformedMessage(f"{self._rest!r} is left")
+
+
+class Cutting(TextCodec):
+    def splitter(self) -> Halves:
+        return Halves()
+
+
+async def test_messages_are_cut_out_where_the_codec_has_to() -> None:
+    """Parts of a stream become whole messages, wherever they were cut."""
+    upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;b", "c;", "d;"))
+    call = StreamInferRequest(request=InferRequest())
+    assert ["a", "bc", "d"] == [item.id async for item in await upstream(call)]
+
+
+async def test_a_stream_that_ends_within_a_message_is_broken() -> None:
+    """What is left at its end is the upstream's fault."""
+    upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;b"))
+    items = await upstream(StreamInferRequest(request=InferRequest()))
+    assert "a" == (await anext(items)).id
+    with pytest.raises(UpstreamProtocolError, match="'b' is left"):
+        await anext(items)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, InvalidRequest
+from gateway.ir.errors import (
+    ERROR_CLASSES,
+    Decoupled,
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+)
 from gateway.wire.grpc import GrpcStatus
 
 HTTP_STATUS: dict[ErrorCode, int] = {
@@ -77,6 +83,8 @@ _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
 
 # gRPC has one status for "too big" and "too busy"; the words of servers tell them apart.
 _SIZE_WORDS = ("larger than", "too large", "at most", "exceeds")
+# What Triton says of a model that answers any number of times, asked for one answer.
+_DECOUPLED = "decoupled transaction policy"
 
 
 HTTP_OK = 200
@@ -113,8 +121,10 @@ def is_error_status(status: int) -> bool:
     return _FIRST_ERROR <= status <= _LAST_ERROR
 
 
-def error_class_of_http(status: int) -> type[GatewayError]:
+def error_class_of_http(status: int, said: str = "") -> type[GatewayError]:
     """Return the kind of error an HTTP status that is not 2xx means."""
+    if status == HTTP_STATUS[ErrorCode.UNSUPPORTED] and _DECOUPLED in said:
+        return Decoupled
     code = _CODE_OF_HTTP.get(status)
     if code is None:
         code = ErrorCode.INVALID_ARGUMENT if 400 <= status < 500 else ErrorCode.UPSTREAM  # noqa: PLR2004
@@ -125,6 +135,8 @@ def error_class_of_grpc(status: GrpcStatus, details: str) -> type[GatewayError]:
     """Return the kind of error a gRPC status that is not OK means."""
     if status is GrpcStatus.RESOURCE_EXHAUSTED and any(word in details for word in _SIZE_WORDS):
         return ERROR_CLASSES[ErrorCode.TOO_LARGE]
+    if status is GrpcStatus.UNIMPLEMENTED and _DECOUPLED in details:
+        return Decoupled
     return ERROR_CLASSES[_CODE_OF_GRPC[status]]
 
 

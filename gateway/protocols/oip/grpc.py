@@ -1,9 +1,15 @@
 """Open Inference over gRPC, both directions.
 
 Here lives the codec: which method a message belongs to, what travels beside it, errors.  Not
-here: the messages themselves (proto.py, write.py, messages.py) and what servers differ in
-(grpc_dialects.py).  Streams, repository control and Triton's other extensions are refused with a
+here: the messages themselves (proto.py, write.py, messages.py, grpc_stream.py) and what servers
+differ in (grpc_dialects.py).  Repository control and Triton's other extensions are refused with a
 text that names the method.
+
+Each message of a stream is a call of its own, and towards an upstream each such call has a stream
+of its own, of one message: its end is the end of the answers, also of a server that marks no last
+one (MLServer) or whose model gives none; one call can be cancelled, or fail with a status, alone;
+and answers need no ids to be told apart.  The order within a sequence, which one stream to the
+server would have kept, the frontend keeps (`gateway.session`).
 
 Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 12 to 16.
 """
@@ -40,6 +46,16 @@ from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
 from gateway.protocols.oip.gates import advertised, check_allowed
 from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.grpc_stream import (
+    FINAL,
+    STREAM,
+    StreamForm,
+    StreamWriter,
+    error_said,
+    open_envelope,
+    said_final,
+    stream_message,
+)
 from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.messages import SERVICE
 from gateway.protocols.oip.options import read_extensions
@@ -50,6 +66,7 @@ from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.beside import grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
+from gateway.wire.protobuf import Parts
 
 R = TypeVar("R")
 
@@ -97,6 +114,7 @@ class GrpcCodec:
 
     name = NAME
     needs = NEEDS
+    first_error_ends = False
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         dialect = options.get("dialect", "auto")
@@ -109,11 +127,14 @@ class GrpcCodec:
         self._extensions = read_extensions(options)
         self._reader = InferReader(limits)
         self._writer = InferWriter()
+        self._streams = StreamWriter(self._writer, limits.error_text_bytes)
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
         """Read a client's request; tensors are views into its message."""
         if wire.method == _INFER:
             return self._decode_infer(wire)
+        if wire.method == STREAM:
+            return self._decode_stream(wire)
         read = messages.CALL_READERS.get(wire.method)
         if read is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
@@ -136,12 +157,30 @@ class GrpcCodec:
             return GrpcResponse((_written(write, advertised(reply, self._extensions), call),))
         return GrpcResponse((_written(write, reply, call),))
 
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> GrpcResponse:
-        """Refuse: streams are not supported yet."""
-        raise _cannot(call)
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
+        """Write one answer of a stream, with its mark whether it is the last."""
+        if item.error is not None:
+            return self._streams.error(call, item.error, final=item.final)
+        return self._streams.item(call, item)
 
-    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
-        """Write an error as status and details; an upstream's own go back as they came."""
+    def encode_end(
+        self, call: StreamInferRequest, last: InferResponse | None, /
+    ) -> GrpcResponse | None:
+        """Mark the end of a stream's answers, where the client asked for that."""
+        return self._streams.end(call, last)
+
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> GrpcResponse:
+        """Write an error that ends the answers to one request; the stream goes on."""
+        return self._streams.error(call, error, final=True)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+        """Write an error as status and details; an upstream's own go back as they came.
+
+        That of a stream's request is a message, and no status: it must not end the others.
+        """
+        asked = call if isinstance(call, StreamInferRequest) else stream_message(error)
+        if asked is not None:
+            return self._streams.error(asked, error, final=True)
         origin = error.origin
         if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
             return GrpcResponse(status=origin.wire.status, details=origin.wire.details)
@@ -159,7 +198,12 @@ class GrpcCodec:
         if call.model is not None:
             check_version(self._dialect, call.model)
         if isinstance(call, InferRequest):
-            return self._encode_infer(call)
+            return _request(call, _INFER, self._written_infer(call, call.context.request_id))
+        if isinstance(call, StreamInferRequest):
+            if not self._dialect.streams:
+                raise Unsupported(f"the dialect {self._dialect.name!r} has no streams")
+            message = self._written_infer(call.request, call.context.request_id)
+            return _request(call, STREAM, message)
         found = messages.CALL_WRITERS.get(type(call))
         if found is None:
             raise _cannot(call)
@@ -184,7 +228,7 @@ class GrpcCodec:
         try:
             if isinstance(call, InferRequest):
                 # An InferRequest's R is InferResponse: the type system cannot follow that.
-                return cast("R", self._decode_infer_reply(call, wire))
+                return cast("R", self._read_infer(call, wire, wire.view))
             read = messages.REPLY_READERS.get(type(call))
             if read is None:
                 raise _cannot(call)
@@ -194,16 +238,38 @@ class GrpcCodec:
                 raise
             raise MalformedMessage(error.message) from error
 
-    def decode_item(self, call: StreamInferRequest, _wire: GrpcResponse, /) -> InferResponse:
-        """Refuse: streams are not supported yet."""
-        raise _cannot(call)
+    def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
+        """Read one answer of an upstream's stream; raises as `decode_reply`.
+
+        An error that does not end the answers to the request is an answer, with that error.
+        """
+        if wire.status is not GrpcStatus.OK:
+            _raise_status(call, wire)
+        request = call.request
+        try:
+            if self._dialect.plain_streams:
+                return self._read_infer(request, wire, wire.view, stream=True, final=False)
+            said, answer = open_envelope(wire.view)
+            reply = self._read_infer(request, wire, answer, stream=True)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+        if not said:
+            return reply
+        failed = error_said(clip(said, self._limits.error_text_bytes), call.model)
+        if reply.final:
+            raise failed
+        return reply.changed(outputs=(), error=failed)
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
         message, inputs = self._reader.request(wire.view)
         reserved = split_parameters(message.parameters, self._limits)
         return InferRequest(
             model=ModelRef(message.model_name, message.model_version),
-            context=context_of(wire),
+            context=context_of(
+                wire, StreamForm(reserved.empty_final) if wire.method == STREAM else None
+            ),
             inputs=inputs,
             outputs=tuple([_requested(*output) for output in message.outputs]),
             id=message.id,
@@ -213,28 +279,49 @@ class GrpcCodec:
             parameters=reserved.custom,
         )
 
-    def _encode_infer(self, call: InferRequest) -> GrpcRequest:
+    def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
+        try:
+            request = self._decode_infer(wire)
+        except GatewayError as error:
+            # There is no call to tell that the error belongs into a message, with which id.
+            error.origin = error.origin or Origin(NAME, wire)
+            raise
+        return StreamInferRequest(model=request.model, context=request.context, request=request)
+
+    def _written_infer(self, call: InferRequest, spare_id: str) -> Parts:
         model = messages.named_model(call)
         parameters = join_parameters(call)
         check_infer(self._dialect, call, parameters)
         request_id = call.id
         if not request_id and self._dialect.needs_id:
-            request_id = call.context.request_id or "gateway"
-        parts = self._writer.request(model, request_id, parameters, call.inputs, call.outputs)
-        return _request(call, _INFER, parts)
+            request_id = spare_id or "gateway"
+        return self._writer.request(model, request_id, parameters, call.inputs, call.outputs)
 
-    def _decode_infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        message, outputs = self._reader.response(wire.view)
+    def _read_infer(
+        self,
+        call: InferRequest,
+        wire: GrpcResponse,
+        view: memoryview,
+        *,
+        stream: bool = False,
+        final: bool = True,
+    ) -> InferResponse:
+        message, outputs = self._reader.response(view)
         if call.id and message.id and message.id != call.id:
             raise MalformedMessage(f"answer has id {message.id!r}, the request had {call.id!r}")
-        if call.outputs:
+        parameters = message.parameters
+        if FINAL in parameters:
+            said, parameters = said_final(parameters)
+            final = final and said
+        if call.outputs and (outputs or not stream):
             outputs = self._selected(call, outputs)
         name = message.model_name or ("" if call.model is None else call.model.name)
         return InferResponse(
             model=ModelRef(name, message.model_version),
             outputs=outputs,
             id=call.id,
-            parameters=message.parameters,
+            parameters=parameters,
+            final=final,
             origin=Origin(NAME, wire),
         )
 

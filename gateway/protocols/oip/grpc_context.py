@@ -12,6 +12,6 @@ NAME: Final = "oip.grpc"
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def context_of(wire: GrpcRequest) -> Context:
-    """Return what travels beside a client's message."""
-    return grpc_context(wire, NAME, NEEDS)
+def context_of(wire: GrpcRequest, form: object = None) -> Context:
+    """Return what travels beside a client's message; *form* is noted for the answer."""
+    return grpc_context(wire, NAME, NEEDS, form)

@@ -24,6 +24,9 @@ class GrpcDialect:
         selects: It returns the requested outputs only; KServe returns all of them.
         extended: It has Triton's extensions: configuration, statistics and the like.
         needs_id: It fails, or makes an id up, when a request has none.
+        streams: It has ModelStreamInfer.
+        plain_streams: The messages of its streams are bare answers, without the envelope that holds
+            errors and the mark of the last one.
     """
 
     name: str
@@ -34,14 +37,16 @@ class GrpcDialect:
     needs_id: bool = False
     index: bool = False
     extended: bool = False
+    streams: bool = True
+    plain_streams: bool = False
 
 
 DIALECTS: dict[str, GrpcDialect] = {
     dialect.name: dialect
     for dialect in (
         GrpcDialect(name="triton", doubles=True, bf16=True, index=True, extended=True),
-        GrpcDialect(name="mlserver", index=True),
-        GrpcDialect(name="kserve", versions=False, selects=False, needs_id=True),
+        GrpcDialect(name="mlserver", index=True, plain_streams=True),
+        GrpcDialect(name="kserve", versions=False, selects=False, needs_id=True, streams=False),
         GrpcDialect(name="ovms"),
         GrpcDialect(name="gateway", doubles=True, bf16=True, index=True, extended=True),
     )

@@ -273,7 +273,7 @@ class HttpCodec:
             return UpstreamProtocolError(
                 f"the upstream answered with HTTP status {wire.status}: {text}", model=call.model
             )
-        kind = error_class_of_http(wire.status)
+        kind = error_class_of_http(wire.status, text)
         if kind is NotFound and call.model is not None:
             kind = ModelNotFound
         return kind(text, model=call.model, origin=origin)

@@ -25,6 +25,7 @@ class RequestParameters:
 
     Attributes:
         binary_data_output: Outputs go out as binary unless listed otherwise (HTTP only).
+        empty_final: The end of a stream's answers is to be marked (gRPC only).
         custom: For the model.
     """
 
@@ -32,6 +33,7 @@ class RequestParameters:
     priority: int = 0
     timeout_us: int | None = None
     binary_data_output: bool = False
+    empty_final: bool = False
     custom: Mapping[str, Parameter] = field(default_factory=dict)
 
 
@@ -64,7 +66,7 @@ def split_parameters(
     priority = _unsigned(custom, "priority")
     timeout_us = _unsigned(custom, "timeout")
     binary = _flag(custom, BINARY_DATA_OUTPUT)
-    custom.pop(_EMPTY_FINAL, None)  # about streams; a unary answer is always final
+    empty_final = _flag(custom, _EMPTY_FINAL)
     for key in custom:
         if key.startswith("triton_"):
             raise InvalidRequest(f"parameter {key!r}: names that begin with 'triton_' are reserved")
@@ -73,6 +75,7 @@ def split_parameters(
         priority=priority,
         timeout_us=timeout_us or None,
         binary_data_output=binary,
+        empty_final=empty_final,
         custom=custom,
     )
 

@@ -1,0 +1,61 @@
+"""Single: one answer from a model that gives any number of them.
+
+Servers refuse to be asked for one answer of such a model (Triton: "decoupled transaction policy");
+asked with a stream it may well give one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import Decoupled
+from gateway.ir.streams import only_answer
+from gateway.service import Service
+
+R = TypeVar("R")
+
+_REMEMBERED = 1024
+
+
+class Single:
+    """Asks with a stream for the one answer that a server will not give otherwise.
+
+    The server refused before its model ran, so asking again repeats nothing. Models that refused
+    are remembered, and asked with a stream from then on, which any model answers.
+
+    Args:
+        inner: Answers; raises `Decoupled` where it needs a stream.
+    """
+
+    def __init__(self, inner: Service) -> None:
+        self._inner = inner
+        self._decoupled: dict[ModelRef, None] = {}
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*.
+
+        Raises:
+            Unsupported: The model gave no answer, or more than one.
+        """
+        if not isinstance(call, InferRequest):
+            return await self._inner(call)
+        # An InferRequest's R is InferResponse: the type system cannot follow an isinstance.
+        model = call.model or ModelRef("")
+        if model not in self._decoupled:
+            try:
+                return cast("R", await self._inner(call))
+            except Decoupled:
+                self._remember(model)
+        return cast("R", await self._only(model, call))
+
+    async def _only(self, model: ModelRef, call: InferRequest) -> InferResponse:
+        stream = StreamInferRequest(model=call.model, context=call.context, request=call)
+        reply = await only_answer(model, await self._inner(stream))
+        return reply if reply.final else reply.changed(final=True)
+
+    def _remember(self, model: ModelRef) -> None:
+        self._decoupled[model] = None
+        if len(self._decoupled) > _REMEMBERED:
+            del self._decoupled[next(iter(self._decoupled))]
