@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from gateway.app.routes import Place
-from gateway.app.signatures import metadata_of
+from gateway.app.signatures import Signatures, metadata_of
 from gateway.backends.plan import Plan
 from gateway.backends.versions import Versions
-from gateway.config.models import Config, ModelConfig
+from gateway.config.models import Config, ModelConfig, SignatureConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.context import Need
 from gateway.ir.errors import Unsupported
@@ -21,6 +21,7 @@ from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
 from gateway.registry import backend
+from gateway.service import Service
 
 R = TypeVar("R")
 
@@ -78,16 +79,37 @@ def build_models(config: Config, directory: Path) -> BuiltModels:
         if model.backend is not None
     }
     places = {
-        name: Place(Classify(Complete(Describe(model), _NEEDS)), model.ready)
+        name: Place(
+            Classify(
+                Complete(Describe(_described(name, model, config.models[name].signature)), _NEEDS)
+            ),
+            model.ready,
+        )
         for name, model in versions.items()
     }
     return BuiltModels(versions, places)
 
 
+def _described(name: str, model: Service, signature: SignatureConfig | None) -> Service:
+    """Return *model* with what only a configuration knows: labels, and how much it batches."""
+    if signature is None:
+        return model
+    told = signature.model_copy(update={"inputs": None, "outputs": None})
+    return Signatures(model, {name: told})
+
+
 def _plan(name: str, model: ModelConfig, directory: Path) -> Plan:
+    signature = model.signature
+    if signature is not None and (signature.inputs is None) != (signature.outputs is None):
+        raise ValueError(
+            f"model {name!r} runs here, so its signature gives inputs and outputs, or neither"
+        )
+    given = None
+    if signature is not None and signature.is_whole:
+        given = metadata_of(name, signature)
     return Plan(
         name=name,
         path=None if model.path is None else directory / model.path,
         options=model.options,
-        signature=None if model.signature is None else metadata_of(name, model.signature),
+        signature=given,
     )

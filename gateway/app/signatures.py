@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gateway.config.models import SignatureConfig, TensorConfig
 from gateway.ir.calls import Call, ModelMetadataRequest
+from gateway.ir.copying import copied
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.service import Service
@@ -17,39 +18,65 @@ R = TypeVar("R")
 class Signatures:
     """Answers metadata calls about configured models; everything else goes through.
 
+    Where a signature has inputs and outputs the target is not asked. One that leaves either out
+    takes it, with the versions, from the target.
+
     Args:
-        inner: The upstream.
-        signatures: By the model's name at the upstream.
-    """
-
-    def __init__(self, inner: Service, signatures: Mapping[str, SignatureConfig]) -> None:
-        self._inner = inner
-        self._known = {name: metadata_of(name, signature) for name, signature in signatures.items()}
-
-    async def __call__(self, call: Call[R], /) -> R:
-        """Answer from the configuration where it knows the model."""
-        if isinstance(call, ModelMetadataRequest) and call.model is not None:
-            known = self._known.get(call.model.name)
-            if known is not None:
-                # A ModelMetadataRequest's R is ModelMetadata.
-                return cast("R", known)
-        return await self._inner(call)
-
-
-def metadata_of(name: str, signature: SignatureConfig) -> ModelMetadata:
-    """Return a signature from YAML as metadata.
+        inner: The target.
+        signatures: By the model's name at the target.
 
     Raises:
         ValueError: A datatype does not exist.
     """
-    return ModelMetadata(
-        name=name,
-        platform="",
-        inputs=tuple(map(_tensor, signature.inputs)),
-        outputs=tuple(map(_tensor, signature.outputs)),
-        max_batch_size=signature.max_batch_size,
-        labels=signature.labels,
-    )
+
+    def __init__(self, inner: Service, signatures: Mapping[str, SignatureConfig]) -> None:
+        self._inner = inner
+        self._whole = {
+            name: metadata_of(name, signature)
+            for name, signature in signatures.items()
+            if signature.is_whole
+        }
+        self._parts = {
+            name: _given(signature)
+            for name, signature in signatures.items()
+            if not signature.is_whole
+        }
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer from the configuration what it knows of the model."""
+        if not isinstance(call, ModelMetadataRequest) or call.model is None:
+            return await self._inner(call)
+        # A ModelMetadataRequest's R is ModelMetadata.
+        name = call.model.name
+        if name in self._whole:
+            return cast("R", self._whole[name])
+        found = await self._inner(call)
+        if name in self._parts:
+            return cast("R", copied(found, self._parts[name]))
+        return cast("R", found)
+
+
+def metadata_of(name: str, signature: SignatureConfig) -> ModelMetadata:
+    """Return a signature from YAML as metadata; what it leaves out is empty.
+
+    Raises:
+        ValueError: A datatype does not exist.
+    """
+    return ModelMetadata(name=name, **_given(signature))
+
+
+def _given(signature: SignatureConfig) -> dict[str, Any]:
+    """Return the fields of metadata that a signature gives."""
+    found: dict[str, Any] = {}
+    if signature.inputs is not None:
+        found["inputs"] = tuple(map(_tensor, signature.inputs))
+    if signature.outputs is not None:
+        found["outputs"] = tuple(map(_tensor, signature.outputs))
+    if signature.max_batch_size is not None:
+        found["max_batch_size"] = signature.max_batch_size
+    if signature.labels:
+        found["labels"] = signature.labels
+    return found
 
 
 def _tensor(config: TensorConfig) -> TensorMetadata:

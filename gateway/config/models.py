@@ -207,12 +207,28 @@ class TensorConfig(Model):
 
 
 class SignatureConfig(Model):
-    """A model's inputs and outputs, for targets that do not tell or to correct them."""
+    """What a model is like, for targets that do not tell or to correct them.
 
-    inputs: tuple[TensorConfig, ...]
-    outputs: tuple[TensorConfig, ...]
+    A target is asked for what is left out, but for nothing where inputs and outputs are given.
+    """
+
+    inputs: tuple[TensorConfig, ...] | None = None
+    outputs: tuple[TensorConfig, ...] | None = None
     max_batch_size: int | None = Field(None, ge=0)
+    """Largest batch, on the first axis of every shape; 0 for a model that does not batch."""
     labels: Mapping[Name, tuple[Text, ...]] = Field(default_factory=dict)
+    """Names of the classes of an output, in order."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it gives every tensor."""
+        return self.inputs is not None and self.outputs is not None
+
+    @model_validator(mode="after")
+    def _something(self) -> SignatureConfig:
+        if not self.model_fields_set:
+            raise ValueError("a signature gives inputs, outputs, max_batch_size or labels")
+        return self
 
 
 class ModelConfig(Model):

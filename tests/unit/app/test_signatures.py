@@ -1,0 +1,102 @@
+"""Tests of metadata from YAML: alone, and laid over what a target says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.models import build_models
+from gateway.app.signatures import Signatures
+from gateway.config.load import ConfigError, load_text
+from gateway.config.models import SignatureConfig, TensorConfig
+from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from tests.fakes import ScriptedService
+
+X = TensorConfig(name="x", datatype="FP32", shape=(-1, 2))
+FOUND = ModelMetadata(
+    name="m",
+    versions=("3",),
+    platform="p",
+    inputs=(TensorMetadata("x", Datatype.INT32, (-1, 2)),),
+    outputs=(TensorMetadata("y", Datatype.INT32, (-1, 2)),),
+)
+ASKED = ModelMetadataRequest(model=ModelRef("m"))
+
+
+async def test_a_whole_signature_needs_no_target() -> None:
+    """A target that cannot tell is not asked."""
+    inner = ScriptedService()
+    signature = SignatureConfig(inputs=(X,), outputs=(), max_batch_size=4)
+    found = await Signatures(inner, {"m": signature})(ASKED)
+    inputs = (TensorMetadata("x", Datatype.FP32, (-1, 2)),)
+    assert ModelMetadata(name="m", inputs=inputs, max_batch_size=4) == found
+    assert inner.calls == []
+
+
+@pytest.mark.parametrize(
+    ("signature", "changed"),
+    [
+        ({"max_batch_size": 0}, {"max_batch_size": 0}),
+        ({"labels": {"y": ("a", "b")}}, {"labels": {"y": ("a", "b")}}),
+        ({"inputs": (X,)}, {"inputs": (TensorMetadata("x", Datatype.FP32, (-1, 2)),)}),
+        ({"outputs": ()}, {"outputs": ()}),
+    ],
+)
+async def test_a_part_is_laid_over_what_the_target_says(
+    signature: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """What the signature leaves out is the target's."""
+    inner = ScriptedService(FOUND)
+    found = await Signatures(inner, {"m": SignatureConfig(**signature)})(ASKED)
+    for name in ("versions", "platform", "inputs", "outputs", "max_batch_size", "labels"):
+        assert changed.get(name, getattr(FOUND, name)) == getattr(found, name)
+
+
+async def test_other_questions_go_through() -> None:
+    """Other models, and other calls, are the target's affair."""
+    inner = ScriptedService(FOUND, True)
+    service = Signatures(inner, {"other": SignatureConfig(max_batch_size=1)})
+    assert await service(ASKED) is FOUND
+    assert await service(ServerLiveRequest()) is True
+
+
+MODEL = """
+version: 1
+listeners: [{http: "127.0.0.1:0"}]
+models:
+  m:
+    backend: python
+    options: {callable: "gateway.backends.examples:simple"}
+    signature: SIGNATURE
+"""
+
+
+async def test_labels_of_a_model_in_this_process() -> None:
+    """A model here keeps its own inputs and outputs, and gets labels and a largest batch."""
+    text = MODEL.replace("SIGNATURE", "{labels: {OUTPUT0: [zero, one]}, max_batch_size: 5}")
+    models = build_models(load_text(text).config, Path())
+    await models.load()
+    try:
+        found = await models.places["m"].service(ASKED)
+    finally:
+        await models.close()
+    assert ["INPUT0", "INPUT1"] == [tensor.name for tensor in found.inputs]
+    assert ({"OUTPUT0": ("zero", "one")}, 5) == (found.labels, found.max_batch_size)
+
+
+def test_half_of_a_signature_is_refused_here() -> None:
+    """A model here cannot be told its inputs without its outputs."""
+    text = MODEL.replace("SIGNATURE", "{inputs: []}")
+    with pytest.raises(ValueError, match=r"model 'm' runs here.*inputs and outputs, or neither"):
+        build_models(load_text(text).config, Path())
+
+
+def test_an_empty_signature_is_refused() -> None:
+    """A signature says something."""
+    with pytest.raises(ConfigError, match="a signature gives inputs, outputs"):
+        load_text(MODEL.replace("SIGNATURE", "{}"))
