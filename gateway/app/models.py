@@ -79,23 +79,18 @@ def build_models(config: Config, directory: Path) -> BuiltModels:
         if model.backend is not None
     }
     places = {
-        name: Place(
-            Classify(
-                Complete(Describe(_described(name, model, config.models[name].signature)), _NEEDS)
-            ),
-            model.ready,
-        )
-        for name, model in versions.items()
+        name: _place(name, model, config.models[name].signature) for name, model in versions.items()
     }
     return BuiltModels(versions, places)
 
 
-def _described(name: str, model: Service, signature: SignatureConfig | None) -> Service:
-    """Return *model* with what only a configuration knows: labels, and how much it batches."""
-    if signature is None:
-        return model
-    told = signature.model_copy(update={"inputs": None, "outputs": None})
-    return Signatures(model, {name: told})
+def _place(name: str, model: Versions, signature: SignatureConfig | None) -> Place:
+    service: Service = model
+    if signature is not None:
+        # What only a configuration knows: labels, and how much it batches. The rest is in the plan.
+        told = signature.model_copy(update={"inputs": None, "outputs": None})
+        service = Signatures(service, {name: told})
+    return Place(Classify(Complete(Describe(service), _NEEDS)), model.ready)
 
 
 def _plan(name: str, model: ModelConfig, directory: Path) -> Plan:

@@ -52,7 +52,7 @@ class Signatures:
             return cast("R", self._whole[name])
         found = await self._inner(call)
         if name in self._parts:
-            return cast("R", copied(found, self._parts[name]))
+            return cast("R", found.changed(**self._parts[name]))
         return cast("R", found)
 
 

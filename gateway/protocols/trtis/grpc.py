@@ -29,6 +29,7 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     ModelReadyRequest,
     ModelUnloadRequest,
+    RepositoryIndexRequest,
     ServerLiveRequest,
     ServerReadyRequest,
     SharedStatusRequest,
@@ -79,7 +80,7 @@ METHODS: Mapping[str, MethodKind] = {
 
 _STATUS = varint(tag(1, LEN))
 _META_DATA, _RAW_OUTPUT = varint(tag(2, LEN)), varint(tag(3, LEN))
-_RAW_INPUT = varint(tag(4, LEN))
+_RAW_INPUT, _INDEX = varint(tag(4, LEN)), varint(tag(2, LEN))
 _NEWEST = -1
 _HEALTH = (ServerLiveRequest, ServerReadyRequest)
 _ABOUT_A_MODEL = frozenset(
@@ -129,7 +130,11 @@ class GrpcCodec:
         if read is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
         call = read(wire.view, context_of(wire), self._limits)
-        check_allowed(call, self._options)
+        try:
+            check_allowed(call, self._options)
+        except GatewayError as error:
+            error.origin = Origin(NAME, wire, type(call))
+            raise
         return call
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
@@ -165,6 +170,9 @@ class GrpcCodec:
         """Write an error as `request_status`, with the id of an inference; never raises."""
         status = status_of(call, error, self._limits.error_text_bytes)
         head = self._head(status.code, status.text)
+        if _asked(call, error) is RepositoryIndexRequest:
+            # Without an index the client finds a wrong answer, and does not look at the status.
+            put_bytes(head, _INDEX, b"")
         number = _id_of_error(call, error)
         if number is not None:
             put_bytes(head, _META_DATA, pb.InferResponseHeader(id=number).SerializeToString())
@@ -313,6 +321,13 @@ class GrpcCodec:
     def _check(self, call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse) -> None:
         if status.code != pb.SUCCESS:
             raise error_of(call, status, Origin(NAME, wire), self._limits.error_text_bytes)
+
+
+def _asked(call: Call[Any] | None, error: GatewayError) -> Any:
+    """Return the type of the call that is refused; None where it could not be read."""
+    if call is not None:
+        return type(call)
+    return None if error.origin is None else error.origin.form
 
 
 def _id_of_error(call: Call[Any] | None, error: GatewayError) -> int | None:

@@ -252,7 +252,6 @@ def test_version_zero_is_a_version() -> None:
             Forbidden,
             pb.UNAVAILABLE,
         ),
-        (ask(pb.RepositoryRequest(index=True), "Repository"), Forbidden, pb.UNAVAILABLE),
     ],
 )
 def test_refuses_other_calls(wire: GrpcRequest, failure: type[GatewayError], code: int) -> None:
@@ -271,6 +270,20 @@ def test_unknown_control_action_is_unknown() -> None:
     with pytest.raises(InvalidRequest, match="action 5") as caught:
         WIDE.decode_call(wire)
     assert read(WIDE.encode_error(None, caught.value)).request_status.code == pb.UNKNOWN
+
+
+def test_refused_index_has_the_form_of_one() -> None:
+    """The client looks at the status of no answer that has no index."""
+    wire = ask(pb.RepositoryRequest(index=True), "Repository")
+    with pytest.raises(Forbidden) as caught:
+        CODEC.decode_call(wire)
+    call = WIDE.decode_call(wire)
+    for refused in (None, call):
+        written = CODEC.encode_error(refused, caught.value)
+        found = pb.RepositoryResponse.FromString(bytes(written.view))
+        assert found.request_status.code == pb.UNAVAILABLE
+        assert "not enabled here" in found.request_status.msg
+        assert found.WhichOneof("response_type") == "index"
 
 
 @pytest.mark.parametrize(
