@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 from gateway.config.models import SignatureConfig, TensorConfig
 from gateway.ir.calls import Call, ModelMetadataRequest
-from gateway.ir.copying import copied
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.service import Service

@@ -109,6 +109,27 @@ def fail(_inputs: Arrays) -> Arrays:
 
 
 @declares(
+    inputs=(Tensor("INPUT", Datatype.INT32, (-1, 1)),),
+    outputs=(
+        Tensor("OUTPUT", Datatype.INT32, (-1, 1)),
+        Tensor("ID", Datatype.UINT64, (-1, 1)),
+        Tensor("END", Datatype.BOOL, (-1, 1)),
+    ),
+)
+def simple_sequence(inputs: Arrays, job: Job) -> Arrays:
+    """Add one to the first request of a sequence; tell the sequence's number, and its end."""
+    sequence = job.sequence
+    if sequence is None or isinstance(sequence.id, str):
+        raise InvalidRequest("this model is asked within sequences that have a number")
+    given = inputs["INPUT"]
+    return {
+        "OUTPUT": given + np.int32(sequence.start),
+        "ID": np.full(given.shape, sequence.id, np.uint64),
+        "END": np.full(given.shape, sequence.end),
+    }
+
+
+@declares(
     inputs=(Tensor("IN", Datatype.INT32, (-1,)),),
     outputs=(Tensor("OUT", Datatype.INT32, (1,)), Tensor("IDX", Datatype.UINT32, (1,))),
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -50,6 +52,8 @@ EXPECTED: Mapping[str, Any] = {
         ],
         "OUTPUT1": DIFFERENCE,
     },
+    "full_batch": [8, True],
+    "request_ids": True,
     "asynchronous": [3, 4, 5, 6],
     "unknown_model": True,
     "large_batch": "refused",
@@ -58,15 +62,50 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
     "http": {"stream": None, "stream_errors": None},
     "grpc": {"stream": [3, 4, 5, 6], "stream_errors": ["answered", "refused", "answered"]},
 }
-MODELS = """
+LISTENER = """
 version: 1
-listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    shared_memory: map
+    options: {trtis: {max_batch_size: 8, model_control: true, repository_index: true}}
 admin: {address: null, metrics: null}
 lifecycle: {pre_stop: 0s}
-models:
-  add_sub: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
-  add_sub_string: {backend: python, options: {callable: "gateway.backends.examples:simple_string"}}
 """
+LABELS = ", ".join(f"class{number}" for number in range(16))
+MODELS = f"""{LISTENER}
+models:
+  add_sub: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+  add_sub_string: {{backend: python, options: {{callable: "gateway.backends.examples:simple_string"}}}}
+  simple_sequence: {{backend: python, options: {{callable: "gateway.backends.examples:simple_sequence"}}}}
+  labelled:
+    backend: python
+    options: {{callable: "gateway.backends.examples:simple"}}
+    signature: {{labels: {{OUTPUT0: [{LABELS}]}}}}
+"""
+# Before Triton or an old server: all is allowed, and one model has its labels from here.
+BEFORE = f"""{LISTENER}
+upstreams: {{server: {{url: URL}}}}
+models: {{simple: {{signature: {{labels: {{OUTPUT0: [{LABELS}]}}}}}}}}
+routes:
+  - match: {{model: labelled}}
+    targets: [{{upstream: server, model: simple}}]
+  - targets: [{{upstream: server}}]
+"""
+LABELLED = [
+    [[15, 18.0, "class15"], [14, 17.0, "class14"]],
+    [[15, 118.0, "class15"], [14, 117.0, "class14"]],
+]
+SHARED = {
+    "listed": ["in", "out"],
+    "again": "refused",
+    "OUTPUT0": SUM,
+    "OUTPUT1": DIFFERENCE,
+    "gone": "refused",
+    "left": 0,
+}
+CLOSED = {"shared_is_off": "refused", "control_is_off": ["refused"] * 3}
+OPEN = {"labels": LABELLED, "shared": SHARED, "index": [True, False, True]}
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +119,15 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Run a gateway with the models of the checks in its own process."""
     file = tmp_path_factory.mktemp("models") / "models.yaml"
     file.write_text(MODELS)
+    with serving(str(file)) as gateway:
+        yield gateway
+
+
+@contextmanager
+def allowing(upstream: str, folder: Path) -> Iterator[Running]:
+    """Run a gateway in front of *upstream* that allows everything."""
+    file = folder / f"{uuid4().hex}.yaml"
+    file.write_text(BEFORE.replace("URL", upstream))
     with serving(str(file)) as gateway:
         yield gateway
 
@@ -103,21 +151,35 @@ def seen_by(client: Client, gateway: Running, protocol: str, *checks: str) -> Ma
 
 @PROTOCOLS
 def test_models_in_process(tensorrt_client: Client, in_process: Running, protocol: str) -> None:
-    """The real client is answered by models of the gateway's own."""
+    """The real client is answered by models of the gateway's own, with labels and sequences."""
     expected = {**EXPECTED, **STREAMS[protocol]}
     assert expected == seen_by(tensorrt_client, in_process, protocol)
+    more = {
+        **OPEN,
+        "long_sequence": [[11, True, False], [20, True, False], [30, True, True]],
+    }
+    assert more == seen_by(tensorrt_client, in_process, protocol, *more)
 
 
 @PROTOCOLS
 def test_triton_over_grpc(
     triton_server: RunningServer, tensorrt_client: Client, protocol: str
 ) -> None:
-    """The real client is answered by the real Triton, sequences included."""
+    """The real client is answered by the real Triton, sequences included; what is off is refused."""
     with sidecar(f"oip+grpc://{triton_server.grpc_address}") as gateway:
         expected = {**EXPECTED, **STREAMS[protocol]}
         assert expected == seen_by(tensorrt_client, gateway, protocol)
-        sequence = seen_by(tensorrt_client, gateway, protocol, "sequence")
-        assert {"sequence": [[11], [20], [30]]} == sequence
+        more = {"sequence": [[11], [20], [30]], "refused_sequence": "refused", **CLOSED}
+        assert more == seen_by(tensorrt_client, gateway, protocol, *more)
+
+
+@PROTOCOLS
+def test_triton_with_everything_allowed(
+    triton_server: RunningServer, tensorrt_client: Client, protocol: str, tmp_path: Path
+) -> None:
+    """Labels from YAML, shared memory and the index, with the real Triton behind."""
+    with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as gateway:
+        assert OPEN == seen_by(tensorrt_client, gateway, protocol, *OPEN)
 
 
 @PROTOCOLS
@@ -130,3 +192,27 @@ def test_second_gateway(
     with sidecar(f"trtis+{carrier}://{behind}") as gateway:
         expected = {**EXPECTED, **STREAMS[protocol]}
         assert expected == seen_by(tensorrt_client, gateway, protocol)
+        more = {
+            "long_sequence": [[11, True, False], [20, True, False], [30, True, True]],
+            "labels": LABELLED,
+            **CLOSED,
+        }
+        assert more == seen_by(tensorrt_client, gateway, protocol, *more)
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_second_gateway_with_everything_allowed(
+    triton_server: RunningServer,
+    tensorrt_client: Client,
+    carrier: str,
+    protocol: str,
+    tmp_path: Path,
+) -> None:
+    """What is allowed on both ways reaches the real Triton through TensorRT v1 between them."""
+    with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as second:
+        behind = second.addresses[f"main.{carrier}"]
+        with allowing(f"trtis+{carrier}://{behind}", tmp_path) as first:
+            assert OPEN == seen_by(tensorrt_client, first, protocol, *OPEN)
+            found = seen_by(tensorrt_client, first, protocol, "sequence")
+            assert {"sequence": [[11], [20], [30]]} == found

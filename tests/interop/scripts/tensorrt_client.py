@@ -40,7 +40,7 @@ import numpy as np  # noqa: E402
 
 setattr(np, "object", object)  # noqa: B010  # the client says np.object
 
-from tensorrtserver import api  # noqa: E402
+from tensorrtserver import api, shared_memory  # noqa: E402
 
 RAW, CLASS = api.InferContext.ResultFormat.RAW, api.InferContext.ResultFormat.CLASS
 Failure = api.InferenceServerException
@@ -60,8 +60,10 @@ class Message:
         return getattr(self.message, name)
 
 
-Status = api.ServerStatus
+Status, Index, Regions = api.ServerStatus, api.ModelRepositoryIndex, api.SharedMemoryStatus
 api.ServerStatus = lambda: Message(Status)
+api.ModelRepositoryIndex = lambda: Message(Index)
+api.SharedMemoryStatus = lambda: Message(Regions)
 
 LEFT, RIGHT = np.arange(16, dtype=np.int32), np.full(16, 3, np.int32)
 PAIR = {"INPUT0": [LEFT, LEFT + 100], "INPUT1": [RIGHT, RIGHT]}
@@ -186,6 +188,133 @@ class Checks:
             for value, flags in ((10, start), (20, 0), (30, end))
         ]
 
+    def long_sequence(self) -> Any:
+        """Send a sequence whose number is over 63 bits; its model tells number, start and end."""
+        number = 2**63 + 5
+        context = self.context("simple_sequence", correlation_id=number)
+        outputs = {"OUTPUT": RAW, "ID": RAW, "END": RAW}
+        told = [
+            context.run({"INPUT": [np.array([value], np.int32)]}, outputs, 1, flags=flags)
+            for value, flags in ((10, 1), (20, 0), (30, 2))
+        ]
+        return [
+            [int(one["OUTPUT"][0][0]), int(one["ID"][0][0]) == number, bool(one["END"][0][0])]
+            for one in told
+        ]
+
+    def refused_sequence(self) -> Any:
+        """Send a sequence whose number is over 63 bits to a server that has none of these."""
+        context = self.context("simple_sequence", correlation_id=2**63 + 5)
+        inputs = {"INPUT": [np.array([1], np.int32)]}
+        return self.said(lambda: context.run(inputs, {"OUTPUT": RAW}, 1, flags=1))
+
+    def labels(self) -> Any:
+        """Ask for the best two classes of a model that has names for them."""
+        found = self.context("labelled").run(PAIR, {"OUTPUT0": (CLASS, 2)}, 2)
+        return plain(found)["OUTPUT0"]
+
+    def full_batch(self) -> Any:
+        """Send as many items as the model takes, and one more."""
+        context = self.context("add_sub")
+        most = api.ServerStatusContext(*self.at, "add_sub").get_server_status()
+        size = most.model_status["add_sub"].config.max_batch_size
+        inputs = {"INPUT0": [LEFT + number for number in range(size)], "INPUT1": [RIGHT] * size}
+        found = plain(context.run(inputs, {"OUTPUT0": RAW}, size))["OUTPUT0"]
+        return [size, [item[0] for item in found] == [3 + number for number in range(size)]]
+
+    def request_ids(self) -> Any:
+        """Count what the server says it has answered."""
+        context = self.context("add_sub")
+        numbers = []
+        for _ in range(3):
+            context.run(PAIR, BOTH, 2)
+            numbers.append(context.get_last_request_id())
+        return numbers == sorted(set(numbers))
+
+    def shared(self) -> Any:
+        """Put one input and one output into shared memory, and the others into the message."""
+        control = api.SharedMemoryControlContext(*self.at)
+        name = f"trtis{os.getpid()}"
+        regions = [
+            shared_memory.create_shared_memory_region(f"{name}{end}", f"/{name}{end}", 2 * 64)
+            for end in ("in", "out")
+        ]
+        given, taken = regions
+        try:
+            shared_memory.set_shared_memory_region(given, PAIR["INPUT0"])
+            for region in regions:
+                control.register(region)
+            listed = control.get_shared_memory_status().shared_memory_region
+            again = self.said(lambda: control.register(given))
+            inputs = {"INPUT0": (given, [16]), "INPUT1": PAIR["INPUT1"]}
+            found = self.context("add_sub").run(
+                inputs, {"OUTPUT0": (RAW, taken), "OUTPUT1": RAW}, 2
+            )
+            placed = np.fromfile(f"/dev/shm/{name}out", np.int32)  # noqa: S108
+            control.unregister(given)
+            gone = self.said(lambda: self.context("add_sub").run(inputs, {"OUTPUT1": RAW}, 2))
+            control.unregister_all()
+            return {
+                "listed": sorted(one.name.removeprefix(name) for one in listed),
+                "again": again,
+                "OUTPUT0": [placed[:16].tolist(), placed[16:].tolist()],
+                "OUTPUT1": plain(found)["OUTPUT1"],
+                "gone": gone,
+                "left": len(control.get_shared_memory_status().shared_memory_region),
+            }
+        finally:
+            control.unregister_all()
+            for region in regions:
+                shared_memory.destroy_shared_memory_region(region)
+
+    def shared_is_off(self) -> Any:
+        """Ask which regions there are where there can be none."""
+        control = api.SharedMemoryControlContext(*self.at)
+        return self.said(control.get_shared_memory_status)
+
+    def control(self) -> Any:
+        """Unload a model and load it again."""
+        control = api.ModelControlContext(*self.at)
+        control.unload("simple_int8")
+        away = self._left()
+        control.load("simple_int8")
+        return [away, self._left(), self.said(lambda: control.load("nobody"))]
+
+    def index(self) -> Any:
+        """Look which models there are."""
+        index = api.ModelRepositoryContext(*self.at).get_model_repository_index()
+        names = [model.name for model in index.models]
+        return ["add_sub" in names, "nobody" in names, len(names) == len(set(names))]
+
+    def control_is_off(self) -> Any:
+        """Ask for what is off."""
+        control = api.ModelControlContext(*self.at)
+        index = api.ModelRepositoryContext(*self.at)
+        return [
+            self.said(lambda: control.load("add_sub")),
+            self.said(lambda: control.unload("add_sub")),
+            self.said(index.get_model_repository_index),
+        ]
+
+    def _left(self) -> bool:
+        """Tell whether the model that is controlled can be asked."""
+        values = np.ones(16, np.int8)
+        pair = {"INPUT0": [values], "INPUT1": [values]}
+        try:
+            self.context("simple_int8").run(pair, BOTH, 1)
+        except Failure:
+            return False
+        return True
+
+    @staticmethod
+    def said(ask: Callable[[], Any]) -> str:
+        """Return how the server refuses: whether with a word of its own."""
+        try:
+            ask()
+        except Failure as error:
+            return "refused" if error.message() and error.server_id() else str(error)
+        return "answered"
+
     def unknown_model(self) -> Any:
         """Ask for a model that is not there."""
         try:
@@ -211,6 +340,8 @@ NAMES = (
     "one_output",
     "strings",
     "classes",
+    "full_batch",
+    "request_ids",
     "asynchronous",
     "stream",
     "stream_errors",
