@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse
@@ -51,18 +51,49 @@ class ScriptedService:
         return entry
 
 
+class FakeTimer:
+    """A timer of a `FakeClock`."""
+
+    def __init__(self, rings_at: float, ring: Callable[[], None]) -> None:
+        self.rings_at = rings_at
+        self.ring = ring
+        self.over = False
+
+    def cancel(self) -> None:
+        self.over = True
+
+
 class FakeClock:
-    """A clock that stands still until the test moves it; its `sleep` moves it at once."""
+    """A clock that stands still until the test moves it; its `sleep` moves it at once.
+
+    Its timers ring while it is moved, each at its time.
+    """
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
         self.sleeps: list[float] = []
+        self.timers: list[FakeTimer] = []
 
     def __call__(self) -> float:
         return self.now
 
+    def later(self, delay_s: float, ring: Callable[[], None]) -> FakeTimer:
+        timer = FakeTimer(self.now + delay_s, ring)
+        self.timers.append(timer)
+        return timer
+
     def advance(self, seconds: float) -> None:
-        self.now += seconds
+        end = self.now + seconds
+        while True:
+            self.timers = [timer for timer in self.timers if not timer.over]
+            due = [timer for timer in self.timers if timer.rings_at <= end]
+            if not due:
+                break
+            timer = min(due, key=lambda each: each.rings_at)
+            self.now = max(self.now, timer.rings_at)
+            timer.over = True
+            timer.ring()
+        self.now = end
 
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)

@@ -13,6 +13,7 @@ Parameters = Mapping[str, Parameter]
 NO_PARAMETERS: Parameters = {}
 
 REQUEST_ID = "x-request-id"
+TRACING = ("traceparent", "tracestate")
 
 # Headers about one message or one connection: written anew on each hop, never passed on.
 OF_ONE_MESSAGE = frozenset(

@@ -5,8 +5,9 @@ Each protocol keeps a total table from `ErrorCode` to its own statuses, and its 
 
 from __future__ import annotations
 
+import copy
 import enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from gateway.ir.context import ModelRef, Origin
@@ -57,6 +58,15 @@ class GatewayError(Exception):
         self.model = model
         self.origin = origin
         self.limit = limit
+
+    def again(self) -> Self:
+        """Return the same error for one more caller, with this one as its cause.
+
+        One object that is raised to several gathers the tracebacks of all of them.
+        """
+        same = copy.copy(self)
+        same.__cause__ = self
+        return same
 
 
 class InvalidRequest(GatewayError):

@@ -9,12 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from gateway.ir.calls import Call
-from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID
+from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, TRACING
 from gateway.service import Service
 
 R = TypeVar("R")
-
-_ALWAYS = ("traceparent", "tracestate")
 
 # These never cross as they came, whatever a configuration says: a hop has its own.
 _NEVER = OF_ONE_MESSAGE | {REQUEST_ID}
@@ -32,7 +30,7 @@ class Forward:
     def __init__(self, inner: Service, allowed: Iterable[str], added: Mapping[str, str]) -> None:
         self._inner = inner
         names = [name.lower() for name in allowed]
-        self._exact = frozenset([*_ALWAYS, *(name for name in names if not name.endswith("*"))])
+        self._exact = frozenset([*TRACING, *(name for name in names if not name.endswith("*"))])
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._own = frozenset(name for name, _ in self._added) | _NEVER
