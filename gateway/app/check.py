@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.app.signatures import metadata_of
 from gateway.config.load import Loaded
-from gateway.config.models import Config, ListenerConfig
+from gateway.config.models import BatchingConfig, Config, ListenerConfig, SignatureConfig
 from gateway.config.tree import KeyPath, Problem
 from gateway.registry import PROTOCOLS, backend, protocol
 
@@ -36,6 +36,8 @@ def _found(loaded: Loaded) -> Iterator[Found]:
             yield from _raised((*at, "backend"), backend, model.backend)
         if model.signature is not None:
             yield from _raised((*at, "signature"), metadata_of, name, model.signature)
+        if model.batching is not None and model.signature is not None:
+            yield from _raised((*at, "batching"), _batched, model.batching, model.signature)
 
 
 def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:
@@ -77,6 +79,15 @@ def _carried(name: str, carrier: str) -> None:
     if carrier not in carriers:
         known = ", ".join(carriers)
         raise LookupError(f"protocol {name!r} is not carried by {carrier!r}, only by {known}")
+
+
+def _batched(batching: BatchingConfig, signature: SignatureConfig) -> None:
+    most = signature.max_batch_size
+    if most == 0:
+        raise ValueError("the signature says 'max_batch_size' 0: the model does not batch")
+    for size in batching.preferred_sizes:
+        if most is not None and size > most:
+            raise ValueError(f"preferred size {size}: the signature says 'max_batch_size' {most}")
 
 
 def _raised(path: KeyPath, ask: Callable[..., Any], *arguments: Any) -> Iterator[Found]:

@@ -18,6 +18,7 @@ from gateway.app.memory import keep_large_buffers
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.routes import BuiltRoute, Place, build_route
 from gateway.app.rules import named_models, ruled_routes
+from gateway.app.sharing import shared_upstream
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import ConfigError, Loaded
 from gateway.config.models import AdminConfig, Config, ListenerConfig
@@ -85,7 +86,7 @@ class Gateway:
 
     def _build(self, loaded: Loaded) -> None:
         config = self._config
-        self._models: BuiltModels = build_models(config, loaded.directory)
+        self._models: BuiltModels = build_models(config, loaded.directory, self.metrics)
         signatures = {
             name: model.signature
             for name, model in config.models.items()
@@ -96,7 +97,11 @@ class Gateway:
             for name, upstream in config.upstreams.items()
         }
         places = {
-            name: Place(built.service, built.ready) for name, built in self._upstreams.items()
+            name: Place(
+                shared_upstream(built.service, config.upstreams[name], config.models, self.metrics),
+                built.ready,
+            )
+            for name, built in self._upstreams.items()
         }
         routes = [
             build_route(ruled, config, places, self._models.places)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from gateway.app.routes import Place
+from gateway.app.sharing import is_shared, shared
 from gateway.app.signatures import Signatures, metadata_of
 from gateway.backends.plan import Plan
 from gateway.backends.versions import Versions
-from gateway.config.models import Config, ModelConfig, SignatureConfig
+from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.context import Need
 from gateway.ir.errors import Unsupported
@@ -20,8 +21,10 @@ from gateway.ir.metadata import RepositoryEntry
 from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
+from gateway.policies.forward import Forward
 from gateway.registry import backend
 from gateway.service import Service
+from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
@@ -65,7 +68,7 @@ class BuiltModels:
         return cast("R", tuple(entries))
 
 
-def build_models(config: Config, directory: Path) -> BuiltModels:
+def build_models(config: Config, directory: Path, metrics: Metrics) -> BuiltModels:
     """Describe every model that has a backend; nothing is loaded yet.
 
     Raises:
@@ -79,18 +82,22 @@ def build_models(config: Config, directory: Path) -> BuiltModels:
         if model.backend is not None
     }
     places = {
-        name: _place(name, model, config.models[name].signature) for name, model in versions.items()
+        name: _place(name, model, config.models[name], metrics) for name, model in versions.items()
     }
     return BuiltModels(versions, places)
 
 
-def _place(name: str, model: Versions, signature: SignatureConfig | None) -> Place:
+def _place(name: str, model: Versions, config: ModelConfig, metrics: Metrics) -> Place:
     service: Service = model
-    if signature is not None:
+    if config.signature is not None:
         # What only a configuration knows: labels, and how much it batches. The rest is in the plan.
-        told = signature.model_copy(update={"inputs": None, "outputs": None})
+        told = config.signature.model_copy(update={"inputs": None, "outputs": None})
         service = Signatures(service, {name: told})
-    return Place(Classify(Complete(Describe(service), _NEEDS)), model.ready)
+    service = Classify(Complete(shared(name, Describe(service), config, metrics), _NEEDS))
+    if is_shared(config):
+        # A model sees no headers: none of them keeps requests apart.
+        service = Forward(service, (), {})
+    return Place(service, model.ready)
 
 
 def _plan(name: str, model: ModelConfig, directory: Path) -> Plan:

@@ -115,7 +115,7 @@ def explain_call(
 def _targets(config: Config, route: RuledRoute) -> Iterator[str]:
     if route.config is None:
         if route.model:
-            yield f"model {route.model!r} of this gateway"
+            yield f"model {route.model!r} of this gateway{_shared_text(config, route.model)}"
         else:
             yield f"the first of {', '.join(config.upstreams)} that serves the model"
         return
@@ -135,6 +135,18 @@ def _target_text(config: Config, target: TargetConfig) -> str:
             text += f" as model {target.model!r}"
     if target.version:
         text += f" version {target.version!r}"
+    return text + _shared_text(config, target.model)
+
+
+def _shared_text(config: Config, model: str | None) -> str:
+    """Return what becomes of requests for *model* that others send as well."""
+    found = config.models.get(model or "")
+    text = ""
+    if found is not None and found.batching is not None:
+        most = found.batching.max_batch_size
+        text += ", in batches" + (f" of up to {most} rows" if most else "")
+    if found is not None and found.cache is not None:
+        text += f", answers kept for {found.cache.max_age:g} s"
     return text
 
 

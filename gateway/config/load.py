@@ -101,6 +101,7 @@ _WORDS = {
     "is_instance_of": "must not be empty",
     "string_type": "must be text",
 }
+_SAID_OF_MODELS = {"backend", "signature", "batching", "cache"}
 _WITHOUT_VALUE = {"missing", "too_short", "value_error"}
 
 
@@ -183,8 +184,10 @@ def _broken_references(tree: Tree) -> Iterator[Problem]:
             elif upstream is None and model is not None and model not in own:
                 yield problem((*path, "model"), _unknown("model", model, own))
     for name, model in models.items():
-        if isinstance(model, dict) and not model.keys() & {"backend", "signature"}:
-            message = "a model needs 'backend', or 'signature' for an upstream's"
+        if isinstance(model, dict) and not model.keys() & _SAID_OF_MODELS:
+            message = (
+                "a model needs 'backend', or 'signature', 'batching' or 'cache' for an upstream's"
+            )
             yield problem(("models", name), message)
 
 

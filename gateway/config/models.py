@@ -231,8 +231,40 @@ class SignatureConfig(Model):
         return self
 
 
+class BatchingConfig(Model):
+    """Requests of several callers joined along the batch axis into one call of the model."""
+
+    max_batch_size: int | None = Field(None, ge=2)
+    """Most rows of a call; by default what the model says it takes, or 64. Never more than that."""
+    max_delay: Duration = 0.001
+    """How long a request waits for others."""
+    max_bytes: Size = 16 << 20
+    """Most bytes of the inputs of a call."""
+    preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Numbers of rows that go at once, without waiting for more."""
+    in_flight: int = Field(2, ge=1)
+    """Calls at the model at a time; meanwhile requests gather."""
+
+    @model_validator(mode="after")
+    def _preferred_fit(self) -> BatchingConfig:
+        most = self.max_batch_size
+        for size in self.preferred_sizes:
+            if most is not None and size > most:
+                raise ValueError(f"preferred size {size} is above max_batch_size {most}")
+        return self
+
+
+class CacheConfig(Model):
+    """Answers kept for requests that are the same; for models that depend on nothing else."""
+
+    max_bytes: Size = 64 << 20
+    """Most bytes of all answers that are kept."""
+    max_age: Duration = 60.0
+    """How long an answer holds."""
+
+
 class ModelConfig(Model):
-    """A model in the gateway's own process, or the signature of an upstream's."""
+    """A model in the gateway's own process, or what there is to say of an upstream's."""
 
     backend: Text | None = None
     """onnx, python, or the dotted name of a backend of your own."""
@@ -241,6 +273,10 @@ class ModelConfig(Model):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the backend, such as device: auto."""
     signature: SignatureConfig | None = None
+    batching: BatchingConfig | None = None
+    """Joins requests into batches; left out: each request is a call of its own."""
+    cache: CacheConfig | None = None
+    """Keeps answers; left out: every request is asked."""
 
 
 class MatchConfig(Model):

@@ -20,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
+from gateway.telemetry.sharing import SharingMetrics
 
 UNKNOWN = "_unknown"
 
@@ -52,6 +53,9 @@ class Metrics:
         version: Of the gateway.
         series: Most combinations of labels that requests may create.
         triton: Also publish Triton's names for inference counts and times.
+
+    Attributes:
+        sharing: Batches and kept answers.
     """
 
     def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
@@ -90,6 +94,7 @@ class Metrics:
             ("upstream", "endpoint"),
             registry=self.registry,
         )
+        self.sharing = SharingMetrics(self.registry)
         Gauge(
             "gateway_build_info", "Version of the gateway.", ("version",), registry=self.registry
         ).labels(version).set(1)

@@ -15,6 +15,7 @@ from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService
 
 X = TensorConfig(name="x", datatype="FP32", shape=(-1, 2))
@@ -79,7 +80,7 @@ models:
 async def test_labels_of_a_model_in_this_process() -> None:
     """A model here keeps its own inputs and outputs, and gets labels and a largest batch."""
     text = MODEL.replace("SIGNATURE", "{labels: {OUTPUT0: [zero, one]}, max_batch_size: 5}")
-    models = build_models(load_text(text).config, Path())
+    models = build_models(load_text(text).config, Path(), Metrics("test"))
     await models.load()
     try:
         found = await models.places["m"].service(ASKED)
@@ -93,7 +94,7 @@ def test_half_of_a_signature_is_refused_here() -> None:
     """A model here cannot be told its inputs without its outputs."""
     text = MODEL.replace("SIGNATURE", "{inputs: []}")
     with pytest.raises(ValueError, match=r"model 'm' runs here.*inputs and outputs, or neither"):
-        build_models(load_text(text).config, Path())
+        build_models(load_text(text).config, Path(), Metrics("test"))
 
 
 def test_an_empty_signature_is_refused() -> None:

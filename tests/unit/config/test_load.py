@@ -82,7 +82,10 @@ def test_says_everything_at_once_in_the_order_of_the_file() -> None:
         (BASE + "models: [a]", "3:9: models: must be a mapping, found a list"),
         (
             BASE + "models: {a: {path: x}}",
-            "3:13: models.a: a model needs 'backend', or 'signature' for an upstream's",
+            (
+                "3:13: models.a: a model needs 'backend', or 'signature', 'batching' or 'cache' "
+                "for an upstream's"
+            ),
         ),
         (
             BASE + "upstreams: {a: {}}",
