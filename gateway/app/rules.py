@@ -108,24 +108,26 @@ def explain_call(
     for (route, _), verdict in zip(owners, matcher.explain(call), strict=True):
         verdicts.append((route.name, verdict.matched, "; ".join(verdict.reasons)))
         if verdict.matched:
-            return Explanation(route.name, tuple(verdicts), tuple(_targets(config, route)))
+            return Explanation(route.name, tuple(verdicts), tuple(_targets(config, route, model)))
     return Explanation(None, tuple(verdicts), ())
 
 
-def _targets(config: Config, route: RuledRoute) -> Iterator[str]:
+def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
     if route.config is None:
         if route.model:
-            yield f"model {route.model!r} of this gateway{_shared_text(config, route.model)}"
+            shares = _shared_text(config, route.model, own=True)
+            yield f"model {route.model!r} of this gateway{shares}"
         else:
-            yield f"the first of {', '.join(config.upstreams)} that serves the model"
+            shares = _shared_text(config, model, own=False)
+            yield f"the first of {', '.join(config.upstreams)} that serves the model{shares}"
         return
     total = sum(target.weight for target in route.config.targets)
     for target in route.config.targets:
         share = f"{100 * target.weight / total:.4g}%"
-        yield f"{share} to {_target_text(config, target)}"
+        yield f"{share} to {_target_text(config, target, model)}"
 
 
-def _target_text(config: Config, target: TargetConfig) -> str:
+def _target_text(config: Config, target: TargetConfig, model: str) -> str:
     if target.upstream is None:
         text = f"model {target.model!r} of this gateway"
     else:
@@ -135,17 +137,19 @@ def _target_text(config: Config, target: TargetConfig) -> str:
             text += f" as model {target.model!r}"
     if target.version:
         text += f" version {target.version!r}"
-    return text + _shared_text(config, target.model)
+    return text + _shared_text(config, target.model or model, own=target.upstream is None)
 
 
-def _shared_text(config: Config, model: str | None) -> str:
-    """Return what becomes of requests for *model* that others send as well."""
-    found = config.models.get(model or "")
+def _shared_text(config: Config, model: str, *, own: bool) -> str:
+    """Return what callers of a model, the gateway's *own* or an upstream's, share."""
+    found = config.models.get(model)
+    if found is None or (found.backend is not None) is not own:
+        return ""
     text = ""
-    if found is not None and found.batching is not None:
+    if found.batching is not None:
         most = found.batching.max_batch_size
-        text += ", in batches" + (f" of up to {most} rows" if most else "")
-    if found is not None and found.cache is not None:
+        text += f", in batches of up to {most} rows" if most else ", in batches"
+    if found.cache is not None:
         text += f", answers kept for {found.cache.max_age:g} s"
     return text
 

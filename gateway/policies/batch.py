@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar, cast
 import structlog
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
-from gateway.ir.context import ModelRef
+from gateway.ir.context import Context as CallContext
+from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import Cancelled, DeadlineExceeded, ErrorCode, GatewayError
 from gateway.policies.gathering import Asked, BatchRules, Group, Member
 from gateway.policies.joining import joined, key_of, parts, rows_of
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
+_ASKED = CallContext(needs=frozenset({Need.BATCHING}))
 _ROWS_UNTOLD = 64
 # Nobody waits for others with more than this share of the time that is left to it.
 _SHARE_OF_TIME = 0.25
@@ -147,7 +149,7 @@ class Batch:
 
     async def _asked_most(self, model: ModelRef) -> int:
         try:
-            metadata = await self._metadata(ModelMetadataRequest(model=model))
+            metadata = await self._metadata(ModelMetadataRequest(model=model, context=_ASKED))
         except GatewayError as error:
             log.debug("not batched", model=str(model), reason=error.message)
             return 1

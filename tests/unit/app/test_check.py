@@ -83,3 +83,32 @@ def test_a_stream_that_cannot_work_is_found(old: str, new: str, message: str) ->
     (problem,) = check(load_text(STREAM.replace(old, new)))
     assert message in problem.message
     assert 4 == problem.place[0]
+
+
+BATCHED = """
+version: 1
+listeners: [{http: 8000}]
+models:
+  far:
+    signature: {inputs: [], outputs: [], max_batch_size: 8}
+    batching: {preferred_sizes: [4, 8]}
+"""
+
+
+def test_batches_that_fit_the_signature() -> None:
+    """Batches of what the signature says are right."""
+    assert [] == check(load_text(BATCHED))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("max_batch_size: 8", "max_batch_size: 0", "the model does not batch"),
+        ("[4, 8]", "[4, 9]", "preferred size 9: the signature says 'max_batch_size' 8"),
+    ],
+)
+def test_batches_that_cannot_be(old: str, new: str, message: str) -> None:
+    """What the signature rules out is a problem of the file, at its place."""
+    (problem,) = check(load_text(BATCHED.replace(old, new)))
+    assert "models.far.batching" == problem.path
+    assert message in problem.message

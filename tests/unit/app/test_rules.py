@@ -95,3 +95,27 @@ def test_exact_names_are_known_before_any_call() -> None:
     assert ["digits", "digits"] == list(named_models(config(ROUTED)))
     assert ["od[d]"] == list(named_models(config(UNROUTED)))
     assert ["od[d]", "upstreams"] == [route.name for route in ruled_routes(config(UNROUTED))]
+
+
+SHARED = """
+version: 1
+listeners: [{http: 8000}]
+upstreams: {a: {url: "grpc://a:8001"}}
+models:
+  own: {backend: python, options: {callable: "x:y"}, batching: {}, cache: {max_age: 2m}}
+  far: {batching: {max_batch_size: 8}}
+"""
+
+
+def test_what_callers_share_is_told() -> None:
+    """Batches and kept answers of the model that would be asked, the gateway's own or not."""
+    own = "model 'own' of this gateway, in batches, answers kept for 120 s"
+    assert ("own", (own,)) == explain(SHARED, "own")
+    far = "the first of a that serves the model, in batches of up to 8 rows"
+    assert ("upstreams", (far,)) == explain(SHARED, "far")
+    routed = SHARED + "routes: [{targets: [{upstream: a, model: far}]}]"
+    told = "100% to upstream 'a' (oip+grpc://a:8001) as model 'far', in batches of up to 8 rows"
+    assert (told,) == explain(routed, "any")[1]
+    # The gateway's own model is none of the upstream's, whatever their names.
+    not_own = SHARED + "routes: [{targets: [{upstream: a, model: own}]}]"
+    assert not explain(not_own, "any")[1][0].endswith("s")

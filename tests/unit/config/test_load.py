@@ -88,6 +88,17 @@ def test_says_everything_at_once_in_the_order_of_the_file() -> None:
             ),
         ),
         (
+            BASE + "models: {a: {batching: {max_batch_size: 4, preferred_sizes: [8]}}}",
+            "3:24: models.a.batching: preferred size 8 is above max_batch_size 4",
+        ),
+        (
+            BASE + "models: {a: {batching: {max_delay: 2}}}",
+            (
+                "3:36: models.a.batching.max_delay: '2' is not a duration: write a number and us, "
+                "ms, s, m or h"
+            ),
+        ),
+        (
             BASE + "upstreams: {a: {}}",
             "3:16: upstreams.a: an upstream needs 'url' or 'urls', not both",
         ),

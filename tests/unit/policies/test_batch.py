@@ -16,7 +16,7 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.context import Sequence as Place
 from gateway.ir.data import as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
@@ -281,7 +281,8 @@ async def test_models_that_do_not_batch(metadata: Any) -> None:
     bench = Bench(always=tenfold, metadata=metadata)
     assert [[10], [20]] == await outcomes(await bench.start(ask(1), ask(2)))
     assert [[1], [2]] == bench.sent
-    assert 1 == len(bench.metadata.calls)
+    (asked,) = bench.metadata.calls
+    assert Need.BATCHING in asked.context.needs
 
 
 async def test_metadata_are_asked_again_after_a_while() -> None:
