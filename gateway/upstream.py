@@ -106,8 +106,8 @@ class Upstream(Generic[Q, A]):
             async for part in answers:
                 for answer in (part,) if splitter is None else splitter.receive(part):
                     yield self._codec.decode_item(call, answer)
-            if splitter is not None:
-                splitter.end()
+            for answer in () if splitter is None else splitter.end():
+                yield self._codec.decode_item(call, answer)
         except _BROKEN as error:
             if error.origin is not None:
                 raise

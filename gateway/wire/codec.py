@@ -95,8 +95,8 @@ class Splitter(Protocol[A]):
         """Return the messages that *part* completes. Raises MalformedMessage, TooLarge."""
         ...
 
-    def end(self) -> None:
-        """Check that the stream ends between messages. Raises MalformedMessage."""
+    def end(self) -> Sequence[A]:
+        """Return what the end completes. Raises MalformedMessage within a message."""
         ...
 
 

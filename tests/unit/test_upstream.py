@@ -251,9 +251,10 @@ class Halves:
         *whole, self._rest = (self._rest + part).split(";")
         return whole
 
-    def end(self) -> None:
-        if self._rest:
+    def end(self) -> list[str]:
+        if self._rest and not self._rest.startswith("!"):
             raise MalformedMessage(f"{self._rest!r} is left")
+        return [self._rest] if self._rest else []
 
 
 class Cutting(TextCodec):
@@ -266,6 +267,13 @@ async def test_messages_are_cut_out_where_the_codec_has_to() -> None:
     upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;b", "c;", "d;"))
     call = StreamInferRequest(request=InferRequest())
     assert ["a", "bc", "d"] == [item.id async for item in await upstream(call)]
+
+
+async def test_what_only_the_end_completes_is_a_message_too() -> None:
+    """The splitter may give the last message at the end of the stream."""
+    upstream: Upstream[str, str] = Upstream("u", Cutting(), TextClient("a;", "!b"))
+    call = StreamInferRequest(request=InferRequest())
+    assert ["a", "!b"] == [item.id async for item in await upstream(call)]
 
 
 async def test_a_stream_that_ends_within_a_message_is_broken() -> None:

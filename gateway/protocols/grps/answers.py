@@ -81,13 +81,29 @@ def encode_part(
         stream = custom.stream
         template = custom.answer if stream.answer is None else stream.answer
         text = _framed(custom, _dumped(fill(template, _values(item))))
-        if item.final:
-            text += stream.end.encode()
         headers = Headers((("Content-Type", stream.switch.content_type),))
         return HttpResponse(OK, headers, (text,))
     message = reply_message(asked, item)
     body = message.data if message.form is Form.BIN_DATA else write_json(message)
     return HttpResponse(OK, Headers((("Content-Type", content_type),)), (body,))
+
+
+def encode_end(route: Route | None, content_type: str, *, empty: bool) -> HttpResponse | None:
+    """Return the part that ends a stream; None where nothing needs to be said.
+
+    Args:
+        route: The path's rules; None for those of grps itself.
+        content_type: Of streams of grps itself.
+        empty: There was no answer: what ends the stream is all of it.
+    """
+    end = b""
+    custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
+    if custom is not None and custom.stream is not None:
+        end = custom.stream.end.encode()
+        content_type = custom.stream.switch.content_type
+    if not (end or empty):
+        return None
+    return HttpResponse(OK, Headers((("Content-Type", content_type),)), (end,))
 
 
 def encode_failure(
@@ -96,6 +112,7 @@ def encode_failure(
     limits: MessageLimits,
     *,
     unread: bool,
+    late: bool,
     always_200: bool,
 ) -> HttpResponse:
     """Return the answer that says *error*.
@@ -105,6 +122,7 @@ def encode_failure(
         route: The path's rules; None for those of grps itself.
         limits: For the length of the text.
         unread: No call could be made of the request.
+        late: It is a part of a stream that has begun.
         always_200: HTTP status 200, as the C++ server has it.
     """
     message = calls.failure_of(error, limits)
@@ -122,7 +140,7 @@ def encode_failure(
     custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
     if custom is not None and custom.error is not None:
         text = _dumped(fill(custom.error, {"code": status.code, "message": status.msg}))
-    if custom is not None and route is not None and route.streaming:
+    if custom is not None and late:
         text = _framed(custom, text)
     return HttpResponse(OK if always_200 else status.code, headers, (text,))
 

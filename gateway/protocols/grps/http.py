@@ -1,7 +1,7 @@
 """grps over HTTP, both directions: JSON, bytes, streams, brpc's HTTP layer and customised routes.
 
 Here is who does what; paths, requests and answers have files of their own (paths.py, requests.py,
-answers.py).  A streamed answer of an upstream must go through `splitter` before `decode_item`.
+answers.py).
 
 Source: dossier, sections 3, 5, 7 and 8.
 """
@@ -76,6 +76,11 @@ class HttpCodec:
         """Return what cuts one streamed answer of an upstream into messages."""
         return PieceSplitter(self._limits)
 
+    @property
+    def first_error_ends(self) -> bool:
+        """An error that comes first has an HTTP status of its own: nothing can follow it."""
+        return True
+
     def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
         """Read a client's request; bytes are a view of its body.
 
@@ -116,8 +121,23 @@ class HttpCodec:
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as a message whose Status is FAILURE, its code as the HTTP status too.
 
-        In the middle of a stream only the body counts.  Never raises.
+        Never raises.
         """
+        return self._failure(call, error, late=False)
+
+    def encode_end(
+        self, call: StreamInferRequest, last: InferResponse | None, /
+    ) -> HttpResponse | None:
+        """Write what a customised route ends its streams with; the head of one without answers."""
+        asked = _asked(call)
+        content_type = self._settings.streaming.content_type
+        return answers.encode_end(_route(asked), content_type, empty=last is None)
+
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+        """Write *error* as the last message of a stream, of which only the body counts."""
+        return self._failure(call, error, late=True)
+
+    def _failure(self, call: Call[Any] | None, error: GatewayError, *, late: bool) -> HttpResponse:
         if call is not None:
             route = _route(_asked(call))
         else:
@@ -128,6 +148,7 @@ class HttpCodec:
             route,
             self._limits,
             unread=call is None,
+            late=late,
             always_200=self._settings.http_always_200,
         )
 

@@ -63,22 +63,20 @@ class Route:
         method: One of `calls.METHODS`.
         custom: For `CUSTOM`.
         binary: For `BRPC`: the answer is protobuf, else JSON.
-        streaming: A stream of answers was asked for.
     """
 
     surface: Surface
     method: str
     custom: CustomRoute | None = None
     binary: bool = False
-    streaming: bool = False
 
     def streamed(self) -> Route:
         """Return the same route, asked for a stream of answers."""
-        return Route(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary, True)
+        return Route(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
 
     def as_binary(self) -> Route:
         """Return the same route, answered with protobuf."""
-        return Route(self.surface, self.method, self.custom, True, self.streaming)
+        return Route(self.surface, self.method, self.custom, True)
 
 
 def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) -> Route:

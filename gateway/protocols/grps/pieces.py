@@ -39,19 +39,21 @@ class PieceSplitter:
         self._quoted = False
         self._raw = False
         self._started = False
+        self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
         """Return the messages that *part* completes, each with the content type it has.
 
-        An answer with an HTTP status of failure is one message, whatever it holds.
+        An answer with an HTTP status of failure is one message, whatever it holds, at its end.
 
         Raises:
             MalformedMessage: There is something else between JSON values.
             TooLarge: A value is longer than the limit.
         """
         if part.status != 200:  # noqa: PLR2004
-            self._raw = True
-            return [part]
+            self._failed = part
+            self._hold(part.view)
+            return []
         data = bytes(part.view)
         if not self._held and not self._raw:
             stripped = data.lstrip(_SPACE)
@@ -68,22 +70,29 @@ class PieceSplitter:
         found = []
         while (value := self._next()) is not None:
             found.append(HttpResponse(part.status, JSON_PIECE, (value,)))
+        self._hold(b"")
+        return found
+
+    def end(self) -> list[HttpResponse]:
+        """Return the answer that failed, if one did.
+
+        Raises:
+            MalformedMessage: The stream ends within a message.
+        """
+        if self._failed is not None:
+            return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
+        if self._held:
+            raise MalformedMessage(f"the stream ended after {len(self._held)} bytes of a message")
+        return []
+
+    def _hold(self, data: bytes | memoryview) -> None:
+        self._held += data
         if len(self._held) > self._most:
             raise TooLarge(
                 f"a streamed message has over {len(self._held)} bytes of JSON, at most "
                 f"{self._most} are allowed",
                 limit="json_bytes",
             )
-        return found
-
-    def end(self) -> None:
-        """Check that the stream ends between messages.
-
-        Raises:
-            MalformedMessage: It ends within one.
-        """
-        if self._held:
-            raise MalformedMessage(f"the stream ended after {len(self._held)} bytes of a message")
 
     def _next(self) -> bytes | None:
         """Return the next whole value; None when there is none yet."""

@@ -106,15 +106,29 @@ def test_a_stream_is_in_the_routes_own_words() -> None:
     call = ask({**BODY, "stream": True})
     assert isinstance(call, StreamInferRequest)
     first = CODEC.encode_item(call, ANSWER.changed(final=False))
-    last = CODEC.encode_item(call, ANSWER)
+    last = CODEC.encode_end(call, ANSWER)
     event = 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n'
-    assert ("text/event-stream", event, event + "data: [DONE]\n\n") == (
+    assert last is not None
+    assert ("text/event-stream", event, "data: [DONE]\n\n") == (
         first.headers.get("content-type"),
         bytes(first.view).decode(),
         bytes(last.view).decode(),
     )
-    failed = CODEC.encode_error(call, UpstreamError("boom"))
-    assert 'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(failed.view).decode()
+
+
+def test_an_error_of_a_stream_is_its_last_event_or_an_answer_of_its_own() -> None:
+    """Once the stream has begun it is an event; before, there is no stream yet."""
+    call = ask({**BODY, "stream": True})
+    assert isinstance(call, StreamInferRequest)
+    said = '{"error":{"message":"boom","code":500}}'
+    late = CODEC.encode_late_error(call, UpstreamError("boom"))
+    assert f"data: {said}\n\n" == bytes(late.view).decode()
+    early = CODEC.encode_error(call, UpstreamError("boom"))
+    assert (500, "application/json", said) == (
+        early.status,
+        early.headers.get("content-type"),
+        bytes(early.view).decode(),
+    )
 
 
 def test_errors_fill_their_template_even_before_there_is_a_call() -> None:

@@ -357,6 +357,19 @@ def test_a_stream_is_parts_of_one_answer() -> None:
     assert {"code": 500, "msg": "boom", "status": "FAILURE"} == json_of(failed)["status"]
 
 
+def test_a_stream_without_answers_is_an_empty_body() -> None:
+    """As a real server has it; after an answer there is nothing more to say."""
+    call = asked(post(b'{"str_data":"x"}', STREAM))
+    end = CODEC.encode_end(call, None)
+    assert end is not None
+    assert (200, "application/octet-stream", b"") == (
+        end.status,
+        end.headers.get("content-type"),
+        bytes(end.view),
+    )
+    assert CODEC.encode_end(call, InferResponse(model=ModelRef("m"), outputs=())) is None
+
+
 def test_streamed_bytes_are_raw() -> None:
     """A part of bytes has no Status around it."""
     call = asked(post(b"x", STREAM, "application/octet-stream"))

@@ -24,7 +24,8 @@ def pieces(text: bytes, step: int, status: int = 200) -> list[bytes]:
     found: list[HttpResponse] = []
     for at in range(0, len(text), step):
         found += splitter.receive(HttpResponse(status, body=(text[at : at + step],)))
-    splitter.end()
+    found += splitter.end()
+    assert {status} == {piece.status for piece in found}
     return [bytes(piece.view) for piece in found]
 
 
@@ -41,9 +42,10 @@ def test_bytes_are_given_as_they_come() -> None:
     assert [b"\x00\xff{", b'}"{'] == pieces(b'\x00\xff{}"{', 3)
 
 
-def test_a_failure_by_http_status_is_one_message() -> None:
-    """What stands in it is not looked at."""
-    assert [b'{"a"'] == pieces(b'{"a"', 10, 500)
+@pytest.mark.parametrize("step", [1, 10])
+def test_a_failure_by_http_status_is_one_message(step: int) -> None:
+    """It is whole at its end, and what stands in it is not looked at."""
+    assert [b'{"a"'] == pieces(b'{"a"', step, 500)
 
 
 def test_a_stream_that_ends_in_a_value_is_broken() -> None:
