@@ -47,7 +47,8 @@ def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Itera
         place: KeyPath = (*at, "streams", number, "protocol")
         yield from _raised(place, _streamed, stream.protocol, listener)
     for name, options in listener.options.items():
-        yield from _options((*at, "options", name), name, options)
+        wrong = list(_options((*at, "options", name), name, options))
+        yield from wrong or _raised((*at, "options", name), _own_paths, name, listener)
     if listener.passthrough is not None:
         upstream = config.upstreams[listener.passthrough]
         if upstream.all_urls[0].carrier != "http":
@@ -72,6 +73,20 @@ def _streamed(name: str, listener: ListenerConfig) -> None:
             f"a {name} stream names no model: give its listener a 'default_model', or the "
             f"protocol's option {key!r}"
         )
+
+
+def _own_paths(name: str, listener: ListenerConfig) -> None:
+    """Raise when a protocol's own paths here are another protocol's."""
+    http = protocol(name).http
+    spoken = listener.protocols or PROTOCOLS
+    if http is None or name not in spoken:
+        return
+    for path in http.own_paths(listener.options[name]):
+        for other in spoken:
+            there = protocol(other).http
+            for prefix in () if there is None or other == name else there.prefixes:
+                if path == prefix or path.startswith(f"{prefix}/"):
+                    raise ValueError(f"path {path!r} belongs to {other}, which is spoken here too")
 
 
 def _carried(name: str, carrier: str) -> None:

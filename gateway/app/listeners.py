@@ -73,7 +73,7 @@ def build_listener(
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend: Any = Frontend(codec, service, refused=refused, stamp=stamp_http)
-            http.append(HttpMount(_prefixes(spec.http, config), frontend))
+            http.append(HttpMount(_prefixes(spec.http, config, options), frontend))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
             frontend = Frontend(codec, service, refused=refused, stamp=stamp_grpc)
@@ -154,11 +154,12 @@ def _stream_server(
     )
 
 
-def _prefixes(binding: HttpBinding, config: ListenerConfig) -> Sequence[str]:
+def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
     """Return the paths that a protocol claims: all of them where it is alone and takes them."""
+    prefixes = (*binding.prefixes, *binding.own_paths(options))
     spoken = [name for name in config.protocols or PROTOCOLS if protocol(name).http is not None]
     alone = len(spoken) == 1 and config.passthrough is None
-    return (*binding.prefixes, "/") if alone and binding.any_path else binding.prefixes
+    return (*prefixes, "/") if alone and binding.any_path else prefixes
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig) -> Options:

@@ -69,6 +69,7 @@ class Job:
         deadline: On the clock of `time.monotonic`; None for none.
         cancelled: Set when nobody waits for the answer any more; long work should look at it.
         reply_parameters: The model may put parameters for its answer here.
+        streamed: The caller takes any number of answers; otherwise it takes one.
         instance: Which of the model's instances runs it, counted from 0; no other job has it now.
     """
 
@@ -80,6 +81,7 @@ class Job:
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     reply_parameters: dict[str, Parameter] = field(default_factory=dict)
+    streamed: bool = False
     instance: int = 0
     thread: asyncio.Future[Any] | None = field(default=None, repr=False)  # the backend's own
 
@@ -281,6 +283,7 @@ class Backend(abc.ABC):
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         inputs, job, signature = self._checked(call.request)
+        job.streamed = True
         places = await self._enter(job)
         items = self._responses(call.request, inputs, job, signature)
         return Watched(items, lambda _error: self._leave(job, places))

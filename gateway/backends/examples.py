@@ -6,8 +6,10 @@ Each declares its tensors with `declares` and is used by its dotted name, such a
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -137,6 +139,26 @@ def repeat_stream(inputs: Arrays) -> Iterator[Arrays]:
     """Answer once for each element of IN: the element and its index."""
     for index, value in enumerate(inputs["IN"]):
         yield {"OUT": np.array([value], np.int32), "IDX": np.array([index], np.uint32)}
+
+
+@declares(
+    inputs=(Tensor("text", Datatype.BYTES, (1,)),), outputs=(Tensor("token", Datatype.BYTES, (1,)),)
+)
+async def speak(inputs: Arrays, job: Job) -> AsyncIterator[Arrays]:
+    """Say the text back as a language model would: word by word, or at once without a stream.
+
+    Parameters: `max_tokens`, the most words; `pause_ms` after each, 20 by default.
+    """
+    try:
+        text = inputs["text"][0].decode()
+        most = int(job.parameters.get("max_tokens", 1 << 20))
+        pause_s = max(0, int(job.parameters.get("pause_ms", 20))) / 1000
+    except ValueError as error:
+        raise InvalidRequest(f"text is not UTF-8, or a parameter is no number: {error}") from error
+    words = re.findall(r"\s*\S+", text)[: max(0, most)]
+    for word in words if job.streamed else ["".join(words)]:
+        yield {"token": np.array([word.encode()], dtype=object)}
+        await asyncio.sleep(pause_s if job.streamed else 0)
 
 
 @declares(

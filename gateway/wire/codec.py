@@ -113,6 +113,10 @@ Options = Mapping[str, Any]
 """Protocol options as they stand in YAML; each protocol validates its own."""
 
 
+def _no_paths(_options: Options, /) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
     """A protocol over HTTP: how to make its codec, and the paths it claims on a listener.
@@ -121,12 +125,14 @@ class HttpBinding:
         path_option: The option that the path of an upstream's URL stands for, where a URL is a
             model; "" where the protocol's own paths go on below it.
         any_path: It answers every path of a listener that no other protocol shares.
+        own_paths: The paths that a listener's options claim besides.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
     prefixes: tuple[str, ...]
     path_option: str = ""
     any_path: bool = False
+    own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """grps over HTTP, gRPC and brpc: what this folder exports is `SPEC`.
 
-The options of listeners and upstreams are described in `options.Settings`.  Paths of customised
-routes are mounted besides the prefixes here, see `options.custom_paths`; the page at `/` belongs to
-a listener of grps alone.
+The options of listeners and upstreams are described in `options.Settings`.  Customised routes are
+mounted besides the prefixes here; the page at `/` belongs to a listener of grps alone.
 """
 
 from __future__ import annotations
@@ -11,13 +10,18 @@ from gateway.protocols.grps.brpc import BrpcCodec
 from gateway.protocols.grps.frames import BaiduFramer, server_framer
 from gateway.protocols.grps.grpc import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http import HttpCodec
-from gateway.protocols.grps.options import check_options
+from gateway.protocols.grps.options import check_options, custom_paths
 from gateway.protocols.grps.paths import BRPC_PREFIXES, PREFIX
 from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 
 SPEC = ProtocolSpec(
     name="grps",
-    http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX, *BRPC_PREFIXES)),
+    http=HttpBinding(
+        codec=HttpCodec,
+        prefixes=(PREFIX, *BRPC_PREFIXES),
+        any_path=True,
+        own_paths=custom_paths,
+    ),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     stream=StreamBinding(
         codec=BrpcCodec,

@@ -10,11 +10,13 @@ Source: dossier, section 8.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 from gateway.ir.context import ModelRef, Parameter
 from gateway.ir.data import ArrayData, ItemsData, TensorData
@@ -30,6 +32,9 @@ from gateway.protocols.grps.streaming import Streaming, read_streaming
 JSON_BODY, FORM_BODY, QUERY_BODY = "json", "form", "query"
 _BODIES: Final = (JSON_BODY, FORM_BODY, QUERY_BODY)
 _OWN: Final = "/grps/"
+_DIM: Final = re.compile(r"-?[0-9]{1,18}")
+# Not encoded, and not "/", which is a listener's page: a path means itself alone.
+_PATH: Final = re.compile(r"(/[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class CustomRoute:
         body: How the request is written: JSON object, form or query.
         inputs: Empty where the path is another one of predict.
         parameters: Places of what becomes parameters, by their names; absent ones are left out.
-        answer: Template.
+        answer: Template of JSON; see `places`.
         error: Template of an error, with `${code}` and `${message}`.
     """
 
@@ -223,8 +228,10 @@ _INPUT_KEYS: Final = ("name", "datatype", "place", "shape", "default")
 def _route(where: str, entry: Any) -> CustomRoute:
     known = _known(where, entry, _ROUTE_KEYS)
     path = known.get("path")
-    if not isinstance(path, str) or not path.startswith("/") or path.startswith(_OWN):
-        raise ValueError(f"{where}.path is {path!r}, needed is a path outside {_OWN}")
+    if not isinstance(path, str) or not _PATH.fullmatch(path) or path.startswith(_OWN):
+        raise ValueError(
+            f"{where}.path is {path!r}, needed is a plain path outside {_OWN}, such as /v1/chat"
+        )
     body = known.get("body", JSON_BODY)
     if body not in _BODIES:
         raise ValueError(f"{where}.body {body!r} is none of {', '.join(_BODIES)}")
@@ -234,9 +241,11 @@ def _route(where: str, entry: Any) -> CustomRoute:
             for at, one in enumerate(_list(f"{where}.inputs", known.get("inputs", [])))
         ]
     )
-    if inputs and "answer" not in known:
+    answer = _template(f"{where}.answer", known.get("answer"))
+    error = _template(f"{where}.error", known.get("error"))
+    if inputs and answer is None:
         raise ValueError(f"{where} has inputs and no answer, needed is a template")
-    unknown = names_in(known.get("error")) - _ERROR_NAMES
+    unknown = names_in(error) - _ERROR_NAMES
     if unknown:
         raise ValueError(f"{where}.error names {min(unknown)!r}, there is only code and message")
     return CustomRoute(
@@ -245,8 +254,8 @@ def _route(where: str, entry: Any) -> CustomRoute:
         body=body,
         inputs=inputs,
         parameters=_places(f"{where}.parameters", known.get("parameters", {})),
-        answer=known.get("answer"),
-        error=known.get("error"),
+        answer=answer,
+        error=error,
         stream=_stream(f"{where}.stream", known.get("stream")),
     )
 
@@ -272,7 +281,10 @@ def _input(where: str, entry: Any) -> CustomInput:
 def _shape(where: str, shape: Any) -> tuple[int, ...] | None:
     if shape is None:
         return None
-    dims = _list(where, shape)
+    dims = [
+        int(dim) if isinstance(dim, str) and _DIM.fullmatch(dim) else dim
+        for dim in _list(where, shape)
+    ]
     if not all(type(dim) is int and dim >= -1 for dim in dims) or dims.count(-1) > 1:
         raise ValueError(f"{where} is {shape!r}, needed are dimensions, at most one of them -1")
     return tuple(dims)
@@ -287,7 +299,18 @@ def _stream(where: str, entry: Any) -> CustomStream | None:
         if not isinstance(text, str):
             raise ValueError(f"{where}.{key} is {text!r}, needed is text")  # noqa: TRY004
     switch = {key: known[key] for key in ("mode", "key", "content_type") if key in known}
-    return CustomStream(read_streaming(where, switch), known.get("answer"), **texts)
+    answer = _template(f"{where}.answer", known.get("answer"))
+    return CustomStream(read_streaming(where, switch), answer, **texts)
+
+
+def _template(where: str, template: Any) -> Any:
+    """Return a template; JSON in a text is what it says, for a file's own scalars are all text."""
+    if not isinstance(template, str) or template.strip()[:1] not in ("{", "["):
+        return template
+    try:
+        return orjson.loads(template)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
 
 
 def _places(where: str, entry: Any) -> dict[str, tuple[Step, ...]]:

@@ -12,6 +12,8 @@ from gateway.protocols.grps.messages import Form
 from gateway.protocols.grps.streaming import Streaming, read_streaming
 
 READY, LIVE = "ready", "live"
+# A file's scalars are text.
+_FLAGS: Final = {"true": True, "false": False}
 COMPRESSIONS: Final = ("none", "snappy", "gzip", "zlib")
 
 
@@ -106,9 +108,10 @@ def _text(key: str, value: Any) -> str:
 
 
 def _flag(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
+    found = _FLAGS.get(value) if isinstance(value, str) else value
+    if not isinstance(found, bool):
         raise ValueError(f"{key} is {value!r}, needed is true or false")  # noqa: TRY004
-    return value
+    return found
 
 
 def _one_of(*known: str) -> Callable[[str, Any], str]:

@@ -53,6 +53,31 @@ def test_a_carrier_that_a_protocol_lacks() -> None:
     assert "protocol 'oip' is not carried by 'tcp', only by http, grpc" == problem.message
 
 
+@pytest.mark.parametrize(
+    ("path", "protocols", "message"),
+    [
+        ("/v1/score", "[grps, oip]", ""),
+        ("/v2", "[grps, oip]", "path '/v2' belongs to oip, which is spoken here too"),
+        ("/v2/chat", "[grps, oip]", "path '/v2/chat' belongs to oip, which is spoken here too"),
+        ("/v2/chat", "[grps]", ""),
+        ("/v2/chat", "[oip]", ""),
+        ("/", "[grps]", "customized[0].path is '/', needed is a plain path"),
+    ],
+)
+def test_paths_of_a_protocols_own(path: str, protocols: str, message: str) -> None:
+    """Options of one protocol cannot take the paths of another on the same listener."""
+    text = f"""
+version: 1
+listeners:
+  - http: 8000
+    protocols: {protocols}
+    options: {{grps: {{customized: [{{path: {path}}}]}}}}
+"""
+    problems = [problem.message for problem in check(load_text(text))]
+    assert bool(message) is bool(problems)
+    assert message in "".join(problems)
+
+
 STREAM = """
 version: 1
 listeners:

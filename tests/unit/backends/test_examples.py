@@ -11,7 +11,7 @@ import pytest
 from gateway.backends.python import PythonBackend
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import as_numpy
+from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, UpstreamError
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
@@ -37,6 +37,34 @@ async def test_simple_adds_and_subtracts() -> None:
     """OUTPUT0 is the sum, OUTPUT1 the difference."""
     inputs = array_tensor("INPUT0", ROW), array_tensor("INPUT1", ROW * 2)
     assert [(ROW * 3).tolist(), (-ROW).tolist()] == values(await ask("simple", *inputs))
+
+
+async def streamed(name: str, *inputs: Tensor, **fields: Any) -> list[InferResponse]:
+    model = PythonBackend("m", f"gateway.backends.examples:{name}")
+    await model.start()
+    try:
+        request = InferRequest(model=ModelRef("m"), inputs=inputs, **fields)
+        return [item async for item in await model(StreamInferRequest(request=request))]
+    finally:
+        await model.stop()
+
+
+async def test_speak_gives_a_word_at_a_time() -> None:
+    """A stream has an answer for each word, and no more than were asked for."""
+    text = items_tensor("text", (1,), ["zwölf Boxkämpfer  jagen".encode()])
+    said = await streamed("speak", text, parameters={"pause_ms": 0})
+    assert [["zwölf"], [" Boxkämpfer"], ["  jagen"]] == [
+        [bytes(token).decode() for token in as_items(reply.outputs[0])] for reply in said
+    ]
+    assert 2 == len(await streamed("speak", text, parameters={"pause_ms": 0, "max_tokens": 2}))
+
+
+async def test_speak_says_all_at_once_without_a_stream() -> None:
+    """Who takes one answer gets the words together; what is no text is the caller's mistake."""
+    reply = await ask("speak", items_tensor("text", (1,), [b"a b c"]), parameters={"max_tokens": 2})
+    assert [[b"a b"]] == values(reply)
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        await ask("speak", items_tensor("text", (1,), [b"\xff"]))
 
 
 async def test_simple_string_does_so_in_decimal() -> None:

@@ -17,7 +17,7 @@ EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 def test_the_examples_are_there() -> None:
     """Each form of use has its example."""
     names = {path.stem for path in EXAMPLES}
-    assert {"demo", "graphpipe", "routing", "sidecar", "testing"} <= names
+    assert {"demo", "graphpipe", "grps", "routing", "sidecar", "testing"} <= names
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -217,7 +217,7 @@ def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[An
 @pytest.mark.parametrize(
     ("route", "text"),
     [
-        ({"path": "v1"}, "needed is a path"),
+        ({"path": "v1"}, "needed is a plain path"),
         ({"path": "/grps/v1/x"}, "outside /grps/"),
         ({"path": "/x", "nope": 1}, "no option 'nope'"),
         ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "needed is a template"),
