@@ -2,7 +2,8 @@
 
 A frame's payload is the whole frame, header included, so that it may be joined and cut again.  The
 correlation id is the framer's: it is read from what comes, and written into what goes, so a codec
-need not know it and an error for an unreadable call still finds its caller.
+need not know it and an error for an unreadable call still finds its caller.  So is the time a
+caller has left, which changes until a frame is sent.
 
 Source: dossier, section 14.
 """
@@ -20,7 +21,7 @@ from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.schema.baidu_std_pb2 import RpcMeta
 from gateway.wire.http import Buffer
-from gateway.wire.protobuf import VARINT, tag, varint
+from gateway.wire.protobuf import LEN, VARINT, read_varint, tag, varint
 from gateway.wire.stream import Frame
 
 MAGIC: Final = b"PRPC"
@@ -28,7 +29,10 @@ MAGIC: Final = b"PRPC"
 _SIZES: Final = Struct(">II")
 _HEADER: Final = 12
 _META_BYTES: Final = 64 * 1024
+_REQUEST: Final = varint(tag(1, LEN))
+_TIMEOUT_MS: Final = varint(tag(8, VARINT))
 _CORRELATION: Final = varint(tag(4, VARINT))
+_LONGEST_MS: Final = (1 << 31) - 1
 
 
 def looks_like(first: bytes) -> bool:
@@ -74,7 +78,8 @@ class BaiduFramer:
         limits: `message_bytes` is the most that follows a header.
         only_answers: Send nothing without a correlation id: what answers no question is not said,
             for brpc closes a connection that it cannot follow without a word.
-        clock: Monotonic seconds; a caller's timeout counts from the frame's arrival.
+        clock: Monotonic seconds; a caller's timeout counts from the frame's arrival, and what is
+            left of a deadline to its departure.
     """
 
     def __init__(
@@ -127,16 +132,16 @@ class BaiduFramer:
         return [] if len(self._held) < self._need else self._cut(self._held)
 
     def send(self, frame: Frame, /) -> list[Buffer]:
-        """Return the buffers that carry *frame*, its correlation id written into the metadata.
+        """Return the buffers that carry *frame*, its number and time left in the metadata.
 
-        Without one the frame goes as it is, or not at all.
+        Without a number the frame goes as it is, or not at all.
 
         Raises:
             MalformedMessage: The payload is no frame.
         """
         if frame.correlation is None and self._only_answers:
             return []
-        buffers = list(frame.payload) if frame.correlation is None else _numbered(frame)
+        buffers = list(frame.payload) if frame.correlation is None else self._numbered(frame)
         if self._begun:
             self._begun = False
             buffers[0] = memoryview(buffers[0])[len(MAGIC) :]
@@ -148,6 +153,23 @@ class BaiduFramer:
             return b""
         self._begun = True
         return MAGIC
+
+    def _numbered(self, frame: Frame) -> list[Buffer]:
+        payload = list(frame.payload)
+        first = bytes(payload[0]) if payload else b""
+        if len(first) < _HEADER or len(first) < _HEADER + _SIZES.unpack_from(first, 4)[1]:
+            first, payload = b"".join(payload), [b""]
+        if len(first) < _HEADER:
+            raise MalformedMessage(f"a payload of {len(first)} bytes is no baidu_std frame")
+        body, size = _SIZES.unpack_from(first, 4)
+        end = _HEADER + size
+        meta = first[_HEADER:end]
+        if frame.deadline is not None:
+            meta = _timed(meta, frame.deadline - self._clock())
+        # Of a field that comes twice the last counts.
+        meta += _CORRELATION + varint(frame.correlation or 0)
+        sizes = _SIZES.pack(body - size + len(meta), len(meta))
+        return [b"".join((MAGIC, sizes, meta, first[end:])), *payload[1:]]
 
     def _cut(self, data: bytes | bytearray) -> list[Frame]:
         frames: list[Frame] = []
@@ -204,21 +226,14 @@ def server_framer(limits: MessageLimits) -> BaiduFramer:
     return BaiduFramer(limits, only_answers=True)
 
 
-def _numbered(frame: Frame) -> list[Buffer]:
-    """Return the buffers of a frame with its correlation id at the end of the metadata."""
-    payload = list(frame.payload)
-    first = bytes(payload[0]) if payload else b""
-    if len(first) < _HEADER or len(first) < _HEADER + _SIZES.unpack_from(first, 4)[1]:
-        first, payload = b"".join(payload), [b""]
-    if len(first) < _HEADER:
-        raise MalformedMessage(f"a payload of {len(first)} bytes is no baidu_std frame")
-    body, size = _SIZES.unpack_from(first, 4)
-    end = _HEADER + size
-    # Of a field that comes twice the last counts.
-    field = _CORRELATION + varint(frame.correlation or 0)
-    sizes = _SIZES.pack(body + len(field), size + len(field))
-    head = b"".join((MAGIC, sizes, first[_HEADER:end], field, first[end:]))
-    return [head, *payload[1:]]
+def _timed(meta: bytes, left_s: float) -> bytes:
+    """Return the metadata of a request with the time its caller has left, in whole ms."""
+    if not meta.startswith(_REQUEST):
+        return meta
+    size, start = read_varint(meta, len(_REQUEST))
+    field = _TIMEOUT_MS + varint(min(max(int(left_s * 1000), 1), _LONGEST_MS))
+    end = start + size
+    return b"".join((_REQUEST, varint(size + len(field)), meta[start:end], field, meta[end:]))
 
 
 def _meta(view: memoryview) -> RpcMeta:

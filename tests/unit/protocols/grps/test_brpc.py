@@ -119,6 +119,29 @@ def test_a_timeout_of_the_caller_is_a_deadline() -> None:
     assert 100.25 == framer.receive(data)[0].deadline
 
 
+@pytest.mark.parametrize(
+    ("left_s", "timeout_ms"), [(0.25, 250), (0.0004, 1), (-3.0, 1), (1e9, 2**31 - 1)]
+)
+def test_what_is_left_of_a_deadline_is_sent(left_s: float, timeout_ms: int) -> None:
+    """An upstream is told in whole milliseconds, at least one; the rest of the frame is the same."""
+    wire = CODEC.encode_call(CALL)
+    framer = BaiduFramer(DEFAULT_LIMITS, clock=lambda: 100.0)
+    timed = b"".join(framer.send(Frame(wire.payload, 5, 100.0 + left_s)))
+    [frame], [plain] = received(timed), received(sent(wire, 5))
+    meta, rest = split_frame(memoryview(frame.payload[0]))
+    plain_meta, plain_rest = split_frame(memoryview(plain.payload[0]))
+    assert timeout_ms == meta.request.timeout_ms
+    meta.request.ClearField("timeout_ms")
+    assert (plain_meta, plain_rest) == (meta, rest)
+
+
+def test_an_answer_has_no_time_left() -> None:
+    """A deadline changes nothing in what is no request."""
+    wire = CODEC.encode_reply(ServerLiveRequest(), True)
+    framer = server_framer(DEFAULT_LIMITS)
+    assert sent(wire, 5) == b"".join(framer.send(Frame(wire.payload, 5, 1.0)))
+
+
 def test_a_server_says_nothing_that_answers_nothing() -> None:
     """Brpc closes a broken connection without a word; a client may send without a number."""
     wire = CODEC.encode_error(None, MalformedMessage("broken"))
