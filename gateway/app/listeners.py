@@ -20,12 +20,13 @@ from gateway.ir.limits import MessageLimits
 from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import Budget
+from gateway.transports.admission import Budget, ConnectionCount
 from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.grpc_health import Health
 from gateway.transports.grpc_reflection import Reflection
 from gateway.transports.reference.grpc_server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
+from gateway.transports.stream_beside import Beside
 from gateway.transports.stream_server import StreamServer
 from gateway.transports.tls import ServerTls, grpc_server_credentials, server_context
 from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
@@ -151,7 +152,32 @@ def _stream_server(
         ssl_context=None if stream.address.tcp is None else _http_tls(config.tls, shared.directory),
         mode=int(stream.mode, 8),
         refused=partial(_refused, shared.metrics, "stream"),
+        beside=_http_beside(spec, config, service, limits, shared),
     )
+
+
+def _http_beside(
+    spec: ProtocolSpec,
+    config: ListenerConfig,
+    service: Service,
+    limits: tuple[ServerLimits, MessageLimits],
+    shared: Shared,
+) -> Beside | None:
+    """Return the HTTP that is spoken on the port of a protocol's stream, if it has any."""
+    if spec.http is None or spec.stream is None or spec.stream.is_frame is None:
+        return None
+    codec = spec.http.codec(limits[1], _options(spec, config))
+    frontend = Frontend(codec, service, refused=shared.metrics.refused_by, stamp=stamp_http)
+    count = ConnectionCount(limits[0].connections, limits[0].connections_per_address)
+    server = HttpServer(
+        mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
+        limits=limits[0],
+        budget=shared.budget,
+        refused=partial(_refused, shared.metrics, "http"),
+        listens=False,
+        count=count,
+    )
+    return Beside(server, spec.stream.is_frame, count)
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:

@@ -73,6 +73,16 @@ def peer_gone(sock: Any) -> bool:
     return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
 
+def pause_until_taken(transport: Any) -> None:
+    """Let *transport* pause writing until the kernel has taken all that was written.
+
+    Then an answer's end is known, and so is a reader that does not read.
+    """
+    # Plain transports pause above the mark, those of TLS at it: at 0, they would with nothing left.
+    encrypted = transport.get_extra_info("sslcontext") is not None
+    transport.set_write_buffer_limits(high=int(encrypted))
+
+
 def descriptors_short(sock: Any) -> bool:
     """Return whether *sock*'s descriptor lies in the last tenth of what the process may open.
 

@@ -19,7 +19,7 @@ import structlog
 from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloaded, Unavailable
 from gateway.transports.admission import Lease
 from gateway.transports.base import ask
-from gateway.transports.sockets import descriptors_short, tune
+from gateway.transports.sockets import pause_until_taken
 from gateway.transports.stream_listener import Listener
 from gateway.transports.stream_pace import Pace
 from gateway.transports.stream_presence import Presence
@@ -83,28 +83,10 @@ class StreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
         self._transport = transport
-        if not self._listener.open:
-            self.cut()
+        self._address = self._listener.enter(self, transport)
+        if self._address is None:
             return
-        sock = transport.get_extra_info("socket")
-        peer = transport.get_extra_info("peername")
-        # A unix socket's clients have no addresses: each counts for itself.
-        address = str(peer[0]) if isinstance(peer, tuple) else f"unix {id(self)}"
-        limit = self._listener.count.exceeded(address)
-        if limit is None and descriptors_short(sock):
-            limit = "descriptors"
-        if limit is not None:
-            self._listener.refused(Overloaded(f"too many connections, limit {limit}", limit=limit))
-            self.cut()
-            return
-        self._address = address
-        self._listener.count.enter(address)
-        self._listener.connections.add(self)
-        self._listener.emptied.clear()
-        tune(sock)
-        # Writing pauses until the kernel has all: then an answer's end is known, and so is a
-        # reader that does not read.
-        self._transport.set_write_buffer_limits(high=0)
+        pause_until_taken(transport)
         self._pace.opened()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
@@ -132,6 +114,7 @@ class StreamConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Note that it has."""
         self._taken.set()
+        self._go_on()
 
     def data_received(self, data: bytes) -> None:
         """Cut frames, and take them."""
@@ -222,7 +205,8 @@ class StreamConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Answer what can be answered now, read or not, and close when nothing is left."""
-        while self._queue and len(self._running) < self._listener.width:
+        # A client that does not take its answers is not given more.
+        while self._queue and len(self._running) < self._listener.width and self._taken.is_set():
             asked = self._queue.popleft()
             task = self._loop.create_task(self._answer(asked))
             self._running[task] = asked
@@ -262,9 +246,7 @@ class StreamConnection(asyncio.Protocol):
 
     def _forget_if_over(self) -> None:
         if self._transport is None and not self._running:
-            self._listener.connections.discard(self)
-            if not self._listener.connections:
-                self._listener.emptied.set()
+            self._listener.forget(self)
 
     # -- answering
 
@@ -317,6 +299,19 @@ class StreamConnection(asyncio.Protocol):
 
     async def _write(self, answer: Frame, asked: _Asked) -> None:
         """Write a frame, with the number of its question, and wait until the kernel has it."""
+        if not self._writing.locked():
+            await self._write_now(answer, asked)
+            return
+        # While it waits for its reader it counts among the bytes in flight.
+        lease = self._new_lease()
+        try:
+            if not lease.take(size := size_of(answer.payload)):
+                answer = self._listener.frontend.refuse(_no_room(size))
+            await self._write_now(answer, asked)
+        finally:
+            lease.close()
+
+    async def _write_now(self, answer: Frame, asked: _Asked) -> None:
         async with self._writing:
             if self._transport is None or self._transport.is_closing():
                 raise ConnectionResetError("the client has left")
@@ -388,6 +383,14 @@ class StreamConnection(asyncio.Protocol):
     def _probe(self) -> None:
         if self._taken.is_set():  # else what is being written tells as much
             self._transport.write(self._framer.begin())
+
+
+def _no_room(size: int) -> Overloaded:
+    return Overloaded(
+        f"an answer of {size} bytes waits behind others that its client does not read, and there "
+        "is no room for it",
+        limit="in_flight_bytes",
+    )
 
 
 def _shutting_down() -> Unavailable:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Overloaded
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import ServerLimits, StreamFrontend
+from gateway.transports.sockets import descriptors_short, tune
 from gateway.wire.stream import Framer
 
 
@@ -53,3 +54,34 @@ class Listener:
     open: bool = True
     connections: set[Connection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enter(self, connection: Connection, transport: Any) -> str | None:
+        """Take a connection in and return the address it counts for; None, and it is cut.
+
+        It is cut where nothing is taken any more, or there are too many.
+        """
+        if not self.open:
+            transport.abort()
+            return None
+        sock = transport.get_extra_info("socket")
+        peer = transport.get_extra_info("peername")
+        # A unix socket's clients have no addresses: each counts for itself.
+        address = str(peer[0]) if isinstance(peer, tuple) else f"unix {id(connection)}"
+        limit = self.count.exceeded(address)
+        if limit is None and descriptors_short(sock):
+            limit = "descriptors"
+        if limit is not None:
+            self.refused(Overloaded(f"too many connections, limit {limit}", limit=limit))
+            transport.abort()
+            return None
+        self.count.enter(address)
+        self.connections.add(connection)
+        self.emptied.clear()
+        tune(sock)
+        return address
+
+    def forget(self, connection: Connection) -> None:
+        """Note that a connection is over."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self.emptied.set()

@@ -10,11 +10,13 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import ServerLimits, StreamFrontend
+from gateway.transports.stream_beside import Beside, Undecided
 from gateway.transports.stream_connection import StreamConnection
 from gateway.transports.stream_listener import Listener
 from gateway.transports.unix_socket import PREFIX, UnixSocket
@@ -44,6 +46,7 @@ class StreamServer:
         ssl_context: For TLS.
         mode: Permissions of a unix socket's file.
         refused: Told of connections and frames refused before a frontend was asked.
+        beside: What else is spoken here; told apart by a connection's first bytes.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -58,15 +61,18 @@ class StreamServer:
         ssl_context: ssl.SSLContext | None = None,
         mode: int = 0o660,
         refused: Callable[[GatewayError], None] = _ignore,
+        beside: Beside | None = None,
     ) -> None:
         self._where = address
+        self._beside = beside
         self._mode = mode
         self._ssl = ssl_context
+        count = ConnectionCount(limits.connections, limits.connections_per_address)
         self._listener = Listener(
             limits=limits,
             budget=budget,
             slots=Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued),
-            count=ConnectionCount(limits.connections, limits.connections_per_address),
+            count=count if beside is None else beside.count,
             frontend=frontend,
             framer=framer,
             width=1 if ordered else limits.h2_streams,
@@ -92,9 +98,9 @@ class StreamServer:
             tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
         options: dict[str, Any] = {"backlog": _BACKLOG, **tls}
 
-        def connection() -> StreamConnection:
-            return StreamConnection(self._listener, loop)
-
+        connection = self._connections(loop)
+        if self._beside is not None:
+            await self._beside.server.start()
         if self._where.startswith(PREFIX):
             self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
             sock = self._file.bind()
@@ -113,18 +119,33 @@ class StreamServer:
         host, bound = self._server.sockets[0].getsockname()[:2]
         self._address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
 
+    def _connections(self, loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Protocol]:
+        """Return what makes the protocol of a new connection."""
+        stream = partial(StreamConnection, self._listener, loop)
+        if self._beside is None:
+            return stream
+        return partial(Undecided, self._listener, self._beside, stream, loop)
+
     async def drain(self, timeout_s: float) -> None:
         """Take no new connections, finish what is in flight, then cancel the rest and close."""
         if self._server is None:
             return
         self._close_door()
+        if self._beside is None:
+            await self._drain_frames(timeout_s)
+        else:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._drain_frames(timeout_s))
+                both.create_task(self._beside.server.drain(timeout_s))
+        await self.stop()
+
+    async def _drain_frames(self, timeout_s: float) -> None:
         for connection in list(self._listener.connections):
             connection.drain()
         await self._emptied(timeout_s)
         for connection in list(self._listener.connections):
             connection.abandon()
         await self._emptied(_LAST_WORDS_S)
-        await self.stop()
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
@@ -134,6 +155,8 @@ class StreamServer:
         for connection in list(self._listener.connections):
             connection.cut()
         await self._emptied(_LAST_WORDS_S)
+        if self._beside is not None:
+            await self._beside.server.stop()
         self._server = None
 
     def _close_door(self) -> None:

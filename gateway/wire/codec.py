@@ -154,6 +154,9 @@ class StreamBinding:
             `Frame.correlation`.
         carriers: What stands for it in URLs: `protocol+carrier://`; "unix" has a path, the others
             host and port.
+        is_frame: Whether a connection that begins with these bytes is of this protocol, or may
+            still be; needed where its port answers HTTP too.
+        http_prefixes: Paths of its HTTP form that are answered on the same port.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
@@ -161,6 +164,8 @@ class StreamBinding:
     client_framer: Callable[[MessageLimits], Framer]
     ordered: bool = True
     carriers: tuple[str, ...] = ("tcp", "unix")
+    is_frame: Callable[[bytes], bool] | None = None
+    http_prefixes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ mounted besides the prefixes here; the page at `/` belongs to a listener of grps
 from __future__ import annotations
 
 from gateway.protocols.grps.brpc import BrpcCodec
-from gateway.protocols.grps.frames import BaiduFramer, server_framer
+from gateway.protocols.grps.frames import BaiduFramer, looks_like, server_framer
 from gateway.protocols.grps.grpc import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http import HttpCodec
 from gateway.protocols.grps.options import check_options, custom_paths
@@ -29,6 +29,8 @@ SPEC = ProtocolSpec(
         client_framer=BaiduFramer,
         ordered=False,
         carriers=("brpc",),
+        is_frame=looks_like,
+        http_prefixes=BRPC_PREFIXES,
     ),
     options=check_options,
     default_model="default_model",

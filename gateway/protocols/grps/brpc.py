@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, cast
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, Need, Origin
 from gateway.ir.errors import (
+    ErrorCode,
     GatewayError,
     InvalidRequest,
     InvalidTensor,
@@ -131,7 +132,10 @@ class BrpcCodec:
         said = None if error.origin is None else error.origin.form
         if isinstance(said, Said):
             return _refusal(said, correlation)
-        if not ends_call(error, unread=call is None):
+        # Before a service was asked: what is shutting down says so with ELOGOFF, and clients that
+        # may ask another server do.
+        stopping = call is None and error.code is ErrorCode.UNAVAILABLE
+        if not (stopping or ends_call(error, unread=call is None)):
             return _answer(calls.failure_of(error, self._limits), correlation)
         code = brpc_code_of(error)
         text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)

@@ -24,7 +24,12 @@ from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import ServerLimits
 from gateway.transports.faults import HttpFault, plain
 from gateway.transports.reference.response import Sent, write_response
-from gateway.transports.sockets import descriptors_short, peer_refused, tune
+from gateway.transports.sockets import (
+    descriptors_short,
+    pause_until_taken,
+    peer_refused,
+    tune,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -125,9 +130,7 @@ class Connection(RequestHandler):
         self._count.enter(address)
         tune(sock)
         super().connection_made(transport)
-        # Writing pauses until the kernel has all: then an answer's end is known, and so is a
-        # reader that does not read.
-        transport.set_write_buffer_limits(high=0)  # type: ignore[attr-defined]  # a stream's
+        pause_until_taken(transport)
         self._start_head_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:

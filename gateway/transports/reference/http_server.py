@@ -48,6 +48,8 @@ class HttpServer:
         ssl_context: For TLS.
         refused: Told of requests and connections refused before a frontend was asked.
         reserve: Answer also when descriptors are short: for operators, who must get through.
+        listens: False for a server that is only handed connections, see `connection`.
+        count: Of connections, where others count theirs in it too.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -63,8 +65,12 @@ class HttpServer:
         ssl_context: ssl.SSLContext | None = None,
         refused: Callable[[GatewayError], None] = _ignore,
         reserve: bool = False,
+        listens: bool = True,
+        count: ConnectionCount | None = None,
     ) -> None:
         self._reserve = reserve
+        self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
+        self._listens = listens
         self._where = (host, port)
         self._sock = sock
         self._ssl = ssl_context
@@ -91,7 +97,9 @@ class HttpServer:
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be had."""
         loop = asyncio.get_running_loop()
-        self._manager = _Manager(self._serve, self._listener, reserve=self._reserve)
+        self._manager = _Manager(self._serve, self._listener, self._count, reserve=self._reserve)
+        if not self._listens:
+            return
         tls: dict[str, Any] = {}
         if self._ssl is not None:
             tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
@@ -102,11 +110,17 @@ class HttpServer:
         host, port = self._server.sockets[0].getsockname()[:2]
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    def connection(self) -> Connection:
+        """Return the protocol of a connection that was accepted elsewhere."""
+        if self._manager is None:
+            raise RuntimeError("the server has not been started")
+        return self._manager()
+
     async def drain(self, timeout_s: float) -> None:
         """Take no new connections, finish what is in flight, then cancel the rest and close."""
-        if self._server is None or self._manager is None:
+        if self._manager is None:
             return
-        self._server.close()
+        self._close_door()
         for connection in self._manager.open_connections:
             connection.drain()
         await self._emptied(timeout_s)
@@ -117,13 +131,17 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
-        if self._server is None or self._manager is None:
+        if self._manager is None:
             return
-        self._server.close()
+        self._close_door()
         for connection in self._manager.open_connections:
             connection.cut()
         await self._emptied(_LAST_WORDS_S)
         self._server = self._manager = None
+
+    def _close_door(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
     async def _emptied(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -142,13 +160,13 @@ class HttpServer:
 class _Manager(web.Server):
     """aiohttp's server, making our connections."""
 
-    def __init__(self, handler: Any, listener: Listener, *, reserve: bool) -> None:
+    def __init__(
+        self, handler: Any, listener: Listener, count: ConnectionCount, *, reserve: bool
+    ) -> None:
         super().__init__(handler, handler_cancellation=True)
         self._reserve = reserve
         self._listener = listener
-        self._count = ConnectionCount(
-            listener.limits.connections, listener.limits.connections_per_address
-        )
+        self._count = count
 
     @property
     def open_connections(self) -> list[Connection]:

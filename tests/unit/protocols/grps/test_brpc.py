@@ -19,6 +19,7 @@ from gateway.ir.errors import (
     MalformedMessage,
     Overloaded,
     TooLarge,
+    Unavailable,
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -227,6 +228,16 @@ def test_failures_are_in_the_message_and_load_is_not() -> None:
     limited = split_frame(memoryview(b"".join(CODEC.encode_error(call, Overloaded("x")).payload)))
     assert [(0, True), (2004, False)] == [
         (meta.response.error_code, bool(rest)) for meta, rest in (failed, limited)
+    ]
+
+
+def test_shutting_down_is_said_with_a_code() -> None:
+    """ELOGOFF, without a message, where no service was asked; a model's upstream is in a Status."""
+    error = Unavailable("the gateway is shutting down")
+    answers = [CODEC.encode_error(call, error) for call in (None, ServerLiveRequest())]
+    frames = [split_frame(memoryview(b"".join(answer.payload))) for answer in answers]
+    assert [(2003, False), (0, True)] == [
+        (meta.response.error_code, bool(rest)) for meta, rest in frames
     ]
 
 

@@ -1,0 +1,311 @@
+"""A byte stream's port that answers HTTP too: who speaks what is told by the first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps.frames import looks_like, server_framer
+from gateway.transports.admission import Budget, ConnectionCount
+from gateway.transports.base import HttpMount, ServerLimits
+from gateway.transports.reference.http_server import HttpServer
+from gateway.transports.stream_beside import Beside, may_be_http
+from gateway.transports.stream_server import StreamServer
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
+from tests.cases import brpc_oracle as oracle
+from tests.integration.http_kit import Raw, eventually, post
+from tests.integration.stream_kit import MOST, Echo, Slow
+from tests.integration.test_stream_tls import contexts
+
+BODY = b"hello"
+FRAME = oracle.Question("Predict", BODY).bytes(7)
+
+
+async def frame_of(raw: Raw) -> bytes:
+    """Return the body of the next frame."""
+    header = await raw.reader.readexactly(12)
+    assert header[:4] == b"PRPC"
+    return await raw.reader.readexactly(int.from_bytes(header[4:8], "big"))
+
+
+class SlowFrames(Slow):
+    """Answers each frame with itself, when told to."""
+
+    async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
+        async for _ in super().__call__(wire):
+            yield Frame(wire.payload)
+
+
+class SlowHttp:
+    """Answers each request when told to."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, _wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        self.asked.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        yield HttpResponse(200, Headers(()), (b"late",))
+
+    def refuse(self, error: GatewayError, /) -> HttpResponse:
+        return HttpResponse(503, Headers(()), (error.message.encode(),))
+
+
+class PromptHttp(SlowHttp):
+    """Answers with the path."""
+
+    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        yield HttpResponse(200, Headers(()), (wire.path.encode(),))
+
+
+@dataclass
+class Port:
+    """A port of both."""
+
+    server: StreamServer
+    count: ConnectionCount
+    refused: list[GatewayError] = field(default_factory=list)
+
+    async def connect(self, tls: ssl.SSLContext | None = None) -> Raw:
+        address = self.server.address
+        if address.startswith("unix:"):
+            return Raw(*await asyncio.open_unix_connection(address.removeprefix("unix:")))
+        host, _, port = address.rpartition(":")
+        return Raw(*await asyncio.open_connection(host, int(port), ssl=tls))
+
+
+@asynccontextmanager
+async def both(
+    frames: Any,
+    http: Any,
+    address: str = "127.0.0.1:0",
+    ssl_context: ssl.SSLContext | None = None,
+    **changed: Any,
+) -> AsyncIterator[Port]:
+    limits, budget = ServerLimits(**changed), Budget(1 << 30)
+    count = ConnectionCount(limits.connections, limits.connections_per_address)
+    refused: list[GatewayError] = []
+    beside = HttpServer(
+        mounts=[HttpMount(("/v2",), http)],
+        limits=limits,
+        budget=budget,
+        refused=refused.append,
+        listens=False,
+        count=count,
+    )
+    server = StreamServer(
+        address,
+        lambda: server_framer(MessageLimits(message_bytes=MOST)),
+        frames,
+        limits=limits,
+        budget=budget,
+        ordered=False,
+        ssl_context=ssl_context,
+        refused=refused.append,
+        beside=Beside(beside, looks_like, count),
+    )
+    await server.start()
+    try:
+        yield Port(server, count, refused)
+    finally:
+        await server.stop()
+    assert (0, 0) == (budget.used_bytes, count.total)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where to listen, on either carrier."""
+    return f"unix:{tmp_path}/s" if request.param == "unix" else "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (b"G", True),
+        (b"POST /x HTTP/1.1", True),
+        (b"P", True),
+        (b"PR", False),
+        (b"GETS", False),
+        (b"get ", False),
+        (b"PRI * HTTP/2.0", False),
+        (b"\x16\x03\x01", False),
+        (b"STRM", False),
+    ],
+)
+def test_http_is_known_by_its_methods(first: bytes, expected: bool) -> None:
+    """As soon as bytes agree with no method they are not HTTP's."""
+    assert expected is may_be_http(first)
+
+
+async def test_each_connection_speaks_its_own(address: str) -> None:
+    """Frames and HTTP are answered on one port, connection by connection, as often as asked."""
+    async with both(Echo(), PromptHttp(), address) as port:
+        framed, http = await port.connect(), await port.connect()
+        for _ in range(2):
+            await framed.send(FRAME)
+            assert BODY in await frame_of(framed)
+            await http.send(post(b"{}", path="/v2/x"))
+            assert (200, b"/v2/x") == ((answer := await http.answer()).status, answer.body)
+        await framed.close()
+        await http.close()
+        await eventually(lambda: port.count.total == 0)
+
+
+@pytest.mark.parametrize("sent", [FRAME, post(b"{}", path="/v2/x")], ids=["frame", "http"])
+async def test_first_bytes_may_come_one_by_one(sent: bytes) -> None:
+    """P begins both; what follows decides, and nothing that came is lost."""
+    async with both(Echo(), PromptHttp()) as port:
+        raw = await port.connect()
+        for byte in sent:
+            await raw.send(bytes([byte]))
+            await asyncio.sleep(0)
+        if sent is FRAME:
+            assert BODY in await frame_of(raw)
+        else:
+            assert 200 == (await raw.answer()).status
+        await raw.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"STRM" + bytes(8), b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"prpc"],
+    ids=["streaming", "tls", "http2", "lower case"],
+)
+async def test_what_is_neither_is_closed_without_a_word(sent: bytes) -> None:
+    """As brpc does."""
+    frames = Echo()
+    async with both(frames, PromptHttp()) as port:
+        raw = await port.connect()
+        await raw.send(sent)
+        assert b"" == await raw.rest()
+        await raw.close()
+    assert [] == frames.seen
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", b"PO"], ids=["nothing", "either", "half a method"])
+async def test_who_does_not_say_what_it_speaks_is_closed(sent: bytes) -> None:
+    """In the time that a request may take to begin."""
+    async with both(Echo(), PromptHttp(), header_timeout_s=0.1) as port:
+        raw = await port.connect()
+        await raw.send(sent)
+        async with asyncio.timeout(2):
+            assert b"" == await raw.rest()
+        await raw.close()
+    assert ["header_timeout_s"] == [error.limit for error in port.refused]
+
+
+async def test_who_leaves_undecided_is_forgotten(address: str) -> None:
+    """A connection that ends before it has said anything costs nothing."""
+    async with both(Echo(), PromptHttp(), address) as port:
+        raw = await port.connect()
+        await raw.send(b"P")
+        await eventually(lambda: port.count.total == 1)
+        await raw.close()
+        await eventually(lambda: port.count.total == 0)
+    assert [] == port.refused
+
+
+async def test_connections_are_counted_together() -> None:
+    """The limit is on the port: whatever they speak, or have not said yet."""
+    frames = SlowFrames()
+    async with both(frames, SlowHttp(), connections=3) as port:
+        framed, http, silent = [await port.connect() for _ in range(3)]
+        await framed.send(FRAME)
+        await http.send(post(b"{}", path="/v2/x"))
+        await silent.send(b"P")
+        await eventually(lambda: port.count.total == 3 and bool(frames.waiting))
+        late = await port.connect()
+        assert b"" == await late.rest()
+        for raw in (framed, http, silent, late):
+            await raw.close()
+        await eventually(lambda: port.count.total == 0)
+    assert ["connections"] == [error.limit for error in port.refused]
+
+
+async def test_draining_ends_both(address: str) -> None:
+    """What is in flight is answered, whoever asked it; who asked nothing is closed at once."""
+    frames, http = SlowFrames(), SlowHttp()
+    async with both(frames, http, address) as port:
+        framed, asked, silent = [await port.connect() for _ in range(3)]
+        await framed.send(FRAME)
+        await asked.send(post(b"{}", path="/v2/x"))
+        await silent.send(b"P")
+        await eventually(lambda: bool(frames.waiting) and http.asked.is_set())
+        draining = asyncio.ensure_future(port.server.drain(5.0))
+        assert b"" == await silent.rest()
+        next(iter(frames.waiting.values())).set()
+        http.go.set()
+        assert b"late" == (await asked.answer()).body
+        assert BODY in await frame_of(framed)
+        async with asyncio.timeout(3):
+            await draining
+        for raw in (framed, asked, silent):
+            await raw.close()
+
+
+async def test_what_does_not_end_is_cancelled() -> None:
+    """Draining gives up in time, on both sides."""
+    frames, http = SlowFrames(), SlowHttp()
+    async with both(frames, http) as port:
+        framed, asked = await port.connect(), await port.connect()
+        await framed.send(FRAME)
+        await asked.send(post(b"{}", path="/v2/x"))
+        await eventually(lambda: bool(frames.waiting) and http.asked.is_set())
+        async with asyncio.timeout(3):
+            await port.server.drain(0.05)
+        assert (1, True) == (len(frames.cancelled), http.cancelled.is_set())
+        assert 503 == (await asked.answer()).status
+        for raw in (framed, asked):
+            await raw.close()
+
+
+async def test_a_client_of_http_that_leaves_cancels_its_request() -> None:
+    """Within 100 ms, as on a port of its own."""
+    http = SlowHttp()
+    async with both(Echo(), http) as port:
+        raw = await port.connect()
+        await raw.send(post(b"{}", path="/v2/x"))
+        await http.asked.wait()
+        await raw.close()
+        async with asyncio.timeout(0.1):
+            await http.cancelled.wait()
+
+
+async def test_both_are_spoken_under_tls() -> None:
+    """The first bytes are those within."""
+    authority = trustme.CA()
+    server, client = contexts(authority, authority)
+    async with both(Echo(), PromptHttp(), ssl_context=server) as port:
+        framed, http = await port.connect(client), await port.connect(client)
+        await framed.send(FRAME)
+        assert BODY in await frame_of(framed)
+        await http.send(post(b"{}", path="/v2/x"))
+        assert b"/v2/x" == (await http.answer()).body
+        await framed.close()
+        await http.close()
+        await eventually(lambda: port.count.total == 0)
+
+
+async def test_stopping_is_harmless_the_second_time(address: str) -> None:
+    """Twice, and after draining."""
+    async with both(Echo(), PromptHttp(), address) as port:
+        await port.server.drain(0.1)
+        await port.server.stop()
+        await port.server.stop()
