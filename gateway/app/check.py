@@ -67,7 +67,7 @@ def _streamed(name: str, listener: ListenerConfig) -> None:
     spec = protocol(name)
     if spec.stream is None:
         raise LookupError(f"protocol {name!r} has no form for byte streams")
-    key = spec.default_model
+    key = "" if spec.stream.names_models else spec.default_model
     if key and listener.default_model is None and key not in listener.options.get(name, {}):
         raise ValueError(
             f"a {name} stream names no model: give its listener a 'default_model', or the "

@@ -47,6 +47,14 @@ GraphpipeUnixOption = Annotated[
         help="Unix socket for GraphPipe on a plain byte stream; it serves --default-model.",
     ),
 ]
+BrpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--brpc",
+        metavar="ADDR",
+        help="HOST:PORT for grps over brpc (baidu_std), with brpc's HTTP on the same port.",
+    ),
+]
 AdminOption = Annotated[
     str | None,
     typer.Option(
@@ -78,6 +86,7 @@ def serve(  # noqa: PLR0913  # one for each flag
     grpc: GrpcOption = None,
     graphpipe_tcp: GraphpipeTcpOption = None,
     graphpipe_unix: GraphpipeUnixOption = None,
+    brpc: BrpcOption = None,
     admin: AdminOption = None,
     default_model: Annotated[
         str | None,
@@ -104,12 +113,14 @@ def serve(  # noqa: PLR0913  # one for each flag
     sidecar = {"--default-model": default_model, "--no-passthrough": no_passthrough or None}
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
     if path is not None:
-        _refuse({**addresses, **streams, **sidecar}, "CONFIG.yaml says that itself")
+        _refuse({**addresses, **streams, "--brpc": brpc, **sidecar}, "CONFIG.yaml says that itself")
         raise typer.Exit(run_loaded(lambda: checked(path)))
     if demo:
         _refuse(sidecar, "--demo has no upstream")
         _refuse(streams, "a stream serves one model, --demo has two")
-        raise typer.Exit(run_mapping(lambda: demo_config(http=http, grpc=grpc, admin=admin)))
+        raise typer.Exit(
+            run_mapping(lambda: demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin))
+        )
     status = run_mapping(
         lambda: sidecar_config(
             upstream or (),
@@ -117,6 +128,7 @@ def serve(  # noqa: PLR0913  # one for each flag
             grpc=grpc,
             graphpipe_tcp=graphpipe_tcp,
             graphpipe_unix=graphpipe_unix,
+            brpc=brpc,
             admin=admin,
             default_model=default_model,
             passthrough=not no_passthrough,

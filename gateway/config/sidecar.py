@@ -32,6 +32,7 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
     grpc: str | None = None,
     graphpipe_tcp: str | None = None,
     graphpipe_unix: str | None = None,
+    brpc: str | None = None,
     admin: str | None = None,
     default_model: str | None = None,
     passthrough: bool = True,
@@ -47,6 +48,7 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
         grpc: The same for gRPC, with 8001 and 18001.
         graphpipe_tcp: HOST:PORT for GraphPipe on a byte stream; needs a default model.
         graphpipe_unix: Path of a unix socket for the same.
+        brpc: HOST:PORT for grps over brpc.
         admin: HOST:PORT or "off"; None leaves the key out.
         default_model: Model of requests whose protocol names none.
         passthrough: Send paths that no protocol claims to the first upstream that speaks HTTP.
@@ -63,7 +65,7 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
     listener = listener_config(
         http=http or (SHIFTED_HTTP if shifted else DEFAULT_HTTP),
         grpc=grpc or (SHIFTED_GRPC if shifted else DEFAULT_GRPC),
-        streams=streams,
+        streams=[*streams, *brpc_streams(brpc)],
     )
     if default_model is not None:
         listener["default_model"] = default_model
@@ -110,6 +112,11 @@ def load_mapping(config: Mapping[str, Any], source: str) -> Loaded:
         ConfigError: Anything is wrong with it.
     """
     return load_text(yaml.safe_dump(dict(config), sort_keys=False), source=source)
+
+
+def brpc_streams(brpc: str | None) -> list[dict[str, str]]:
+    """Return the byte stream that the flag of that name stands for; none when it was not given."""
+    return [] if brpc is None else [{"protocol": "grps", "address": brpc}]
 
 
 def _graphpipe_streams(tcp: str | None, unix: str | None) -> list[dict[str, str]]:

@@ -6,7 +6,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gateway.config.sidecar import DEFAULT_GRPC, DEFAULT_HTTP, admin_config, listener_config
+from gateway.config.sidecar import (
+    DEFAULT_GRPC,
+    DEFAULT_HTTP,
+    admin_config,
+    brpc_streams,
+    listener_config,
+)
 from gateway.registry import PROTOCOLS, protocol
 
 MODELS = ("digits", "language")
@@ -19,6 +25,7 @@ def demo_config(
     *,
     http: str | None = None,
     grpc: str | None = None,
+    brpc: str | None = None,
     admin: str | None = None,
     streams: bool = False,
 ) -> dict[str, Any]:
@@ -27,13 +34,17 @@ def demo_config(
     Args:
         http: HOST:PORT, "off", or None for 127.0.0.1:8000.
         grpc: The same for gRPC, with 8001.
+        brpc: HOST:PORT for grps over brpc.
         admin: HOST:PORT or "off"; None leaves the key out.
         streams: Serve `digits` on a byte stream of each protocol that has one, on free ports.
 
     Raises:
         ValueError: Both listeners are off.
     """
-    listeners = [listener_config(http=http or DEFAULT_HTTP, grpc=grpc or DEFAULT_GRPC)]
+    main = listener_config(
+        http=http or DEFAULT_HTTP, grpc=grpc or DEFAULT_GRPC, streams=brpc_streams(brpc)
+    )
+    listeners = [main]
     if streams:
         listeners += _streams()
     folder = Path(str(files("gateway.demo"))) / "models"

@@ -154,6 +154,7 @@ class StreamBinding:
             `Frame.correlation`.
         carriers: What stands for it in URLs: `protocol+carrier://`; "unix" has a path, the others
             host and port.
+        names_models: A request may name its model; otherwise a listener needs a default.
         is_frame: Whether a connection that begins with these bytes is of this protocol, or may
             still be; needed where its port answers HTTP too.
         http_prefixes: Paths of its HTTP form that are answered on the same port.
@@ -164,6 +165,7 @@ class StreamBinding:
     client_framer: Callable[[MessageLimits], Framer]
     ordered: bool = True
     carriers: tuple[str, ...] = ("tcp", "unix")
+    names_models: bool = False
     is_frame: Callable[[bytes], bool] | None = None
     http_prefixes: tuple[str, ...] = ()
 

@@ -127,6 +127,19 @@ class Big(Refusing):
         yield Frame((self._answer,))
 
 
+class Counting(Big):
+    """The same, and tells how often it was asked."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.asked = 0
+
+    async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
+        self.asked += 1
+        async for answer in super().__call__(wire):
+            yield answer
+
+
 class Raw:
     """A raw connection that reads ordered answers one by one."""
 

@@ -18,6 +18,7 @@ from tests.integration.stream_kit import (
     LOOPBACK,
     MOST,
     Big,
+    Counting,
     Echo,
     Raw,
     Running,
@@ -300,6 +301,41 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
         await eventually(lambda: running.limits_hit == ["write_idle_timeout_s"])
         await eventually(lambda: running.budget.used_bytes == 0)
         await raw.close()
+
+
+async def test_numbered_answers_that_nobody_reads_count() -> None:
+    """They wait for their reader within the budget of bytes in flight, and are few."""
+    frontend, size = Counting(MOST), 40
+    async with serving(frontend, in_order=False, budget_bytes=8 * MOST, h2_streams=size) as running:
+        raw = await running.connect()
+        await raw.send(b"".join(numbered(n, b"x") for n in range(size)))
+        await eventually(lambda: frontend.asked == size)
+        used = running.budget.used_bytes
+        found = [await raw.numbered() for _ in range(size)]
+        await raw.close()
+    answered = [answer for _, answer in found if len(answer) == MOST]
+    refused = {answer[:24] for _, answer in found if len(answer) != MOST}
+    assert 7 * MOST <= used <= 8 * MOST
+    assert len(answered) >= 8
+    assert {b"refused in_flight_bytes:"} == refused
+
+
+async def test_who_reads_nothing_is_asked_nothing_more() -> None:
+    """Questions wait while the answers before them are not taken, and go on when they are."""
+    frontend = Counting(16 * MOST)
+    async with serving(frontend, in_order=False) as running:
+        raw = await running.connect()
+        await raw.send(numbered(0, b"x"))
+        await eventually(lambda: bool(running.server._listener.connections))
+        (connection,) = running.server._listener.connections
+        await eventually(lambda: not connection._taken.is_set())  # type: ignore[attr-defined]  # the connection's own
+        await raw.send(b"".join(numbered(n, b"x") for n in range(1, 6)))
+        await eventually(lambda: connection.in_flight == 6)  # type: ignore[attr-defined]  # the same
+        asked = frontend.asked
+        found = [(await raw.numbered())[0] for _ in range(6)]
+        await raw.close()
+    assert (1, 6) == (asked, frontend.asked)
+    assert list(range(6)) == sorted(found)
 
 
 async def test_too_many_connections_are_refused(address: str) -> None:

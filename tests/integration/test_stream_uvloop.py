@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.integration import test_stream_client, test_stream_server, test_stream_tls
+from tests.integration import (
+    test_stream_beside,
+    test_stream_client,
+    test_stream_server,
+    test_stream_tls,
+)
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 SCENARIOS: list[tuple[Scenario, str]] = [
     (function, carrier)
-    for module in (test_stream_server, test_stream_client, test_stream_tls)
+    for module in (test_stream_server, test_stream_client, test_stream_tls, test_stream_beside)
     for name, function in vars(module).items()
     if name.startswith("test_")
     and set(inspect.signature(function).parameters) <= {"address", "tmp_path"}

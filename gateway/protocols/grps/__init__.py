@@ -29,6 +29,7 @@ SPEC = ProtocolSpec(
         client_framer=BaiduFramer,
         ordered=False,
         carriers=("brpc",),
+        names_models=True,
         is_frame=looks_like,
         http_prefixes=BRPC_PREFIXES,
     ),

@@ -15,6 +15,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import calls
 from gateway.protocols.grps.custom import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.document import read_document
+from gateway.protocols.grps.errors import Unreadable
 from gateway.protocols.grps.forms import Asked
 from gateway.protocols.grps.json import read_request
 from gateway.protocols.grps.messages import Form, GrpsMessage
@@ -109,12 +110,15 @@ class Reader:
         kind = _content_type(wire)
         view = wire.view
         if kind == _PROTO_TEXT:
-            raise MalformedMessage(f"{_PROTO_TEXT} is not supported, needed is JSON or protobuf")
+            raise Unreadable(f"{_PROTO_TEXT} is not supported, needed is JSON or protobuf")
         if kind in _PROTO_TYPES:
             return self._call(route.as_binary(), read_message(view, self.limits), wire)
         message = GrpsMessage()
         if len(view):
-            document = read_document(view, _BODY, self.limits)
+            try:
+                document = read_document(view, _BODY, self.limits)
+            except MalformedMessage as error:
+                raise Unreadable(error.message) from error
             # Data is needed by two methods only; the others take any object.
             if route.method in (calls.PREDICT, calls.MODEL_METADATA):
                 message = read_request(document, self.limits)

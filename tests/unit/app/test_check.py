@@ -95,6 +95,12 @@ def test_a_stream_of_a_protocol_that_has_one() -> None:
     assert [] == check(load_text(own))
 
 
+def test_a_stream_whose_requests_name_models_needs_no_default() -> None:
+    """One of brpc serves whatever is asked for."""
+    changed = STREAM.replace("protocol: graphpipe", "protocol: grps")
+    assert [] == check(load_text(changed.replace("    default_model: digits\n", "")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

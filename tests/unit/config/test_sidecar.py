@@ -140,3 +140,12 @@ def test_a_stream_needs_a_default_model() -> None:
     """A flag whose every request would fail is refused."""
     with pytest.raises(ValueError, match="names no model: give it one with --default-model NAME"):
         sidecar_config(["http://h"], graphpipe_tcp="9000")
+
+
+def test_brpc_is_a_stream_that_needs_no_default_model() -> None:
+    """Its requests name their models."""
+    config = sidecar_config(["grpc://h:1"], http="off", grpc="off", brpc="0.0.0.0:7081")
+    (listener,) = load_mapping(config, "flags").config.listeners
+    assert [("grps", "0.0.0.0:7081")] == [
+        (stream.protocol, str(stream.address)) for stream in listener.streams
+    ]

@@ -45,3 +45,9 @@ def test_not_both_listeners_can_be_off() -> None:
     """A demo that listens nowhere is refused."""
     with pytest.raises(ValueError, match="leave nothing to listen on"):
         demo_config(http="off", grpc="off")
+
+
+def test_brpc_stands_on_the_main_listener() -> None:
+    """All models are served there, as over HTTP and gRPC."""
+    main = demo_config(brpc="127.0.0.1:7081")["listeners"][0]
+    assert [{"protocol": "grps", "address": "127.0.0.1:7081"}] == main["streams"]

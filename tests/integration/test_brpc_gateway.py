@@ -1,0 +1,374 @@
+"""grps over brpc through whole gateways: frames, HTTP on the same port, one behind the other.
+
+The client is `tests/cases/brpc_oracle.py`, which shares nothing with the codec.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from tests.cases import brpc_oracle as oracle
+from tests.cases.brpc_oracle import INT32, Client, Question, Tensor
+from tests.integration.cli_kit import Running, serving
+
+OK = (200, "OK", oracle.SUCCESS)
+ROWS = (
+    Tensor("INPUT0", INT32, (1, 16), tuple(range(16))),
+    Tensor("INPUT1", INT32, (1, 16), (1,) * 16),
+)
+SUM = Tensor("OUTPUT0", INT32, (1, 16), tuple(range(1, 17)))
+DIFFERENCE = Tensor("OUTPUT1", INT32, (1, 16), tuple(range(-1, 15)))
+PREDICT = Question("Predict", oracle.message("simple", ROWS))
+
+CONFIG = """
+version: 1
+listeners:
+  - http: 127.0.0.1:0
+    grpc: 127.0.0.1:0
+    streams:
+      - {{protocol: grps, address: "127.0.0.1:0"}}
+      - {{protocol: grps, address: "unix:{folder}/brpc.sock", mode: 0600}}
+    limits: {{message_bytes: 1MiB}}
+admin: {{address: null, metrics: null}}
+models:
+  simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+  watched: {{backend: python, options: {{callable: "tests.hostile.models:watched", instances: 8}}}}
+  fail: {{backend: python, options: {{callable: "gateway.backends.examples:fail"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+BRPC = "main.grps.brpc"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with models of its own."""
+    folder = tmp_path_factory.mktemp("brpc")
+    config = folder / "gateway.yaml"
+    config.write_text(CONFIG.format(folder=folder))
+    with serving(str(config)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def front(server: Running) -> Iterator[Running]:
+    """A gateway whose upstream is that one, over brpc."""
+    flags = ["--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off", "--brpc", "127.0.0.1:0"]
+    with serving("--upstream", f"grps+brpc://{server.addresses[BRPC]}", *flags) as running:
+        yield running
+
+
+@pytest.fixture(params=["server", "front"])
+def address(request: pytest.FixtureRequest, server: Running, front: Running) -> str:
+    """Where brpc is spoken: before models, or before another gateway reached over brpc."""
+    return {"server": server, "front": front}[request.param].addresses[BRPC]
+
+
+def waiting(number: int, wait_ms: int, *, timeout_ms: int = 0) -> Question:
+    """Return a question that the model "watched" answers after so many milliseconds."""
+    row = Tensor("INPUT0", INT32, (2,), (wait_ms, number))
+    return Question(
+        "Predict",
+        oracle.message("watched", [row]),
+        extra={8: timeout_ms} if timeout_ms else {},
+    )
+
+
+def time_of(running: Running, event: str, number: int) -> bool:
+    """Tell whether the model "watched" has said so on standard error."""
+    said = json.dumps({"event": event, "number": number})
+    return any(said in line for line in running.log[:])
+
+
+def until(running: Running, event: str, number: int, within_s: float = 5.0) -> float:
+    """Wait for what the model says, and return how long that took."""
+    begun = time.monotonic()
+    while not time_of(running, event, number):
+        assert time.monotonic() - begun < within_s, f"{event} {number} was not said"
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("service", [oracle.FULL_NAME, oracle.SHORT_NAME])
+def test_tensors_cross_in_every_compression(address: str, kind: int, service: str) -> None:
+    """None, Snappy, gzip and zlib; attachments change nothing; the service has two names."""
+    question = Question("Predict", PREDICT.body, service, kind, attachment=b"ignored" * 9)
+    with Client(address) as client:
+        answer = client.ask(question)
+    assert (OK, (SUM, DIFFERENCE)) == (answer.status, answer.message.tensors)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2**63 - 1, -1, -(2**63), None])
+def test_an_answer_has_the_number_of_its_question(address: str, number: int | None) -> None:
+    """Whatever it is; none is 0."""
+    with Client(address) as client:
+        client.socket.sendall(PREDICT.bytes(number))
+        answer = client.answer()
+    assert answer is not None
+    assert (number or 0, (SUM, DIFFERENCE)) == (answer.number, answer.message.tensors)
+
+
+def test_answers_go_out_as_they_come(address: str) -> None:
+    """A slow question does not hold up the ones after it, on one connection."""
+    with Client(address) as client:
+        slow = client.send(waiting(1, 300))
+        prompt = [client.send(PREDICT) for _ in range(20)]
+        answers = [client.answer() for _ in range(21)]
+    numbers = [answer.number for answer in answers if answer is not None]
+    assert sorted(prompt) == sorted(numbers[:-1])
+    assert slow == numbers[-1]
+
+
+def test_a_client_may_use_a_number_again(server: Running) -> None:
+    """Numbers are the client's business: two questions with one number get two answers."""
+    with Client(server.addresses[BRPC]) as client:
+        for _ in range(2):
+            client.send(PREDICT, 7)
+        answers = [client.answer() for _ in range(2)]
+    assert [7, 7] == [answer.number for answer in answers if answer is not None]
+
+
+def test_the_questions_of_the_official_client(address: str) -> None:
+    """In its order; Offline is the operators' unless a listener allows it."""
+    with Client(address) as client:
+        online = client.ask(Question("Online"))
+        live, ready = client.ask(Question("CheckLiveness")), client.ask(Question("CheckReadiness"))
+        described = client.ask(Question("ModelMetadata", oracle.message(text="simple")))
+        listed = client.ask(Question("ServerMetadata"))
+        offline = client.ask(Question("Offline"))
+    assert [OK] * 3 == [online.status, live.status, ready.status]
+    assert "name: simple" in (described.message.text or "")
+    assert "name: simple" in (listed.message.text or "")
+    assert oracle.FAILURE == offline.status[2]
+
+
+@pytest.mark.parametrize(
+    ("question", "code", "text"),
+    [
+        (Question("Predict", service="Other"), 1001, "Fail to find service=Other"),
+        (Question("Predict", service="a.Other"), 1002, "Fail to find method=a.Other/Predict"),
+        (Question("PredictStreaming"), 1002, "GrpsBrpcService/PredictStreaming"),
+        (Question("PredictByHttp"), 1002, "GrpsBrpcService/PredictByHttp"),
+        (Question("Predict", b"\xff"), 1003, "CompressType=none, request_size=1"),
+        (Question("Predict", compress=9), 1003, "CompressType=unknown"),
+    ],
+)
+def test_errors_of_the_call(address: str, question: Question, code: int, text: str) -> None:
+    """What no service saw has an error code and no message, and the connection goes on."""
+    with Client(address) as client:
+        answer = client.ask(question)
+        after = client.ask(PREDICT)
+    assert (code, 0, OK) == (answer.code, answer.size, after.status)
+    assert text in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (oracle.message("nobody", ROWS), 404),
+        (oracle.message("simple", ROWS[:1]), 400),
+        (oracle.message("simple"), 400),
+        (oracle.message("fail", [Tensor("INPUT0", INT32, (1,), (0,))]), 500),
+    ],
+)
+def test_failures_of_the_service(address: str, body: bytes, code: int) -> None:
+    """What a service refuses stands in the Status of a message, and the call has succeeded."""
+    with Client(address) as client:
+        answer = client.ask(Question("Predict", body))
+        after = client.ask(PREDICT)
+    assert (code, oracle.FAILURE) == (answer.status[0], answer.status[2])
+    assert answer.status[1]
+    assert OK == after.status
+
+
+def test_a_frame_over_the_limit_closes_without_a_word(server: Running) -> None:
+    """As brpc does; what came before it is answered."""
+    with Client(server.addresses[BRPC]) as client:
+        client.socket.sendall(PREDICT.bytes(1) + b"PRPC" + (1 << 24).to_bytes(4, "big") + bytes(4))
+        first, second = client.answer(), client.answer()
+    assert first is not None
+    assert (1, None) == (first.number, second)
+
+
+def test_a_unix_socket_is_served(server: Running) -> None:
+    """The same on a socket with a path."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    with closing(sock):
+        sock.connect(server.addresses["main.grps.unix"].removeprefix("unix:"))
+        sock.sendall(PREDICT.bytes(3))
+        data = b""
+        while len(data) < 12 or len(data) < 12 + int.from_bytes(data[4:8], "big"):
+            data += sock.recv(65536)
+    assert b"OUTPUT1" in data
+
+
+# -- HTTP on the same port
+
+
+def asked(address: str, method: str, path: str, body: bytes = b"", kind: str = "") -> HTTPResponse:
+    """Send one request over HTTP."""
+    with closing(HTTPConnection(address, timeout=10)) as connection:
+        connection.request(method, path, body, {"Content-Type": kind} if kind else {})
+        answer = connection.getresponse()
+        answer.body = answer.read()  # type: ignore[attr-defined]  # read before it is closed
+        return answer
+
+
+@pytest.mark.parametrize("service", [oracle.SHORT_NAME, oracle.FULL_NAME])
+def test_http_on_the_port_of_brpc(address: str, service: str) -> None:
+    """JSON in, brpc's own JSON out: enums by name, compact."""
+    rows = [
+        {"name": row.name, "dtype": "DT_INT32", "shape": row.shape, "flat_int32": row.values}
+        for row in ROWS
+    ]
+    body = json.dumps({"model": "simple", "gtensors": {"tensors": rows}}).encode()
+    answer = asked(address, "POST", f"/{service}/Predict", body, "application/json")
+    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `asked`
+    assert (200, "SUCCESS") == (answer.status, document["status"]["status"])
+    assert list(SUM.values) == document["gtensors"]["tensors"][0]["flat_int32"]
+
+
+def test_http_may_carry_protobuf(address: str) -> None:
+    """A binary message gets a binary answer."""
+    kind = "application/x-protobuf"
+    answer = asked(address, "POST", "/GrpsBrpcService/Predict", PREDICT.body, kind)
+    found = oracle.read_message(answer.body)  # type: ignore[attr-defined]  # of `asked`
+    assert (200, (SUM, DIFFERENCE)) == (answer.status, found.tensors)
+
+
+def test_http_without_a_body_asks_an_empty_message(address: str) -> None:
+    """A GET is enough for a question that needs no message."""
+    answer = asked(address, "GET", "/GrpsBrpcService/CheckLiveness")
+    document = json.loads(answer.body)  # type: ignore[attr-defined]  # of `asked`
+    assert {"status": {"code": 200, "msg": "OK", "status": "SUCCESS"}} == document
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/GrpsBrpcService/Nope", b"{}", 404, "1002"),
+        ("POST", "/GrpsBrpcService/Predict", b"{", 400, "1003"),
+        ("POST", "/grps/v1/infer/predict", b"{}", 404, None),
+        ("GET", "/v2/health/ready", b"", 404, None),
+    ],
+)
+def test_http_refused_on_the_port_of_brpc(
+    address: str, method: str, path: str, body: bytes, status: int, code: str | None
+) -> None:
+    """In brpc's form, with its error code; paths of other services are not there."""
+    answer = asked(address, method, path, body, "application/json")
+    assert (status, code) == (answer.status, answer.headers["x-bd-error-code"])
+
+
+# -- who leaves, who hurries
+
+
+@pytest.mark.parametrize("through", ["server", "front"])
+def test_a_client_that_leaves_cancels_the_model(
+    server: Running, front: Running, through: str
+) -> None:
+    """Within 100 ms, here and behind another gateway."""
+    address = {"server": server, "front": front}[through].addresses[BRPC]
+    delays = []
+    for run in range(5):
+        number = 100 + run + (10 if through == "front" else 0)
+        client = Client(address)
+        client.send(waiting(number, 30_000))
+        until(server, "begun", number)
+        client.socket.close()
+        delays.append(until(server, "left", number))
+    # One of five may meet a busy machine.
+    assert sorted(delays)[-2] <= 0.1
+
+
+def test_a_half_closed_connection_is_answered(address: str) -> None:
+    """A client that has said all it has to say gets its answers, however late."""
+    with Client(address) as client:
+        sent = client.send(waiting(2, 150))
+        client.socket.shutdown(socket.SHUT_WR)
+        answer, end = client.answer(), client.answer()
+    assert answer is not None
+    assert (sent, OK, None) == (answer.number, answer.status, end)
+
+
+def test_a_callers_timeout_ends_its_question(address: str, server: Running) -> None:
+    """timeout_ms is a deadline: the model learns of it, and the caller is told in time."""
+    number = 200 + (address == server.addresses[BRPC])
+    with Client(address) as client:
+        begun = time.monotonic()
+        answer = client.ask(waiting(number, 30_000, timeout_ms=300))
+        took = time.monotonic() - begun
+        after = client.ask(PREDICT)
+    until(server, "left", number)
+    assert (504, OK) == (answer.status[0], after.status)
+    assert 0.2 < took < 2
+
+
+def test_an_upstream_is_told_how_long_its_caller_waits(server: Running) -> None:
+    """A gateway sends what is left of a deadline in timeout_ms, and no more than was asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
+        port = listening.getsockname()[1]
+        flags = ["--http", "off", "--grpc", "off", "--admin", "off", "--brpc", "127.0.0.1:0"]
+        with (
+            serving("--upstream", f"grps+brpc://127.0.0.1:{port}", *flags) as running,
+            Client(running.addresses[BRPC]) as client,
+        ):
+            sent = client.send(Question("Predict", PREDICT.body, extra={8: 700}))
+            meta = _predict_received(listening)
+            answer = client.answer()
+    timeout_ms = oracle.fields(meta[1][-1])[8][-1]
+    assert 0 < timeout_ms <= 700
+    assert answer is not None
+    assert (sent, 504) == (answer.number, answer.status[0])
+    assert server.process.poll() is None
+
+
+def _predict_received(listening: socket.socket) -> oracle.Fields:
+    """Return the metadata of the first Predict that comes; probes are closed."""
+    while True:
+        connection, _ = listening.accept()
+        connection.settimeout(10)
+        with closing(connection):
+            data = b""
+            while len(data) < 12 or len(data) < 12 + int.from_bytes(data[4:8], "big"):
+                piece = connection.recv(65536)
+                if not piece:
+                    break
+                data += piece
+            meta = oracle.fields(data[12 : 12 + int.from_bytes(data[8:12], "big")])
+            if oracle.fields(meta[1][-1])[2][-1] == b"Predict":
+                time.sleep(0.8)  # past the caller's time: it must not wait for this answer
+                return meta
+
+
+def test_stopping_answers_what_is_in_flight(tmp_path: Path) -> None:
+    """Both kinds of clients are answered, new questions are refused with ELOGOFF."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    with serving(str(config)) as running, Client(running.addresses[BRPC]) as client:
+        sent = client.send(waiting(1, 400))
+        until(running, "begun", 1)
+        running.process.terminate()
+        time.sleep(0.1)
+        late = client.send(PREDICT)
+        refused, answer, end = client.answer(), client.answer(), client.answer()
+        assert 0 == running.process.wait(10)
+    assert refused is not None
+    assert answer is not None
+    assert (late, 2003, sent, OK, None) == (
+        refused.number,
+        refused.code,
+        answer.number,
+        answer.status,
+        end,
+    )
