@@ -7,6 +7,8 @@ ARGS ?=
 TESTS ?= tests
 # As many workers as this machine has cores: WORKERS=8 make test
 WORKERS ?= 2
+# The build for the CPU: the ordinary one brings several GB of CUDA with it.
+TORCH ?= torch==2.13.0+cpu
 
 .DEFAULT_GOAL := help
 
@@ -28,6 +30,10 @@ $(VENV)/.installed-run: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,onnx]'
 	@touch $@ $(VENV)/.installed-run
+
+$(VENV)/.installed-torch: pyproject.toml Makefile $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@touch $@
 
 .PHONY: run
 run: $(VENV)/.installed-run ## Show a digit recognised in every protocol, then serve (ARGS=--once: then stop).
@@ -77,6 +83,14 @@ hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway.
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.
 	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
+
+.PHONY: torch
+torch: $(VENV)/.installed-torch ## The PyTorch backend on the CPU; make test leaves it out where PyTorch is not.
+	$(BIN)/pytest tests/unit/backends -q -m torch
+
+.PHONY: gpu
+gpu: $(VENV)/.installed-dev ## Models on a GPU, with the PyTorch and ONNX Runtime of this environment.
+	$(BIN)/pytest tests/gpu -q -rs -m gpu
 
 .PHONY: wheel
 wheel: $(VENV)/.installed-dev ## Build the wheel and show the demo with it, in an environment that has nothing else.

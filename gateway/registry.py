@@ -21,6 +21,7 @@ PROTOCOLS: dict[str, str] = {
 BACKENDS: dict[str, str] = {
     "onnx": "gateway.backends.repository:from_plan",
     "python": "gateway.backends.python:from_plan",
+    "torch": "gateway.backends.torch:from_plan",
 }
 
 

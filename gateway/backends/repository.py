@@ -1,15 +1,16 @@
 """Model repositories: which versions of a model lie in a folder.
 
 The layout is `<model>/<version>/model.onnx`, as model servers have it; a single file is version 1.
+Other backends have the same layout with file names of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.base import LoadError
+from gateway.backends.base import Backend, LoadError
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.plan import Plan
 from gateway.backends.versions import Versions
@@ -38,28 +39,59 @@ def onnx_model(
     Raises:
         LoadError: There is nothing at *path*, or a version is not there.
     """
-    files = find_versions(name, path)
+    how = OnnxOptions() if options is None else options
+    return repository(
+        name,
+        path,
+        lambda file, version: OnnxBackend(name, file, version, how, **settings),
+        versions=versions,
+    )
+
+
+def repository(
+    name: str,
+    path: Path,
+    make: Callable[[Path, str], Backend],
+    *,
+    file_names: Sequence[str] = (FILE_NAME,),
+    versions: Collection[str] = (),
+) -> Versions:
+    """Return the model at *path*, with what *make* makes of each version's file and number.
+
+    Args:
+        name: Of the model.
+        path: A file, or a folder whose folders are named by version numbers.
+        make: Called once for each version.
+        file_names: What a version's file may be called, the best first.
+        versions: Those to serve; empty for all that are there.
+
+    Raises:
+        LoadError: There is nothing at *path*, or a version is not there.
+    """
+    files = find_versions(name, path, file_names)
     missing = [version for version in versions if version not in files]
     if missing:
         raise LoadError(
             f"model {name!r}: {path} has no version {missing[0]!r}; it has {', '.join(files)}",
             model=ModelRef(name),
         )
-    how = OnnxOptions() if options is None else options
     return Versions(
         name,
         [
-            OnnxBackend(name, file, version, how, **settings)
+            make(file, version)
             for version, file in files.items()
             if not versions or version in versions
         ],
     )
 
 
-def find_versions(name: str, path: Path) -> dict[str, Path]:
+def find_versions(
+    name: str, path: Path, file_names: Sequence[str] = (FILE_NAME,)
+) -> dict[str, Path]:
     """Return the model file of each version at *path*, lowest version first.
 
-    Folders whose names are no numbers are passed over, as model servers do.
+    Folders whose names are no numbers are passed over, as model servers do. Of several names a file
+    may have, the first that is there counts.
 
     Raises:
         LoadError: There is nothing there, or no version.
@@ -75,13 +107,19 @@ def find_versions(name: str, path: Path) -> dict[str, Path]:
         (entry.name for entry in path.iterdir() if entry.name.isascii() and entry.name.isdecimal()),
         key=int,
     )
-    files = {number: path / number / FILE_NAME for number in numbers}
+    files = {number: _file(path / number, file_names) for number in numbers}
     if not files:
+        needed = f"{path}/<number>/{' or '.join(file_names)}"
         raise LoadError(
-            f"model {name!r}: {path} has no versions; needed is {path}/<number>/{FILE_NAME}",
+            f"model {name!r}: {path} has no versions; needed is {needed}",
             model=ModelRef(name),
         )
     return files
+
+
+def _file(folder: Path, file_names: Sequence[str]) -> Path:
+    files = [folder / name for name in file_names]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 def from_plan(plan: Plan) -> Versions:

@@ -267,7 +267,7 @@ class ModelConfig(Model):
     """A model in the gateway's own process, or what there is to say of an upstream's."""
 
     backend: Text | None = None
-    """onnx, python, or the dotted name of a backend of your own."""
+    """onnx, torch, python, or the dotted name of a backend of your own."""
     path: Text | None = None
     """Model file or folder of versions; relative to this file."""
     options: Mapping[str, Any] = Field(default_factory=dict)
