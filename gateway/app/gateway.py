@@ -28,6 +28,7 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import Observation, Observe
 from gateway.policies.regions import Regions
 from gateway.policies.shared_memory import Forwarded, Mapped, Memory, Refused, SharedMemory
+from gateway.routing.keys import Known
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
@@ -107,7 +108,8 @@ class Gateway:
             build_route(ruled, config, places, self._models.places)
             for ruled in ruled_routes(config)
         ]
-        self._server = self._server_answers(routes)
+        matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
+        self._server = self._server_answers(routes, matcher)
         self._routes = [route for built in routes for route in built.routes()]
         self.service: Service = self._observed("", Refused())
         self._budget = Budget(config.in_flight_bytes or default_budget())
@@ -121,6 +123,7 @@ class Gateway:
             budget=self._budget,
             directory=loaded.directory,
             strict=config.security.strict,
+            known=Known(self._server, matcher.takes_model),
             fallbacks={
                 name: Passthrough(built.http)
                 for name, built in self._upstreams.items()
@@ -244,8 +247,7 @@ class Gateway:
         )
         self.metrics.limit_exceeded(seen.protocol, seen.limit)
 
-    def _server_answers(self, routes: list[BuiltRoute]) -> ServerAnswers:
-        matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
+    def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerAnswers:
         by_name = {built.ruled.name: built for built in routes}
         named = {name: by_name[route].ready for route, name in _named(self._config, routes)}
         indexes = [Index("local", self._models.index, ttl_s=0)]

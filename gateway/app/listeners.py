@@ -18,6 +18,7 @@ from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.registry import PROTOCOLS, protocol
+from gateway.routing.keys import Keys, Known
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import Budget, ConnectionCount
@@ -44,6 +45,7 @@ class Shared:
     budget: Budget
     directory: Path
     strict: bool
+    known: Known
     fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
 
 
@@ -71,13 +73,14 @@ def build_listener(
         spec = protocol(name)
         options = _options(spec, config)
         refused = shared.metrics.refused_by
+        answers = _answers(spec, service, shared)
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
-            frontend: Any = Frontend(codec, service, refused=refused, stamp=stamp_http)
+            frontend: Any = Frontend(codec, answers, refused=refused, stamp=stamp_http)
             http.append(HttpMount(_prefixes(spec.http, config, options), frontend))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
-            frontend = Frontend(codec, service, refused=refused, stamp=stamp_grpc)
+            frontend = Frontend(codec, answers, refused=refused, stamp=stamp_grpc)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
             descriptors.append(spec.grpc.file_descriptors())
     servers: dict[str, Server] = {}
@@ -106,8 +109,14 @@ def build_listener(
     for stream in config.streams:
         name = f"{config.name}.{stream.protocol}.{_carrier(stream)}"
         name = _unused(name, servers)
-        servers[name] = _stream_server(config, stream, service, (limits, messages), shared)
+        answers = _answers(protocol(stream.protocol), service, shared)
+        servers[name] = _stream_server(config, stream, answers, (limits, messages), shared)
     return servers
+
+
+def _answers(spec: ProtocolSpec, service: Service, shared: Shared) -> Service:
+    """Return what answers the calls of a protocol."""
+    return Keys(service, shared.known) if spec.model_keys else service
 
 
 def received_bytes(config: ListenerConfig) -> int:

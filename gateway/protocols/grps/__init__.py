@@ -34,5 +34,6 @@ SPEC = ProtocolSpec(
         http_prefixes=BRPC_PREFIXES,
     ),
     options=check_options,
+    model_keys=True,
     default_model="default_model",
 )

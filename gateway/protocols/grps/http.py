@@ -113,6 +113,8 @@ class HttpCodec:
         Raises:
             Unsupported: grps cannot carry the answer.
         """
+        if item.error is not None:
+            return self.encode_late_error(call, item.error)
         asked = _asked(call)
         return answers.encode_part(
             item, asked, _route(asked), self._settings.streaming.content_type
