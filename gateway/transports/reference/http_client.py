@@ -31,6 +31,7 @@ from gateway.transports.coding import Inflater, coding_of, inflate
 from gateway.transports.deadlines import format_grpc_timeout
 from gateway.transports.headers import decode_field, end_to_end, writable
 from gateway.transports.reference.pool import ATTEMPT, Attempt, Pool
+from gateway.transports.sockets import reset_when_closed
 from gateway.transports.waiting import until
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
 
@@ -120,6 +121,8 @@ class HttpClient:
             try:
                 yield response
             finally:
+                if not response.content.is_eof():
+                    _hurry(response)
                 response.close()
         finally:
             self._slots.release()
@@ -236,6 +239,13 @@ class HttpClient:
 
     def _lost(self, error: BaseException) -> Unavailable:
         return Unavailable(f"upstream {self._name} broke the connection: {str(error)[:200]}")
+
+
+def _hurry(response: aiohttp.ClientResponse) -> None:
+    """Let the server learn at once, and not by a half-closed connection, that nobody reads on."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        reset_when_closed(connection.transport.get_extra_info("socket"))
 
 
 class _Body(aiohttp.Payload):

@@ -1,0 +1,81 @@
+"""Models that answer many times, for tests of streams; each tells a file what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gateway.backends.base import Job
+from gateway.backends.python import declares
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata as Tensor
+
+FLOOD_BYTES = 1 << 20
+
+Answers = AsyncIterator[dict[str, Any]]
+
+_TEXT = (Tensor("text", Datatype.BYTES, (1,)),)
+_TOKEN = (Tensor("token", Datatype.BYTES, (1,)),)
+
+
+def _token(text: str) -> dict[str, Any]:
+    return {"token": np.array([text.encode()], dtype=object)}
+
+
+def _path(inputs: dict[str, Any]) -> Path:
+    return Path(inputs["text"][0].decode())
+
+
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
+    """Say a word every millisecond; write to the file *text* when it was stopped."""
+    number = 0
+    try:
+        while True:
+            yield _token(f"word {number} ")
+            number += 1
+            await asyncio.sleep(0.001)
+    finally:
+        _path(inputs).write_text(str(time.monotonic()))
+
+
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
+    """Say one word and nothing more; write to the file *text* when it was stopped."""
+    try:
+        yield _token("word")
+        await asyncio.Event().wait()
+    finally:
+        _path(inputs).write_text(str(time.monotonic()))
+
+
+@declares(inputs=_TEXT, outputs=(Tensor("data", Datatype.FP32, (-1,)),))
+async def flood(inputs: dict[str, Any], _job: Job) -> Answers:
+    """Answer with a MiB as often as it is taken; write to the file *text* how often that was."""
+    path, data = _path(inputs), np.zeros(FLOOD_BYTES // 4, np.float32)
+    number = 0
+    while True:
+        number += 1
+        path.write_text(str(number))
+        yield {"data": data}
+        await asyncio.sleep(0)
+
+
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def breaks(_inputs: dict[str, Any], _job: Job) -> Answers:
+    """Say two words and fail."""
+    yield _token("one ")
+    yield _token("two")
+    raise ValueError("this model breaks on purpose")
+
+
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def mute(_inputs: dict[str, Any], _job: Job) -> Answers:
+    """Say nothing at all."""
+    for word in ():
+        yield word

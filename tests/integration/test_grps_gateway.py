@@ -1,0 +1,313 @@
+"""grps through whole gateways: streams, who leaves them, who reads slowly, and what breaks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.schema import grps_pb2 as pb
+from tests.integration.cli_kit import Running, serving
+from tests.integration.streaming_models import FLOOD_BYTES
+
+SERVICE = "/grps.protos.v1.GrpsService/"
+STREAMED = "/grps/v1/infer/predict?streaming=true"
+TIMEOUT_S = 10.0
+
+MODELS = ("endless", "silent", "flood", "breaks", "mute")
+EXAMPLES = ("simple", "speak", "fail", "identity_uint8")
+BEHIND = """
+version: 1
+listeners:
+  - {http: "127.0.0.1:0", grpc: "127.0.0.1:0"}
+  - name: own
+    http: 127.0.0.1:0
+    grpc: 127.0.0.1:0
+    protocols: [grps]
+    default_model: speak
+    options: {grps: {switch: true}}
+admin: {address: null, metrics: null}
+models:
+""" + "".join(
+    f'  {name}: {{backend: python, options: {{callable: "{module}:{name}"}}}}\n'
+    for module, names in (
+        ("tests.integration.streaming_models", MODELS),
+        ("gateway.backends.examples", EXAMPLES),
+    )
+    for name in names
+) + "lifecycle: {pre_stop: 0s}\n"
+
+UPSTREAMS = {"http": "grps+http", "grpc": "grps+grpc", "oip": "oip+grpc"}
+FRONT = """
+version: 1
+listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+upstreams:
+  http: {{url: "grps+http://{http}"}}
+  grpc: {{url: "grps+grpc://{grpc}"}}
+  oip: {{url: "oip+grpc://{grpc}"}}
+routes:
+{routes}
+lifecycle: {{pre_stop: 0s}}
+"""
+ROUTES = "".join(
+    f"  - {{match: {{model: {way}.{name}}}, targets: [{{upstream: {way}, model: {name}}}]}}\n"
+    for way in UPSTREAMS
+    for name in (*MODELS, *EXAMPLES)
+)
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with models of its own."""
+    config = tmp_path_factory.mktemp("behind") / "gateway.yaml"
+    config.write_text(BEHIND)
+    with serving(str(config)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def front(behind: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway that asks the one behind in several protocols."""
+    config = tmp_path_factory.mktemp("front") / "gateway.yaml"
+    places = {"http": behind.addresses["main.http"], "grpc": behind.addresses["main.grpc"]}
+    config.write_text(FRONT.format(routes=ROUTES, **places))
+    with serving(str(config)) as running:
+        yield running
+
+
+@pytest.fixture(params=["", *UPSTREAMS])
+def place(request: pytest.FixtureRequest) -> tuple[Running, str]:
+    """A gateway that has the models or a way to them, and what their names begin with there."""
+    name = "front" if request.param else "behind"
+    return request.getfixturevalue(name), f"{request.param}." if request.param else ""
+
+
+def post(
+    address: str, path: str, body: object, kind: str = "application/json", method: str = "POST"
+) -> tuple[int, str, bytes]:
+    """Return status, content type and body."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
+        connection.request(method, path, data, {"Content-Type": kind})
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+
+
+def values(text: bytes) -> list[dict[str, Any]]:
+    """Return the JSON values of a stream, one after another."""
+    decoder, found, rest = json.JSONDecoder(), [], text.decode()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        found.append(value)
+        rest = rest[end:]
+    return found
+
+
+class Channel:
+    """A gRPC client that knows nothing but the schema."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._channel.close()
+
+    def ask(self, method: str, **fields: Any) -> pb.GrpsMessage:
+        """Return the answer of a unary method."""
+        call = self._channel.unary_unary(
+            SERVICE + method, pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
+        )
+        return call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
+
+    def stream(self, **fields: Any) -> Any:
+        """Return the answers of PredictStreaming."""
+        call = self._channel.unary_stream(
+            SERVICE + "PredictStreaming", pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
+        )
+        return call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
+
+
+@contextmanager
+def reading(address: str, model: str, text: str, receive_bytes: int = 0) -> Iterator[socket.socket]:
+    """Give a connection on which the head and the first part of a stream have come."""
+    body = json.dumps({"str_data": text, "model": model}).encode()
+    head = f"POST {STREAMED} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    with socket.socket() as sock:
+        if receive_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.settimeout(TIMEOUT_S)
+        host, _, port = address.rpartition(":")
+        sock.connect((host, int(port)))
+        sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        read = b""
+        while b"SUCCESS" not in read:
+            piece = sock.recv(4096)
+            assert piece, read
+            read += piece
+        assert b"Transfer-Encoding: chunked" in read
+        yield sock
+
+
+def stopped_at(path: Path) -> float:
+    """Return when a model was stopped, once it was."""
+    until = time.monotonic() + TIMEOUT_S
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < until, "the model was not stopped"
+        time.sleep(0.002)
+    return float(path.read_text())
+
+
+def test_a_stream_over_http_has_a_message_for_each_answer(place: tuple[Running, str]) -> None:
+    """Concatenated JSON, each with its Status, and nothing after the last."""
+    running, prefix = place
+    body = {"str_data": "hello out there", "model": f"{prefix}speak"}
+    status, kind, text = post(running.addresses["main.http"], STREAMED, body)
+    assert (200, "application/octet-stream") == (status, kind)
+    success = {"code": 200, "msg": "OK", "status": "SUCCESS"}
+    assert [
+        {"status": success, "str_data": word} for word in ("hello", " out", " there")
+    ] == values(text)
+
+
+def test_a_stream_over_grpc_has_a_message_for_each_answer(place: tuple[Running, str]) -> None:
+    """The same as messages of the call."""
+    running, prefix = place
+    with Channel(running.addresses["main.grpc"]) as channel:
+        found = list(channel.stream(str_data="hello out there", model=f"{prefix}speak"))
+    assert ["hello", " out", " there"] == [message.str_data for message in found]
+    assert {(200, "OK", 1)} == {
+        (message.status.code, message.status.msg, message.status.status) for message in found
+    }
+
+
+def test_answers_come_as_they_are_made(place: tuple[Running, str]) -> None:
+    """The first word is there long before the last one, over both carriers."""
+    running, prefix = place
+    text, model = "word " * 20, f"{prefix}speak"
+    with Channel(running.addresses["main.grpc"]) as channel:
+        times = [time.monotonic() for _ in channel.stream(str_data=text, model=model)]
+    assert times[-1] - times[0] > 0.2
+    started = time.monotonic()
+    with reading(running.addresses["main.http"], model, text) as sock:
+        first = time.monotonic() - started
+        while b"0\r\n\r\n" not in sock.recv(4096):
+            pass
+    assert time.monotonic() - started - first > 0.2
+
+
+def test_a_model_that_answers_once_streams_one_message(place: tuple[Running, str]) -> None:
+    """A stream of a model without streams is its answer."""
+    running, prefix = place
+    tensor = {"dtype": 1, "shape": [2], "flat_uint8": [1, 2]}
+    body = {"gtensors": {"tensors": [tensor]}, "model": f"{prefix}identity_uint8"}
+    _, _, text = post(running.addresses["main.http"], STREAMED, body)
+    (value,) = values(text)
+    assert [1, 2] == value["gtensors"]["tensors"][0]["flat_uint8"]
+
+
+def test_a_stream_without_answers_is_empty(place: tuple[Running, str]) -> None:
+    """HTTP status 200 and no body; no message over gRPC."""
+    running, prefix = place
+    body = {"str_data": "x", "model": f"{prefix}mute"}
+    assert (200, b"") == post(running.addresses["main.http"], STREAMED, body)[::2]
+    with Channel(running.addresses["main.grpc"]) as channel:
+        assert [] == list(channel.stream(str_data="x", model=f"{prefix}mute"))
+
+
+def test_an_error_in_the_middle_of_a_stream_is_its_last_message(place: tuple[Running, str]) -> None:
+    """FAILURE in a message, the HTTP status and the gRPC status being those of success."""
+    running, prefix = place
+    words, model = "ValueError: this model breaks on purpose", f"{prefix}breaks"
+    body = {"str_data": "x", "model": model}
+    status, _, text = post(running.addresses["main.http"], STREAMED, body)
+    *said, failed = values(text)
+    assert (200, ["one ", "two"]) == (status, [value["str_data"] for value in said])
+    assert {"status"} == failed.keys()
+    assert (500, "FAILURE") == (failed["status"]["code"], failed["status"]["status"])
+    assert words in failed["status"]["msg"]
+    with Channel(running.addresses["main.grpc"]) as channel:
+        *said, failed = channel.stream(str_data="x", model=model)
+    assert ["one ", "two"] == [message.str_data for message in said]
+    assert (500, 2) == (failed.status.code, failed.status.status)
+    assert words in failed.status.msg
+
+
+@pytest.mark.parametrize("model", ["endless", "silent"])
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_who_leaves_a_stream_stops_the_model(
+    place: tuple[Running, str], model: str, carrier: str, tmp_path: Path
+) -> None:
+    """Within 100 ms, whether it speaks or thinks, and whatever lies between."""
+    running, prefix = place
+    path = tmp_path / "stopped"
+    if carrier == "http":
+        with reading(running.addresses["main.http"], f"{prefix}{model}", str(path)):
+            assert not path.exists()
+            left = time.monotonic()
+    else:
+        with Channel(running.addresses["main.grpc"]) as channel:
+            answers = channel.stream(str_data=str(path), model=f"{prefix}{model}")
+            next(answers)
+            assert not path.exists()
+            left = time.monotonic()
+            answers.cancel()
+            assert stopped_at(path)
+    assert stopped_at(path) - left < 0.1
+
+
+def test_a_slow_reader_holds_the_model_back(place: tuple[Running, str], tmp_path: Path) -> None:
+    """What is not read is not made: memory stays as it was, however long the model could go on."""
+    running, prefix = place
+    path = tmp_path / "made"
+    with reading(running.addresses["main.http"], f"{prefix}flood", str(path), 4096):
+        before = resident(running)
+        made = settled(path)
+        assert resident(running) - before < 16 * FLOOD_BYTES
+    assert made < 32
+
+
+def test_a_slow_reader_of_grpc_holds_the_model_back(
+    place: tuple[Running, str], tmp_path: Path
+) -> None:
+    """The same over gRPC, where the client's library reads ahead as far as its window."""
+    running, prefix = place
+    path = tmp_path / "made"
+    with Channel(running.addresses["main.grpc"]) as channel:
+        answers = channel.stream(str_data=str(path), model=f"{prefix}flood")
+        next(answers)
+        before = resident(running)
+        made = settled(path)
+        assert resident(running) - before < 16 * FLOOD_BYTES
+        answers.cancel()
+    assert made < 32
+
+
+def settled(path: Path) -> int:
+    """Return a number in a file once it has not changed for half a second."""
+    until = time.monotonic() + TIMEOUT_S
+    seen, since = "", time.monotonic()
+    while time.monotonic() - since < 0.5:
+        assert time.monotonic() < until, f"the model never stops: {seen}"
+        time.sleep(0.02)
+        found = path.read_text() or seen
+        if found != seen:
+            seen, since = found, time.monotonic()
+    return int(seen)
+
+
+def resident(running: Running) -> int:
+    """Return the resident memory of a gateway, in bytes."""
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
