@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import pytest
@@ -24,7 +24,8 @@ TIMEOUT_S = 10.0
 
 MODELS = ("endless", "silent", "flood", "breaks", "mute")
 EXAMPLES = ("simple", "speak", "fail", "identity_uint8")
-BEHIND = """
+BEHIND = (
+    """
 version: 1
 listeners:
   - {http: "127.0.0.1:0", grpc: "127.0.0.1:0"}
@@ -36,14 +37,17 @@ listeners:
     options: {grps: {switch: true}}
 admin: {address: null, metrics: null}
 models:
-""" + "".join(
-    f'  {name}: {{backend: python, options: {{callable: "{module}:{name}"}}}}\n'
-    for module, names in (
-        ("tests.integration.streaming_models", MODELS),
-        ("gateway.backends.examples", EXAMPLES),
+"""
+    + "".join(
+        f'  {name}: {{backend: python, options: {{callable: "{module}:{name}"}}}}\n'
+        for module, names in (
+            ("tests.integration.streaming_models", MODELS),
+            ("gateway.backends.examples", EXAMPLES),
+        )
+        for name in names
     )
-    for name in names
-) + "lifecycle: {pre_stop: 0s}\n"
+    + "lifecycle: {pre_stop: 0s}\n"
+)
 
 UPSTREAMS = {"http": "grps+http", "grpc": "grps+grpc", "oip": "oip+grpc"}
 FRONT = """
@@ -118,7 +122,7 @@ class Channel:
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
 
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -134,7 +138,9 @@ class Channel:
     def stream(self, **fields: Any) -> Any:
         """Return the answers of PredictStreaming."""
         call = self._channel.unary_stream(
-            SERVICE + "PredictStreaming", pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
+            SERVICE + "PredictStreaming",
+            pb.GrpsMessage.SerializeToString,
+            pb.GrpsMessage.FromString,
         )
         return call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
 
