@@ -124,10 +124,11 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @contextmanager
-def allowing(upstream: str, folder: Path) -> Iterator[Running]:
+def allowing(upstream: str, folder: Path, memory: str = "map") -> Iterator[Running]:
     """Run a gateway in front of *upstream* that allows everything."""
     file = folder / f"{uuid4().hex}.yaml"
-    file.write_text(BEFORE.replace("URL", upstream))
+    text = BEFORE.replace("URL", upstream)
+    file.write_text(text.replace("shared_memory: map", f"shared_memory: {memory}"))
     with serving(str(file)) as gateway:
         yield gateway
 
@@ -209,10 +210,10 @@ def test_second_gateway_with_everything_allowed(
     protocol: str,
     tmp_path: Path,
 ) -> None:
-    """What is allowed on both ways reaches the real Triton through TensorRT v1 between them."""
+    """What both allow reaches the real Triton; regions are registered with the second gateway."""
     with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as second:
         behind = second.addresses[f"main.{carrier}"]
-        with allowing(f"trtis+{carrier}://{behind}", tmp_path) as first:
+        with allowing(f"trtis+{carrier}://{behind}", tmp_path, "forward") as first:
             assert OPEN == seen_by(tensorrt_client, first, protocol, *OPEN)
             found = seen_by(tensorrt_client, first, protocol, "sequence")
             assert {"sequence": [[11], [20], [30]]} == found
