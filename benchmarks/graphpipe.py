@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import systems
-from benchmarks.messages import Arrays, Case, Message
+from benchmarks.messages import Arrays, Case, Message, signature
 from benchmarks.peers import fb
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
@@ -93,14 +93,7 @@ def start(case: Case) -> Any:
 
     The canned upstream does not know; a real one is asked once in 30 s.
     """
-    signature = {
-        kind: [
-            {"name": name, "datatype": _datatype(name, array).name, "shape": array.shape}
-            for name, array in arrays.items()
-        ]
-        for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
-    }
-    return partial(systems.gateway, models={case.model: {"signature": signature}})
+    return partial(systems.gateway, models={case.model: {"signature": signature(case)}})
 
 
 def built_answer(arrays: Arrays) -> object:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import graphpipe, messages, systems
+from benchmarks import graphpipe, messages, systems, tensorrt
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.systems import Running
 
@@ -62,8 +62,9 @@ def all_jobs() -> list[Job]:
         _json_to_grpc("json-grpc small", small, 32),
         _grpc_to_http("grpc-http small", small, 32),
         _grpc_to_http("grpc-http 602KB", image, 8),
-        _binary("binary-grpc 602KB", image, "grpc"),
-        _binary("binary-http 602KB", image, "http"),
+        _binary("binary-grpc small", small, 32, "grpc"),
+        _binary("binary-grpc 602KB", image, 8, "grpc"),
+        _binary("binary-http 602KB", image, 8, "http"),
         _json_to_grpc("json-grpc 150k floats", image, 8),
     ]
 
@@ -120,7 +121,7 @@ def _grpc_to_http(name: str, case: Case, connections: int) -> Job:
     )
 
 
-def _binary(name: str, case: Case, back: str) -> Job:
+def _binary(name: str, case: Case, connections: int, back: str) -> Job:
     http = partial(
         Contender,
         front="http",
@@ -131,7 +132,7 @@ def _binary(name: str, case: Case, back: str) -> Job:
     return Job(
         name,
         case,
-        8,
+        connections,
         (
             http("gateway", systems.gateway, back=back),
             Contender(
@@ -142,6 +143,15 @@ def _binary(name: str, case: Case, back: str) -> Job:
                 graphpipe.request(case),
                 f"/graphpipe/{case.model}",
                 graphpipe.read(case),
+            ),
+            Contender(
+                "gateway, tensorrt in",
+                tensorrt.start(case),
+                "http",
+                back,
+                tensorrt.request(case),
+                tensorrt.path(case),
+                tensorrt.read(case),
             ),
             http("card", systems.card, back=back),
             http("envoy proxy (nt)", systems.envoy_proxy, back="http"),

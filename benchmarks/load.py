@@ -122,7 +122,8 @@ def _wrk(target: Target, connections: int, seconds: float, core: int, folder: Pa
     body, script = folder / "body", folder / "script.lua"
     body.write_bytes(target.message.body)
     fields = "\n".join(
-        f'wrk.headers["{name}"] = "{value}"' for name, value in target.message.fields
+        f"wrk.headers[{json.dumps(name)}] = {json.dumps(value)}"
+        for name, value in target.message.fields
     )
     script.write_text(_WRK_SCRIPT.format(body=str(body), fields=fields))
     words = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"]

@@ -68,6 +68,14 @@ def image() -> Case:
     return Case("602 KB", "sum_and_empty", {"X": pixels}, {"OUTPUT0": scores})
 
 
+def signature(case: Case) -> dict[str, object]:
+    """Return what the model takes and gives, as a configuration says it."""
+    return {
+        kind: [_described(*pair) for pair in arrays.items()]
+        for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
+    }
+
+
 def json_request(case: Case) -> Message:
     """Write a request with `data` lists."""
     inputs = [_described(*pair) | {"data": _listed(pair[1])} for pair in case.inputs.items()]
