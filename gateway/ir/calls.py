@@ -221,9 +221,14 @@ class InferRequest(Call[InferResponse]):
 
         What two such requests mean may differ though they are equal.
         """
-        return any(type(tensor.data) is SharedData for tensor in self.inputs) or any(
-            output.shared is not None for output in self.outputs
-        )
+        # On the path of every inference: plain loops take a third of `any`.
+        for tensor in self.inputs:
+            if type(tensor.data) is SharedData:
+                return True
+        for output in self.outputs:  # noqa: SIM110
+            if output.shared is not None:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, ShareData, check_bools
+from gateway.ir.data import RawData, ShareData, TensorData, check_bools, check_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Shape, Tensor, raw_tensor
+from gateway.ir.tensor import Shape, Tensor
 
 M = TypeVar("M", InferRequest, InferResponse)
 
@@ -44,33 +45,34 @@ def settled(call: InferRequest, metadata: ModelMetadata, *, whole: bool) -> Infe
     batch_size = call.batch_size or 0
     model = call.model or ModelRef(metadata.name)
     _check_batch(model, metadata, batch_size)
+    batches = metadata.batches
     declared = {known.name: known for known in metadata.inputs}
+    shared: memoryview | None = None
     offset = 0
     inputs = []
     for tensor in call.inputs:
-        known = declared.get(tensor.name)
+        name, data = tensor.name, tensor.data
+        known = declared.get(name)
         if known is None:
             names = ", ".join(map(repr, declared)) or "none"
             raise InvalidRequest(
-                f"model {str(model)!r} has no input {tensor.name!r}; its inputs are {names}",
+                f"model {str(model)!r} has no input {name!r}; its inputs are {names}",
                 model=model,
             )
-        described = _described(tensor, known, metadata)
-        data = tensor.data
+        datatype, shape = _described(tensor, known, metadata.name, batches=batches)
+        item = _Item(name, datatype, shape, batch_size)
         if isinstance(data, ShareData):
-            size = _share_bytes(described, data.given_bytes, batch_size)
-            described = _with_view(described, data.whole[offset : offset + size])
-            offset += size
-        _check_data(described, batch_size)
-        if whole and metadata.batches:
-            described = _reshaped(described, (batch_size, *(described.shape or ())))
-        inputs.append(described)
-    for tensor in call.inputs:
-        if isinstance(tensor.data, ShareData) and tensor.data.whole.nbytes != offset:
-            raise InvalidTensor(
-                f"the inputs share {tensor.data.whole.nbytes} bytes, "
-                f"batch size {batch_size} of model {str(model)!r} needs {offset}"
-            )
+            shared = data.whole
+            start, offset = offset, offset + item.share_bytes(data.given_bytes)
+            data = RawData(shared[start:offset])
+        item.check(tensor, data)
+        full = (batch_size, *shape) if whole and batches else shape
+        inputs.append(Tensor(name, datatype, full, data, tensor.parameters))
+    if shared is not None and shared.nbytes != offset:
+        raise InvalidTensor(
+            f"the inputs share {shared.nbytes} bytes, "
+            f"batch size {batch_size} of model {str(model)!r} needs {offset}"
+        )
     return call.changed(inputs=tuple(inputs), batch_size=None if whole else batch_size)
 
 
@@ -84,26 +86,26 @@ def _check_batch(model: ModelRef, metadata: ModelMetadata, batch_size: int) -> N
         )
 
 
-def _described(tensor: Tensor, known: TensorMetadata, metadata: ModelMetadata) -> Tensor:
-    """Return *tensor* with a datatype and the shape of one item."""
+def _described(
+    tensor: Tensor, known: TensorMetadata, model: str, *, batches: bool
+) -> tuple[Datatype, Shape]:
+    """Return datatype and shape of one item."""
     name = tensor.name
     datatype = tensor.datatype or known.datatype
     if datatype is None:
         raise InvalidRequest(
-            f"the metadata of model {metadata.name!r} does not tell the datatype of input {name!r}"
+            f"the metadata of model {model!r} does not tell the datatype of input {name!r}"
         )
-    declared = _item_shape(known, batches=metadata.batches)
+    declared = _item_shape(known, batches=batches)
     shape = tensor.shape
     if shape is None:
-        if declared is None or any(dim < 0 for dim in declared):
+        if declared is None or min(declared, default=0) < 0:
             raise InvalidRequest(
                 f"input {name!r} comes without dims, and those of the model are "
                 f"{'unknown' if declared is None else list(declared)}"
             )
-        shape = declared
-    elif declared is not None:
-        shape = _fitting(name, shape, declared)
-    return Tensor(name, datatype, shape, tensor.data, tensor.parameters)
+        return datatype, declared
+    return datatype, shape if declared in (None, shape) else _fitting(name, shape, declared)
 
 
 def _item_shape(known: TensorMetadata, *, batches: bool) -> Shape | None:
@@ -124,50 +126,53 @@ def _fitting(name: str, shape: Shape, declared: Shape) -> Shape:
     return shape
 
 
-def _share_bytes(tensor: Tensor, given: int | None, batch_size: int) -> int:
-    """Return the size of a share; that of BYTES must be given."""
-    datatype, shape = tensor.datatype, tensor.shape
-    assert datatype is not None  # noqa: S101  # `_described` has filled both
-    assert shape is not None  # noqa: S101
-    count = batch_size * math.prod(shape)
-    if datatype is Datatype.BYTES:
-        if given is None and count:
-            raise InvalidTensor(
-                f"input {tensor.name!r} is BYTES and comes without its size in bytes "
-                "(batch_byte_size)"
-            )
-        return given or 0
-    expected = count * datatype.size_bytes
-    if given not in (None, expected):
-        raise InvalidTensor(_wrong_size(tensor, batch_size, given or 0, expected))
-    return expected
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An input as the model takes it, with the batch size that its bytes are of."""
 
+    name: str
+    datatype: Datatype
+    shape: Shape
+    batch_size: int
 
-def _with_view(tensor: Tensor, view: memoryview) -> Tensor:
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, RawData(view), tensor.parameters)
+    @property
+    def count(self) -> int:
+        """Elements of the whole batch."""
+        return self.batch_size * math.prod(self.shape)
 
+    def share_bytes(self, given: int | None) -> int:
+        """Return the size of a share; that of BYTES must be given."""
+        count = self.count
+        if self.datatype is Datatype.BYTES:
+            if given is None and count:
+                raise InvalidTensor(
+                    f"input {self.name!r} is BYTES and comes without its size in bytes "
+                    "(batch_byte_size)"
+                )
+            return given or 0
+        expected = count * self.datatype.size_bytes
+        if given not in (None, expected):
+            raise self._wrong_size(given or 0, expected)
+        return expected
 
-def _check_data(tensor: Tensor, batch_size: int) -> None:
-    """Refuse a tensor whose bytes are not what datatype, shape and batch size need."""
-    data, datatype, shape = tensor.data, tensor.datatype, tensor.shape
-    assert datatype is not None  # noqa: S101  # `_described` has filled both
-    assert shape is not None  # noqa: S101
-    if isinstance(data, RawData) and datatype is Datatype.BYTES:
-        raw_tensor(tensor.name, datatype, (batch_size, *shape), data.view)
-    elif datatype is not Datatype.BYTES:
-        expected = batch_size * math.prod(shape) * datatype.size_bytes
-        if tensor.nbytes != expected:
-            raise InvalidTensor(_wrong_size(tensor, batch_size, tensor.nbytes, expected))
-        if datatype is Datatype.BOOL and isinstance(data, RawData):
-            check_bools(tensor.name, data.view)
+    def check(self, tensor: Tensor, data: TensorData) -> None:
+        """Refuse bytes that are not what datatype, shape and batch size need."""
+        if self.datatype is Datatype.BYTES:
+            if isinstance(data, RawData):
+                check_items(self.name, data.view, self.count)
+            return
+        expected = self.count * self.datatype.size_bytes
+        found = data.view.nbytes if isinstance(data, RawData) else tensor.nbytes
+        if found != expected:
+            raise self._wrong_size(found, expected)
+        if self.datatype is Datatype.BOOL and isinstance(data, RawData):
+            check_bools(self.name, data.view)
 
-
-def _wrong_size(tensor: Tensor, batch_size: int, found: int, expected: int) -> str:
-    datatype = "" if tensor.datatype is None else f" of {tensor.datatype.name}"
-    return (
-        f"input {tensor.name!r} has {found} bytes, batch size {batch_size} of dims "
-        f"{list(tensor.shape or ())}{datatype} needs {expected}"
-    )
+    def _wrong_size(self, found: int, expected: int) -> InvalidTensor:
+        return InvalidTensor(
+            f"input {self.name!r} has {found} bytes, batch size {self.batch_size} of dims "
+            f"{list(self.shape)} of {self.datatype.name} needs {expected}"
+        )
 
 
 def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:

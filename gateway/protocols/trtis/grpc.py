@@ -56,11 +56,12 @@ from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
 from gateway.protocols.trtis.gates import check_allowed
 from gateway.protocols.trtis.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.header import HeaderReader, id_of_message, number_of, write_header
+from gateway.protocols.trtis.heads import HeadWriter
 from gateway.protocols.trtis.messages import SERVICE
 from gateway.protocols.trtis.options import read_options
 from gateway.protocols.trtis.paths import checked_version
 from gateway.protocols.trtis.proto import InferMessage, scan_request, scan_response
-from gateway.protocols.trtis.replies import read_reply, write_reply
+from gateway.protocols.trtis.replies import read_reply
 from gateway.protocols.trtis.requests import request_of, tensors_of_entries, views_of
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.beside import grpc_metadata
@@ -113,6 +114,7 @@ class GrpcCodec:
         self._limits = limits
         self._options = read_options(options)
         self._headers = HeaderReader(limits)
+        self._heads = HeadWriter()
         self._numbers = itertools.count(1)
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
@@ -145,9 +147,9 @@ class GrpcCodec:
             UpstreamProtocolError: The answer is not one to this inference.
         """
         if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
-            header, views = write_reply(call, reply, number_of(call.id))
+            written, views = self._heads.write(call, reply)
             head = self._head(pb.SUCCESS, "")
-            put_bytes(head, _META_DATA, header.SerializeToString())
+            put_bytes(head, _META_DATA, written.message(number_of(call.id)))
             parts: Parts = [head]
             for view in views:
                 put_tail(parts, _RAW_OUTPUT, view)
@@ -155,8 +157,8 @@ class GrpcCodec:
         write = messages.REPLY_WRITERS.get(type(call))
         if write is None:
             raise unknown(call)
-        written = write(reply, call, self._options).SerializeToString()
-        return GrpcResponse((self._head(pb.SUCCESS, ""), written))
+        body = write(reply, call, self._options).SerializeToString()
+        return GrpcResponse((self._head(pb.SUCCESS, ""), body))
 
     def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> GrpcResponse:
         """Refuse: the messages of a stream are inferences of their own.

@@ -53,9 +53,9 @@ from gateway.protocols.trtis.errors import (
 from gateway.protocols.trtis.gates import check_allowed
 from gateway.protocols.trtis.header import HeaderReader, id_of_text, number_of
 from gateway.protocols.trtis.headers import NAME, NEEDS, REQUEST, RESPONSE, STATUS, context_of
+from gateway.protocols.trtis.heads import HeadWriter
 from gateway.protocols.trtis.messages import write_index, write_shared_status
 from gateway.protocols.trtis.options import read_options
-from gateway.protocols.trtis.replies import write_reply
 from gateway.protocols.trtis.requests import request_of, tensors_of_body
 from gateway.protocols.trtis.status import write_status
 from gateway.protocols.trtis.text_write import response_line, status_line
@@ -105,7 +105,9 @@ class HttpCodec:
         self._limits = limits
         self._options = read_options(options)
         self._headers = HeaderReader(limits)
+        self._heads = HeadWriter()
         self._numbers = itertools.count(1)
+        self._told = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix("0")
 
     @property
     def name(self) -> str:
@@ -243,12 +245,10 @@ class HttpCodec:
     def _encode_infer(
         self, call: InferRequest, reply: InferResponse, form: ReplyForm
     ) -> HttpResponse:
-        header, views = write_reply(call, reply, number_of(call.id))
-        if form.format == _BINARY:
-            trailer = header.SerializeToString()
-        else:
-            trailer = text_format.MessageToString(header).encode()
-        headers = Headers(((RESPONSE, response_line(header)), self._success(), _OCTETS))
+        head, views = self._heads.write(call, reply)
+        number = number_of(call.id)
+        trailer = head.message(number) if form.format == _BINARY else head.text(number)
+        headers = Headers(((RESPONSE, head.line(number)), self._success(), _OCTETS))
         return HttpResponse(HTTP_OK, headers, (*[view for view in views if view.nbytes], trailer))
 
     def _document(self, message: Message, form: ReplyForm) -> HttpResponse:
@@ -265,7 +265,7 @@ class HttpCodec:
         return HttpResponse(HTTP_OK, Headers((self._success(),)), (body,))
 
     def _success(self) -> tuple[str, str]:
-        return STATUS, self._line(pb.SUCCESS, "")
+        return STATUS, f"{self._told}{next(self._numbers)}"
 
     def _line(self, code: int, text: str) -> str:
         return status_line(code, text, self._options.server_id, next(self._numbers))

@@ -28,11 +28,12 @@ _NOTHING = memoryview(b"")
 Written = tuple[pb.InferResponseHeader, list[memoryview]]
 
 
-def write_reply(call: InferRequest, reply: InferResponse, request_id: int) -> Written:
+def write_reply(call: InferRequest, reply: InferResponse) -> Written:
     """Describe the answer to *call*: only outputs that were asked for, in that order.
 
     Returns:
-        The header, and a view for each output: empty for classes and for shared memory.
+        The header without its id, and a view for each output: empty for classes and for shared
+        memory.
 
     Raises:
         UpstreamProtocolError: An output that was asked for is missing, or the batch is another.
@@ -49,7 +50,6 @@ def write_reply(call: InferRequest, reply: InferResponse, request_id: int) -> Wr
         model_name=name,
         model_version=version_number(reply.model.version),
         batch_size=batch_size,
-        id=request_id,
     )
     outputs = {tensor.name: tensor for tensor in reply.outputs}
     views = []
