@@ -238,6 +238,7 @@ class Backend(abc.ABC):
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             job.cancelled.set()
+            future.add_done_callback(_forgotten)
             raise
 
     @contextmanager
@@ -345,3 +346,9 @@ class Backend(abc.ABC):
 
     def _not_ready(self) -> NotReady:
         return NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
+
+
+def _forgotten(future: asyncio.Future[Any]) -> None:
+    """Take what a thread ended with, when nobody waits for it: asyncio complains otherwise."""
+    if not future.cancelled():
+        future.exception()

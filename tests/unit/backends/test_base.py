@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.checks import Arrays, fits
+from gateway.backends.checks import Arrays
 from gateway.ir.calls import (
     InferRequest,
     ModelMetadataRequest,
@@ -25,6 +26,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
+from gateway.ir.declared import fits
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -420,8 +422,10 @@ async def test_call_cancelled_while_it_runs_tells_the_model_and_keeps_its_place(
 
 
 async def test_failure_of_an_abandoned_call_is_nobodys() -> None:
-    """A model that fails after its caller left disturbs no one."""
+    """A model that fails after its caller left disturbs no one, nor the log."""
     gate = Gate()
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, found: complaints.append(found))
 
     def fail(inputs: Inputs, job: Job) -> Arrays:
         gate(inputs, job)
@@ -435,6 +439,9 @@ async def test_failure_of_an_abandoned_call_is_nobodys() -> None:
     gate.open.set()
     await model.stop()
     assert task.cancelled()
+    del task
+    gc.collect()
+    assert [] == complaints
 
 
 async def test_deadline_that_passed_in_the_queue() -> None:
