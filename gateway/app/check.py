@@ -7,7 +7,8 @@ from typing import Any
 
 from gateway.app.signatures import metadata_of
 from gateway.config.load import Loaded
-from gateway.config.models import BatchingConfig, Config, ListenerConfig, SignatureConfig
+from gateway.config.models import BatchingConfig, Config, ListenerConfig
+from gateway.config.signatures import SignatureConfig
 from gateway.config.tree import KeyPath, Problem
 from gateway.registry import PROTOCOLS, backend, protocol
 

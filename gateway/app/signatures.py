@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from gateway.config.models import SignatureConfig, TensorConfig
+from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata

@@ -14,11 +14,10 @@ from gateway.app.signatures import Signatures
 from gateway.config.models import (
     ClientLimitsConfig,
     MessageLimitsConfig,
-    Model,
-    SignatureConfig,
     TlsConfig,
     UpstreamConfig,
 )
+from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits

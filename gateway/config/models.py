@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from gateway.config.fields import (
     Duration,
@@ -22,13 +22,8 @@ from gateway.config.fields import (
     Text,
     UpstreamUrl,
 )
+from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import Address, Url
-
-
-class Model(BaseModel):
-    """Frozen; refuses keys it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class TlsConfig(Model):
@@ -196,39 +191,6 @@ class UpstreamConfig(Model):
     def all_urls(self) -> tuple[Url, ...]:
         """Every address, one or many."""
         return (self.url,) if self.url is not None else self.urls
-
-
-class TensorConfig(Model):
-    """An input or output in a signature."""
-
-    name: Name
-    datatype: Text
-    shape: tuple[int, ...]
-
-
-class SignatureConfig(Model):
-    """What a model is like, for targets that do not tell or to correct them.
-
-    A target is asked for what is left out, but for nothing where inputs and outputs are given.
-    """
-
-    inputs: tuple[TensorConfig, ...] | None = None
-    outputs: tuple[TensorConfig, ...] | None = None
-    max_batch_size: int | None = Field(None, ge=0)
-    """Largest batch, on the first axis of every shape; 0 for a model that does not batch."""
-    labels: Mapping[Name, tuple[Text, ...]] = Field(default_factory=dict)
-    """Names of the classes of an output, in order."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it gives every tensor."""
-        return self.inputs is not None and self.outputs is not None
-
-    @model_validator(mode="after")
-    def _something(self) -> SignatureConfig:
-        if not self.model_fields_set:
-            raise ValueError("a signature gives inputs, outputs, max_batch_size or labels")
-        return self
 
 
 class BatchingConfig(Model):

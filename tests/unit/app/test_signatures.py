@@ -10,7 +10,7 @@ import pytest
 from gateway.app.models import build_models
 from gateway.app.signatures import Signatures
 from gateway.config.load import ConfigError, load_text
-from gateway.config.models import SignatureConfig, TensorConfig
+from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
