@@ -184,7 +184,7 @@ class Frontend(Generic[Q, A]):
                 await close_stream(items)
             end = None if self._streaming is None else self._streaming.encode_end(call, last)
             if end is not None:
-                yield Said(end, alone=last is None)
+                yield Said(end if last is not None else self._stamped(call, end), last is None)
         except Exception as error:  # noqa: BLE001
             failed = self._failed(call, error, late=last is not None)
             yield Said(failed if last is not None else self._stamped(call, failed), alone=True)

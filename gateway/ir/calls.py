@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Origin, Parameters, Sequence
+from gateway.ir.context import (
+    NO_CONTEXT,
+    Context,
+    Members,
+    ModelRef,
+    Origin,
+    Parameters,
+    Sequence,
+)
 from gateway.ir.copying import copied
 from gateway.ir.data import SharedData
 from gateway.ir.errors import GatewayError
@@ -202,6 +210,8 @@ class InferRequest(Call[InferResponse]):
         priority: 0 for the model's default; 1 is the highest.
         timeout_us: Queue timeout the caller asked for, microseconds; None for none.
         parameters: The caller's own additions, reserved keys taken out.
+        members: What the caller sent by name alone: inputs where the model has one of that name,
+            else parameters. A tuple is a list of values. `Complete` takes them apart.
         batch_size: None where shapes are whole. A number where the protocol keeps it apart: shapes
             are then those of one item, unless the model does not batch; it is 1 then.
     """
@@ -213,6 +223,7 @@ class InferRequest(Call[InferResponse]):
     priority: int = 0
     timeout_us: int | None = None
     parameters: Parameters = field(default_factory=dict)
+    members: Members = field(default_factory=dict)
     batch_size: int | None = None
 
     @property

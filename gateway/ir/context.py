@@ -10,6 +10,8 @@ from typing import Any
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 
+Members = Mapping[str, Parameter | tuple[Parameter, ...]]
+
 NO_PARAMETERS: Parameters = {}
 
 REQUEST_ID = "x-request-id"

@@ -30,6 +30,7 @@ from gateway.policies.batching import (
     split_request,
 )
 from gateway.policies.filling import Filling, is_bare, lacks
+from gateway.policies.members import taken_apart
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.policies.stand_ins import StandIns, in_order, may_stand_in
 from gateway.service import Service
@@ -42,6 +43,7 @@ _REQUEST_LACKS: Final = "the request leaves out names, datatypes or shapes"
 _ANSWER_LACKS: Final = "the answer leaves out names, datatypes or shapes"
 # Asks whether the model batches too, which may take a second question.
 _BATCHING: Final = Context(needs=frozenset({Need.BATCHING}))
+_MEMBERS_UNKNOWN: Final = "the request does not tell inputs from parameters"
 _ORDER_UNKNOWN: Final = "outputs without names have an order"
 
 
@@ -108,6 +110,9 @@ class Complete:
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""
         needs = self._needs
+        if call.members:
+            metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
+            call = taken_apart(call, metadata)
         if Need.STAND_INS in call.context.needs and may_stand_in(call.inputs):
             call = await self._meant(call)
         apart = call.batch_size is not None

@@ -6,7 +6,6 @@ from gateway.ir.errors import ErrorCode
 
 _CONTROL = r"model repository|RepositoryModel"
 _SHM = r"[Ss]ystem ?[Ss]hared ?[Mm]emory"
-_GENERATE = "generate"
 _CLASSES = "classification"
 _STATISTICS = "statistics|ModelStatistics"
 _TRACE = "trace settings|TraceSetting"
@@ -29,10 +28,6 @@ EXTENSIONS: dict[str, str] = {
     "089-triton-shm-infer": "shared memory",
     "090-triton-shm-status2": _SHM,
     "091-triton-shm-unregister": _SHM,
-    "096-triton-generate": _GENERATE,
-    "097-triton-generate-stream": _GENERATE,
-    "098-triton-generate-too-many": _GENERATE,
-    "099-triton-generate-stream-error": _GENERATE,
     "164-triton-load": _CONTROL,
     "190-triton-classification": _CLASSES,
     "204-triton-statistics": _STATISTICS,
@@ -45,8 +40,12 @@ EXTENSIONS: dict[str, str] = {
     "247-kserve-load": _CONTROL,
 }
 
-# Streams have tests of their own: test_open_inference_streams.py.
+# Streams and the generate extension have tests of their own: test_open_inference_streams.py.
 STREAMS = (
+    "096-triton-generate",
+    "097-triton-generate-stream",
+    "098-triton-generate-too-many",
+    "099-triton-generate-stream-error",
     "165-triton-stream",
     "185-triton-stream-error",
     "186-triton-stream-empty-final",

@@ -20,6 +20,7 @@ class Dialect:
         text_only: Its BYTES are text, in the binary form too.
         versions: A version may stand in the path.
         needs_id: It fails on requests without an id.
+        infer_stream: It has `infer_stream`: answers as server-sent events.
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         extended: It has Triton's extensions: configuration, statistics and the like.
         signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
@@ -31,6 +32,7 @@ class Dialect:
     text_only: bool = False
     versions: bool = True
     needs_id: bool = False
+    infer_stream: bool = False
     index: bool = False
     extended: bool = False
     signed_parameters: bool = False
@@ -48,12 +50,13 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
             binary=False,
             half_in_json=True,
             text_only=True,
+            infer_stream=True,
             index=True,
         ),
         Dialect(name="kserve", binary=True, text_only=True, versions=False, needs_id=True),
         Dialect(name="ovms", binary=True),
         # Ourselves: all of Triton's, as far as the listener switches it on.
-        Dialect(name="gateway", binary=True, index=True, extended=True),
+        Dialect(name="gateway", binary=True, infer_stream=True, index=True, extended=True),
     )
 }
 

@@ -1,7 +1,7 @@
 """The Open Inference HTTP codec: seven functions between HTTP messages and calls.
 
 Here is who does what; paths, bodies and answers have files of their own: paths.py, requests.py,
-replies.py, answers.py. Streams and Triton's extensions are not here.
+replies.py, answers.py, and those of streams: http_stream.py.
 """
 
 from __future__ import annotations
@@ -48,17 +48,22 @@ from gateway.protocols.oip.errors import (
     http_status_of,
     is_error_status,
 )
+from gateway.protocols.oip.events import EVENT_STREAM, EventSplitter
 from gateway.protocols.oip.gates import advertised, check_allowed
 from gateway.protocols.oip.headers import NAME, NEEDS, context_of
+from gateway.protocols.oip.http_stream import (
+    decode_event,
+    decode_inference,
+    encode_answer,
+    encode_event,
+    error_event,
+)
 from gateway.protocols.oip.json import dump
 from gateway.protocols.oip.model_config import to_document
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
-from gateway.protocols.oip.replies import decode_response, encode_response, error_text
+from gateway.protocols.oip.replies import decode_response, error_text
 from gateway.protocols.oip.requests import (
-    ALL_BINARY,
-    ReplyForm,
-    decode_request,
     encode_request,
 )
 from gateway.wire.beside import http_headers
@@ -77,6 +82,7 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelMetadataRequest: "",
     ModelConfigRequest: "config",
     InferRequest: "infer",
+    StreamInferRequest: "infer_stream",
 }
 _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
@@ -107,10 +113,16 @@ class HttpCodec:
             NOT_READY_STATUSES.__contains__,
         )
 
+    first_error_ends = True
+
     @property
     def name(self) -> str:
         """The codec's name."""
         return NAME
+
+    def splitter(self) -> EventSplitter:
+        """Return what cuts one streamed answer of an upstream into events."""
+        return EventSplitter(self._limits)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -127,10 +139,8 @@ class HttpCodec:
             Unsupported: It asks for an extension that is not served.
         """
         route = find_route(wire.method, wire.path, self._limits)
-        if route.call is InferRequest and route.model is not None:
-            return decode_request(
-                route.model, wire, self._limits, lambda form: context_of(wire, form)
-            )
+        if route.model is not None and route.call in (InferRequest, StreamInferRequest):
+            return decode_inference(route, route.model, wire, self._limits)
         if wire.path == INDEX_PATH:
             ready_only = answers.decode_index_request(wire, self._limits)
             call: Call[Any] = RepositoryIndexRequest(
@@ -152,7 +162,7 @@ class HttpCodec:
             Unsupported: JSON was asked for and cannot carry an output, or there is no such answer.
         """
         if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
-            return encode_response(call, reply, _form_of(call))
+            return encode_answer(call, reply)
         answer: Any = reply
         key = _HEALTH.get(type(call))
         if key is not None:
@@ -170,13 +180,23 @@ class HttpCodec:
             return answers.encode_index(answer, whole=_wants_whole_index(call))
         raise self._unknown(call)
 
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
-        """Refuse: Open Inference over HTTP has no stream of tensors here.
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
+        """Write one answer of a stream: an event, a part of one HTTP response.
 
         Raises:
-            Unsupported: Always.
+            Unsupported: JSON cannot carry an output.
         """
-        raise self._unknown(call)
+        return encode_event(call, item, self._limits)
+
+    def encode_end(
+        self, _call: StreamInferRequest, last: InferResponse | None, /
+    ) -> HttpResponse | None:
+        """Write a stream without answers: a response without events. Others end as they are."""
+        return EVENT_STREAM if last is None else None
+
+    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+        """Write an error after an answer: as an event, since the status is out."""
+        return error_event(error, self._limits)
 
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as `{"error": text}`; one of an upstream of this protocol keeps its status.
@@ -207,6 +227,8 @@ class HttpCodec:
             headers, body = encode_request(call, self._sent_id(call), self._dialect)
             pairs = Headers((*headers.pairs, *passed))
             return HttpRequest("POST", self._model_path(call), "", pairs, body, deadline)
+        if isinstance(call, StreamInferRequest):
+            return self._stream_call(call, passed)
         if isinstance(call, RepositoryIndexRequest) and self._dialect.index:
             # MLServer needs a body, Triton does not mind one.
             body = (dump({"ready": True} if call.ready_only else {}),)
@@ -242,13 +264,30 @@ class HttpCodec:
             # A name or number that is not allowed: of the answer, nothing is the client's fault.
             raise MalformedMessage(error.message) from error
 
-    def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
-        """Refuse, as `encode_item`.
+    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
+        """Read one event of an upstream's stream, cut out by `splitter`; as `decode_reply`.
 
-        Raises:
-            Unsupported: Always.
+        An error in the middle is an answer, with that error.
         """
-        raise self._unknown(call)
+        if wire.status not in _OK_STATUSES:
+            raise self._error(call, wire)
+        try:
+            return decode_event(call, self._sent_id(call.request, call), wire, self._limits)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def _stream_call(
+        self, call: StreamInferRequest, passed: tuple[tuple[str, str], ...]
+    ) -> HttpRequest:
+        if not self._dialect.infer_stream:
+            raise Unsupported(f"{self._dialect.name} has no streams of tensors over HTTP")
+        sent_id = self._sent_id(call.request, call)
+        headers, body = encode_request(call.request, sent_id, self._dialect, binary_out=False)
+        pairs = Headers((*headers.pairs, *passed))
+        path = self._model_path(call)
+        return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
 
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, InferRequest):
@@ -278,9 +317,9 @@ class HttpCodec:
             kind = ModelNotFound
         return kind(text, model=call.model, origin=origin)
 
-    def _sent_id(self, call: InferRequest) -> str:
+    def _sent_id(self, call: InferRequest, around: StreamInferRequest | None = None) -> str:
         """Return the id a request is sent with; KServe fails without one."""
-        found = call.id or call.context.request_id
+        found = call.id or (around or call).context.request_id
         return found or ("gateway" if self._dialect.needs_id else "")
 
     def _model_path(self, call: Call[Any]) -> str:
@@ -310,10 +349,3 @@ class HttpCodec:
 def _wants_whole_index(call: Call[Any]) -> bool:
     origin = call.context.origin
     return origin is None or origin.form == answers.WHOLE_INDEX
-
-
-def _form_of(call: Call[Any]) -> ReplyForm:
-    origin = call.context.origin
-    if origin is not None and origin.codec == NAME and isinstance(origin.form, ReplyForm):
-        return origin.form
-    return ALL_BINARY

@@ -94,6 +94,24 @@ def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]
     return document
 
 
+def read_flat(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
+    """Read one JSON object without tensors in it, whatever its members are called.
+
+    Raises:
+        MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
+        TooLarge: It is too long or too deep, or has too many keys.
+    """
+    text = bytes(view)
+    # Every value becomes a Python object, of many times its size.
+    check_count(f"values in {what}", text.count(b",") + 1, limits.bytes_elements, "bytes_elements")
+    document = read_value(view, what, limits)
+    if type(document) is not dict:
+        raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
+    if text.count(b":") != _count_keys(document):
+        check_closely(text, what, limits)
+    return document
+
+
 def _count_keys(document: dict[str, Any]) -> int:
     """Count the keys of the objects that Open Inference knows; unknown ones are left out."""
     count = len(document)

@@ -24,6 +24,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotFound, Unsupported
@@ -45,15 +46,15 @@ _MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
     "": ModelMetadataRequest,
     "ready": ModelReadyRequest,
     "infer": InferRequest,
+    "generate": InferRequest,
+    "infer_stream": StreamInferRequest,
+    "generate_stream": StreamInferRequest,
     "config": ModelConfigRequest,
 }
 
 # Extensions that exist elsewhere: asked for, they are named, not "not found".
 _MODEL_EXTENSIONS = {
     "stats": "statistics",
-    "generate": "generate",
-    "generate_stream": "generate",
-    "infer_stream": "infer_stream",
     "trace/setting": "trace settings",
 }
 _SERVER_EXTENSIONS = (
@@ -88,11 +89,13 @@ class Route:
         call: The question's type.
         model: None when it is about the server.
         method: The HTTP method it is asked with.
+        action: The end of a path about a model.
     """
 
     call: type[Call[Any]]
     model: ModelRef | None
     method: str
+    action: str = ""
 
 
 def find_route(method: str, path: str, limits: MessageLimits) -> Route:
@@ -125,7 +128,7 @@ def server_path(call: type[Call[Any]]) -> str | None:
 
 
 def model_path(model: ModelRef, action: str) -> str:
-    """Return the path of a question about *model*; *action* is "", "ready" or "infer"."""
+    """Return the path of a question about *model*; *action* is "", "ready", "infer" ..."""
     path = _MODELS + quote(model.name, safe="")
     if model.version:
         path += f"/{_VERSIONS}/{quote(model.version, safe='')}"
@@ -155,7 +158,8 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
     model = ModelRef(
         decoded_name("model name", name, limits), decoded_name("model version", version, limits)
     )
-    return Route(call, model, "POST" if call is InferRequest else "GET")
+    asks = call is InferRequest or call is StreamInferRequest
+    return Route(call, model, "POST" if asks else "GET", action)
 
 
 def _server_route(path: str) -> Route:

@@ -190,7 +190,7 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
 
 
 def encode_request(
-    call: InferRequest, request_id: str, dialect: Dialect
+    call: InferRequest, request_id: str, dialect: Dialect, *, binary_out: bool = True
 ) -> tuple[Headers, tuple[Buffer, ...]]:
     """Write an inference request in a server's dialect; raw inputs are passed on as views.
 
@@ -198,13 +198,15 @@ def encode_request(
         call: Its inputs have name, datatype and shape.
         request_id: Sent as `id`; "" for none.
         dialect: The server's.
+        binary_out: Ask for binary outputs, where the dialect has them.
 
     Raises:
         Unsupported: The dialect cannot carry something in it.
     """
     members: dict[str, Any] = {"id": request_id} if request_id else {}
     parameters: dict[str, Any] = join_parameters(call)
-    if dialect.binary and not call.outputs:
+    binary_out = binary_out and dialect.binary
+    if binary_out and not call.outputs:
         parameters[BINARY_DATA_OUTPUT] = True
     if parameters:
         _check_parameters(_WHAT, parameters, dialect)
@@ -212,7 +214,9 @@ def encode_request(
     binary: list[memoryview] = []
     members["inputs"] = [_input(tensor, binary, dialect) for tensor in call.inputs]
     if call.outputs:
-        members["outputs"] = [_output(output, dialect) for output in call.outputs]
+        members["outputs"] = [
+            _output(output, dialect, binary=binary_out) for output in call.outputs
+        ]
     headers, body = body_of(dump(members), binary, always=True)
     return headers, tuple(body)
 
@@ -241,13 +245,13 @@ def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[s
     return member
 
 
-def _output(output: RequestedOutput, dialect: Dialect) -> dict[str, Any]:
+def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:
     if output.classes:
         raise Unsupported(f"output {output.name!r} asks for classification: not supported")
     member: dict[str, Any] = {"name": output.name}
     parameters = dict(output.parameters)
     _check_parameters(f"output {output.name!r}", parameters, dialect)
-    if dialect.binary:
+    if binary:
         parameters[BINARY_DATA] = True
     if parameters:
         member["parameters"] = parameters

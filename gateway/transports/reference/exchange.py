@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from aiohttp.web_request import BaseRequest
 
-from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, Unavailable
+from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
 from gateway.transports.base import HttpFrontend, ServerLimits, ask
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
@@ -147,7 +147,10 @@ class Exchange:
             return
         loop = asyncio.get_running_loop()
         async with aclosing(found) as answers:
-            first = await anext(answers)
+            first = await anext(answers, None)
+            if first is None:
+                await self._refuse(InternalError("a stream began with nothing to send"))
+                return
             begin = loop.call_soon(self._begin_stream, first)
             try:
                 part = await anext(answers, None)

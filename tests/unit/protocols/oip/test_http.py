@@ -525,13 +525,9 @@ def test_refuses_what_a_dialect_cannot_carry(dialect: str, call: Call[Any]) -> N
         codec(dialect=dialect).encode_call(call)
 
 
-def test_streams_are_not_supported() -> None:
-    """Items of a stream are refused clearly."""
+def test_a_stream_has_no_reply() -> None:
+    """A stream is answered item by item, never with one reply."""
     call = StreamInferRequest(request=InferRequest(model=M))
-    with pytest.raises(Unsupported, match="StreamInferRequest"):
-        CODEC.encode_item(call, InferResponse(model=M, outputs=()))
-    with pytest.raises(Unsupported, match="StreamInferRequest"):
-        CODEC.decode_item(call, answer(b""))
     with pytest.raises(Unsupported, match="StreamInferRequest"):
         CODEC.encode_reply(call, nothing())
 

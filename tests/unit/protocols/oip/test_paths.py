@@ -35,6 +35,9 @@ LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes
         ("GET", "/v2/models/m", ModelMetadataRequest, ModelRef("m")),
         ("GET", "/v2/models/m/ready", ModelReadyRequest, ModelRef("m")),
         ("POST", "/v2/models/m/infer", InferRequest, ModelRef("m")),
+        ("POST", "/v2/models/m/generate", InferRequest, ModelRef("m")),
+        ("POST", "/v2/models/m/versions/1/generate_stream", StreamInferRequest, ModelRef("m", "1")),
+        ("POST", "/v2/models/m/infer_stream", StreamInferRequest, ModelRef("m")),
         ("GET", "/v2/models/m/versions/1", ModelMetadataRequest, ModelRef("m", "1")),
         ("GET", "/v2/models/m/versions/v1.0/ready", ModelReadyRequest, ModelRef("m", "v1.0")),
         ("POST", "/v2/models/m/versions/1/infer", InferRequest, ModelRef("m", "1")),
@@ -48,7 +51,10 @@ LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes
 )
 def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None) -> None:
     """Each path asks its question, about the model as it was named."""
-    assert Route(call, model, method) == find_route(method, path, DEFAULT_LIMITS)
+    words = ("ready", "infer", "generate", "generate_stream", "infer_stream")
+    action = path.rpartition("/")[2] if model is not None else ""
+    action = action if action in words else ""
+    assert Route(call, model, method, action) == find_route(method, path, DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +110,6 @@ def test_wrong_methods(method: str, path: str, allow: str) -> None:
         ("/v2/repository/r/models/m/unload", "load and unload"),
         ("/v2/models/stats", "statistics"),
         ("/v2/models/m/stats", "statistics"),
-        ("/v2/models/m/generate", "generate"),
-        ("/v2/models/m/versions/1/generate_stream", "generate"),
-        ("/v2/models/m/infer_stream", "infer_stream"),
         ("/v2/systemsharedmemory/status", "system shared memory"),
         ("/v2/systemsharedmemory/region/r/register", "system shared memory"),
         ("/v2/cudasharedmemory/region/r/status", "CUDA shared memory"),

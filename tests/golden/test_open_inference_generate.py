@@ -1,0 +1,136 @@
+"""Recorded requests of Triton's generate extension: read, sorted out by metadata, and answered.
+
+Sources: `oip/README.md`, exchanges 096 to 099.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.frontend import Frontend
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import UpstreamError
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.policies.complete import Complete
+from gateway.registry import protocol
+from gateway.wire.http import HttpRequest, HttpResponse
+from tests.fakes import FakeStream, ScriptedService
+from tests.golden.open_inference import Exchange, exchanges
+
+ALL = {one.name: one for one in exchanges()}
+CODEC: Any = protocol("oip").http.codec(DEFAULT_LIMITS, {})  # type: ignore[union-attr]
+
+TEXT = TensorMetadata("text_input", Datatype.BYTES, (1,))
+METADATA = {
+    "generate_text": ModelMetadata(
+        name="generate_text",
+        inputs=(TEXT, TensorMetadata("max_tokens", Datatype.INT32, (1,))),
+        outputs=(),
+    ),
+    "repeat_stream": ModelMetadata(
+        name="repeat_stream", inputs=(TensorMetadata("IN", Datatype.INT32, (-1,)),), outputs=()
+    ),
+}
+
+
+async def answered(exchange: Exchange, answer: Any) -> tuple[InferRequest, list[HttpResponse]]:
+    """Return what the model is asked, and what the client is answered when the model says so."""
+    asked: list[InferRequest] = []
+
+    def model(call: Call[Any]) -> Any:
+        if isinstance(call, ModelMetadataRequest):
+            assert call.model is not None
+            return METADATA[call.model.name]
+        assert isinstance(call, InferRequest | StreamInferRequest)
+        asked.append(call.request if isinstance(call, StreamInferRequest) else call)
+        return answer
+
+    service = Complete(ScriptedService(always=model), CODEC.needs)
+    frontend: Frontend[HttpRequest, HttpResponse] = Frontend(CODEC, service)
+    answers = [each async for each in frontend(exchange.request)]
+    return asked[0], answers
+
+
+def texts(reply: str) -> Tensor:
+    return items_tensor("text_output", (1,), [reply.encode()])
+
+
+def said(*outputs: Tensor, model: str = "generate_text", final: bool = True) -> InferResponse:
+    return InferResponse(model=ModelRef(model, "1"), outputs=outputs, final=final)
+
+
+def events(body: bytes) -> list[Any]:
+    assert body.endswith(b"\n\n")
+    return [json.loads(each.removeprefix("data: ")) for each in body.decode().split("\n\n")[:-1]]
+
+
+async def test_generate_is_one_question_and_one_answer() -> None:
+    """Members become inputs where the model has them; the answer is Triton's."""
+    exchange = ALL["096-triton-generate"]
+    asked, (answer,) = await answered(exchange, said(texts("one two")))
+    text, most = asked.inputs
+    assert ("text_input", (1,), [b"one two three"]) == (text.name, text.shape, as_items(text))
+    assert ("max_tokens", Datatype.INT32) == (most.name, most.datatype)
+    assert np.array_equal([2], as_numpy(most))
+    assert ("g", {}) == (asked.id, dict(asked.parameters))
+    assert json.loads(bytes(exchange.response.view)) == json.loads(bytes(answer.view))
+
+
+async def test_generate_stream_is_a_stream_of_events() -> None:
+    """Each answer is an event, as Triton's; what is no input is a parameter."""
+    exchange = ALL["097-triton-generate-stream"]
+    stream = FakeStream([said(texts(word), final=False) for word in ("one", "two", "three")])
+    asked, answers = await answered(exchange, stream)
+    assert {"stream": True} == dict(asked.parameters)
+    expected = exchange.response
+    assert expected.headers.get("content-type") == answers[0].headers.get("content-type")
+    body = b"".join(bytes(each.view) for each in answers)
+    assert events(bytes(expected.view)) == events(body)
+
+
+async def test_an_error_in_the_middle_is_an_event() -> None:
+    """An element that fails does not end the stream."""
+    exchange = ALL["099-triton-generate-stream-error"]
+
+    def element(value: int, index: int) -> InferResponse:
+        return said(
+            array_tensor("OUT", np.array([value], np.int32)),
+            array_tensor("IDX", np.array([index], np.uint32)),
+            model="repeat_stream",
+            final=False,
+        )
+
+    failed = InferResponse(
+        model=ModelRef("m"), outputs=(), final=False, error=UpstreamError("negative element at 1")
+    )
+    stream = FakeStream([element(1, 0), failed, element(3, 2)])
+    asked, answers = await answered(exchange, stream)
+    assert np.array_equal([1, -1, 3], as_numpy(asked.inputs[0]))
+    body = b"".join(bytes(each.view) for each in answers)
+    assert events(bytes(exchange.response.view)) == events(body)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ALL if "generate" in name))
+def test_a_path_asks_for_one_answer_or_a_stream(name: str) -> None:
+    """`generate` is a question with one answer, `generate_stream` one with any number."""
+    kind = (
+        StreamInferRequest
+        if "stream" in ALL[name].request.path.rpartition("/")[2]
+        else InferRequest
+    )
+    assert kind is type(CODEC.decode_call(ALL[name].request))
