@@ -71,7 +71,6 @@ PATHS = (
     "/inference.GRPCInferenceService/TraceSetting",
     "/inference.GRPCInferenceService/LogSettings",
     "/inference.GRPCInferenceService/ModelStatistics",
-    "/inference.GRPCInferenceService/ModelStreamInfer",
 )
 
 
@@ -188,3 +187,19 @@ def test_a_failing_model_is_not_the_clients_fault(patient: Patient) -> None:
     code, details = patient.call(request(tensor(), raw=[bytes(4)], model="fail"))
     assert code not in CLIENTS_FAULT | {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
     check_text(details)
+
+
+@pytest.mark.parametrize("name", [*CASES, *GARBAGE])
+def test_hostile_messages_of_a_stream(patient: Patient, name: str) -> None:
+    """Each is answered by a message that says why, and the stream's next call as always."""
+    hostile = CASES.get(name) or GARBAGE[name]
+    stream = patient.channel.stream_stream(SERVICE + "ModelStreamInfer")
+    answers = [
+        pb.ModelStreamInferResponse.FromString(answer)
+        for answer in stream(iter([hostile, good_call()]), timeout=10)
+    ]
+    refused, good = answers
+    assert refused.error_message
+    check_text(refused.error_message)
+    assert "" == good.error_message
+    assert 2 == len(good.infer_response.outputs)
