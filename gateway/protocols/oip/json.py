@@ -240,7 +240,7 @@ class _LargeReader:
         if self._lookups > _LOOKUPS:
             raise TooLarge(f"{what} has too many unknown keys: {len(unknown)}", limit="json_keys")
         for key in unknown:
-            self._check_held(item[key], depth)
+            self._check_held(self._value(item, key), depth)
         members: dict[str, Any] = {}
         for key in found & wanted:
             value = item[key]
@@ -252,6 +252,14 @@ class _LargeReader:
                 value = value.as_list()
             members[key] = value
         return members
+
+    def _value(self, item: Any, key: str) -> Any:
+        try:
+            return item[key]
+        except KeyError:  # simdjson looks for it up to its first NUL
+            raise MalformedMessage(
+                f"{self._what} has the key {key[:_SHOWN]!r}, which names nothing"
+            ) from None
 
     def _check_held(self, value: Any, depth: int) -> None:
         if type(value) is not simdjson.Object and type(value) is not simdjson.Array:

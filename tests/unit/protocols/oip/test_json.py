@@ -71,3 +71,10 @@ def test_unknown_members_of_large_documents_are_passed_over() -> None:
     members = read(b'{"inputs": [%b], "trace": ["a", {"b": "c"}], "id": "1"}' % row)
     assert ["id", "inputs"] == sorted(members)
     assert ["data", "name"] == sorted(members["inputs"][0])
+
+
+def test_key_with_nul_was_an_internal_error() -> None:
+    """A key that simdjson cannot look up is the client's fault, in a large document as well."""
+    text = b'{"outputs": [{"\\u0000": null}]}' + b" " * documents.SIMD_FROM_BYTES
+    with pytest.raises(MalformedMessage, match=r"key '\\x00', which names nothing"):
+        read(text)
