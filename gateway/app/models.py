@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
 from gateway.app.routes import Place
 from gateway.app.sharing import is_shared, shared
 from gateway.app.signatures import Signatures, metadata_of
+from gateway.backends.loading import Loadable
 from gateway.backends.plan import Plan
-from gateway.backends.versions import Versions
 from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.context import Need
@@ -36,7 +37,7 @@ _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 class BuiltModels:
     """Every in-process model, by its name."""
 
-    versions: Mapping[str, Versions]
+    loadable: Mapping[str, Loadable]
     places: Mapping[str, Place]
 
     async def load(self) -> None:
@@ -45,7 +46,7 @@ class BuiltModels:
         Raises:
             LoadError: One cannot be loaded; the others are unloaded.
         """
-        starting = [asyncio.ensure_future(model.start()) for model in self.versions.values()]
+        starting = [asyncio.ensure_future(model.start()) for model in self.loadable.values()]
         try:
             await asyncio.gather(*starting)
         except BaseException:
@@ -55,14 +56,14 @@ class BuiltModels:
 
     async def close(self) -> None:
         """Unload all of them; harmless the second time."""
-        await asyncio.gather(*(model.stop() for model in self.versions.values()))
+        await asyncio.gather(*(model.stop() for model in self.loadable.values()))
 
     async def index(self, call: Call[R], /) -> R:
         """List the models with their versions; a Service for the index alone."""
         if not isinstance(call, RepositoryIndexRequest):
             raise Unsupported(f"the index of models does not support {type(call).__name__}")
         entries: list[RepositoryEntry] = []
-        for model in self.versions.values():
+        for model in self.loadable.values():
             entries.extend(model.entries())
         # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
         return cast("R", tuple(entries))
@@ -76,18 +77,18 @@ def build_models(config: Config, directory: Path, metrics: Metrics) -> BuiltMode
         ValueError: An option is wrong, or the model has no version.
         OSError: A file is missing.
     """
-    versions: dict[str, Versions] = {
-        name: backend(model.backend)(_plan(name, model, directory))
+    loadable: dict[str, Loadable] = {
+        name: Loadable(partial(backend(model.backend), _plan(name, model, directory)))
         for name, model in config.models.items()
         if model.backend is not None
     }
     places = {
-        name: _place(name, model, config.models[name], metrics) for name, model in versions.items()
+        name: _place(name, model, config.models[name], metrics) for name, model in loadable.items()
     }
-    return BuiltModels(versions, places)
+    return BuiltModels(loadable, places)
 
 
-def _place(name: str, model: Versions, config: ModelConfig, metrics: Metrics) -> Place:
+def _place(name: str, model: Loadable, config: ModelConfig, metrics: Metrics) -> Place:
     service: Service = model
     if config.signature is not None:
         # What only a configuration knows: labels, and how much it batches. The rest is in the plan.

@@ -6,7 +6,7 @@ that wants another one makes it with `changed`, and sending one twice is safe.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
@@ -30,9 +30,14 @@ from gateway.ir.metadata import (
     ServerStatus,
     SharedRegion,
 )
+from gateway.ir.statistics import ModelStatistics
 from gateway.ir.tensor import RequestedOutput, Tensor
 
 R = TypeVar("R")
+
+LoadParameters = Mapping[str, bool | int | str | bytes]
+TraceSettings = Mapping[str, tuple[str, ...]]
+LogSettings = Mapping[str, bool | int | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +130,64 @@ class ServerStatusRequest(Call[ServerStatus]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoadRequest(Call[None]):
-    """Load the model, or load it again; answered when that is done."""
+    """Load the model, or load it again; answered when that is done.
+
+    Attributes:
+        parameters: Of the loading: "config", a configuration instead of the repository's, as text;
+            "file:PATH", contents of a file instead of the repository's; others the server's own.
+    """
+
+    parameters: LoadParameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUnloadRequest(Call[None]):
-    """Unload the model; one that is not loaded is no error."""
+    """Unload the model; one that is not loaded is no error.
+
+    Attributes:
+        dependents: Unload also the models that it was loaded with, as an ensemble's.
+    """
+
+    dependents: bool = False
+
+
+CONTROLS = frozenset({ModelLoadRequest, ModelUnloadRequest})
+"""After these a model may be another one under the same name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatisticsRequest(Call[tuple[ModelStatistics, ...]]):
+    """How much have the model's versions been used; without a model, all models'?
+
+    Attributes:
+        own: As the gateway has seen it; else as the target has counted.
+    """
+
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettingRequest(Call[TraceSettings]):
+    """What of the model's requests, or of all, does the target trace from now on?
+
+    Attributes:
+        changes: Settings to change; an empty one goes back to what holds for all models.
+    """
+
+    changes: TraceSettings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettingsRequest(Call[LogSettings]):
+    """What is logged from now on?
+
+    Attributes:
+        changes: Settings to change.
+        own: By the gateway; else by its upstreams.
+    """
+
+    changes: LogSettings = field(default_factory=dict)
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +216,24 @@ class SharedUnregisterRequest(Call[None]):
 
     Attributes:
         region: Its name; "" for all of them.
+        cuda: Of CUDA's regions, or of system memory's; None where the protocol has one list.
     """
 
     region: str = ""
+    cuda: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStatusRequest(Call[tuple[SharedRegion, ...]]):
-    """Which regions of shared memory are registered?"""
+    """Which regions of shared memory are registered?
+
+    Attributes:
+        region: The one to tell of; "" for all of them. The answer may hold others too.
+        cuda: Of CUDA's, or of system memory's; None where the protocol has one list.
+    """
+
+    region: str = ""
+    cuda: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

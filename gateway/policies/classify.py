@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.calls import (
+    CONTROLS,
     Call,
     InferRequest,
     InferResponse,
@@ -59,6 +60,11 @@ class Classify:
             request = call.request.within(needs=call.context.needs)
             items = await self._inner(call.changed(request=_plain(call.request)))
             return cast("R", Mapped(items, lambda item: self._response(request, item)))
+        if type(call) in CONTROLS:
+            try:
+                return await self._inner(call)
+            finally:
+                self._metadata.forget(call.model)
         return await self._inner(call)
 
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:

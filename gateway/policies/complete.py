@@ -12,6 +12,7 @@ from typing import Final, TypeVar, cast
 import structlog
 
 from gateway.ir.calls import (
+    CONTROLS,
     Call,
     InferRequest,
     InferResponse,
@@ -105,6 +106,11 @@ class Complete:
                 asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
                 items = Mapped(items, lambda item: self._answer(asked, item))
             return cast("R", items)
+        if type(call) in CONTROLS:
+            try:
+                return await self._inner(call)
+            finally:
+                self._metadata.forget(call.model)
         return await self._inner(call)
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:

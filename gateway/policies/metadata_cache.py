@@ -63,6 +63,11 @@ class MetadataCache:
         # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
         return cast("R", await self._metadata((call.model, Need.BATCHING in call.context.needs)))
 
+    def forget(self, model: ModelRef | None) -> None:
+        """Ask again about every version of *model*, which may have changed."""
+        for key in [key for key in self._known if model is not None and key[0].name == model.name]:
+            del self._known[key]
+
     async def _metadata(self, key: _Key) -> ModelMetadata:
         known = self._known.get(key)
         if known is not None and self._clock() < known[0]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gateway.ir.calls import Call, ModelReadyRequest, RepositoryIndexRequest
+from gateway.ir.calls import CONTROLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
 from gateway.service import Service
@@ -50,6 +50,8 @@ class Discover:
         """
         if call.model is None:
             raise InvalidRequest("the call names no model")
+        if type(call) in CONTROLS:
+            self._owners.pop(call.model.name, None)  # it may not have been there, and be there now
         owner = await self._owner(call.model.name)
         if owner is None:
             raise ModelNotFound(
