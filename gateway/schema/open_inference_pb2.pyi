@@ -1077,8 +1077,12 @@ class RepositoryModelLoadRequest(_message.Message):
     def __init__(self, repository_name: _Optional[str] = ..., model_name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, ModelRepositoryParameter]] = ...) -> None: ...
 
 class RepositoryModelLoadResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model_name", "loaded")
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    model_name: str
+    loaded: bool
+    def __init__(self, model_name: _Optional[str] = ..., loaded: _Optional[bool] = ...) -> None: ...
 
 class RepositoryModelUnloadRequest(_message.Message):
     __slots__ = ("repository_name", "model_name", "parameters")
@@ -1098,8 +1102,12 @@ class RepositoryModelUnloadRequest(_message.Message):
     def __init__(self, repository_name: _Optional[str] = ..., model_name: _Optional[str] = ..., parameters: _Optional[_Mapping[str, ModelRepositoryParameter]] = ...) -> None: ...
 
 class RepositoryModelUnloadResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model_name", "unloaded")
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    model_name: str
+    unloaded: bool
+    def __init__(self, model_name: _Optional[str] = ..., unloaded: _Optional[bool] = ...) -> None: ...
 
 class SystemSharedMemoryStatusRequest(_message.Message):
     __slots__ = ("name",)

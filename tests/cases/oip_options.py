@@ -7,5 +7,10 @@ from typing import Any
 
 EVERYTHING: Mapping[str, Any] = {
     "model_configuration": True,
+    "statistics": "target",
     "repository_index": True,
+    "model_control": True,
+    "model_files": True,
+    "trace": True,
+    "logging": "target",
 }

@@ -4,40 +4,14 @@ from __future__ import annotations
 
 from gateway.ir.errors import ErrorCode
 
-_CONTROL = r"model repository|RepositoryModel"
-_SHM = r"[Ss]ystem ?[Ss]hared ?[Mm]emory"
 _CLASSES = "classification"
-_STATISTICS = "statistics|ModelStatistics"
-_TRACE = "trace settings|TraceSetting"
-_LOG = "log settings|LogSettings"
 
 # Extensions that this gateway does not serve: each is answered 501 or UNIMPLEMENTED, by its name.
 EXTENSIONS: dict[str, str] = {
     "049-triton-classification-json": _CLASSES,
     "050-triton-classification-binary": _CLASSES,
-    "078-triton-statistics": _STATISTICS,
-    "079-triton-unload": _CONTROL,
-    "081-triton-load": _CONTROL,
-    "082-triton-load-unknown": _CONTROL,
-    "083-triton-trace-get": _TRACE,
-    "084-triton-log-get": _LOG,
-    "085-triton-log-set": _LOG,
-    "086-triton-shm-status": _SHM,
-    "087-triton-shm-register": _SHM,
-    "088-triton-shm-register2": _SHM,
     "089-triton-shm-infer": "shared memory",
-    "090-triton-shm-status2": _SHM,
-    "091-triton-shm-unregister": _SHM,
-    "164-triton-load": _CONTROL,
     "190-triton-classification": _CLASSES,
-    "204-triton-statistics": _STATISTICS,
-    "205-triton-trace": _TRACE,
-    "206-triton-log": _LOG,
-    "207-triton-shm-status": _SHM,
-    "208-triton-unload": _CONTROL,
-    "209-triton-load-config": _CONTROL,
-    "228-mlserver-load": _CONTROL,
-    "247-kserve-load": _CONTROL,
 }
 
 # Streams and the generate extension have tests of their own: test_open_inference_streams.py.

@@ -13,7 +13,6 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import (
-    ModelConfiguration,
     ModelMetadata,
     ModelState,
     RepositoryEntry,
@@ -24,7 +23,6 @@ from gateway.protocols.oip.binary import JSON_HEADERS
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.json import dump, read_value
 from gateway.protocols.oip.members import list_member
-from gateway.protocols.oip.model_config import from_document
 from gateway.wire.http import HttpRequest, HttpResponse
 
 _DATATYPES: Mapping[str, Datatype] = {datatype.value: datatype for datatype in Datatype}
@@ -36,6 +34,13 @@ _MOST_NAMES = 10_000
 def json_response(status: int, document: Mapping[str, Any] | list[Any]) -> HttpResponse:
     """Return an answer whose body is *document*."""
     return HttpResponse(status, JSON_HEADERS, (dump(document),))
+
+
+def optional_json(document: Mapping[str, Any] | list[Any] | None) -> HttpResponse:
+    """Return a good answer whose body is *document*, or empty for None."""
+    if document is None:
+        return HttpResponse(HTTP_OK, JSON_HEADERS, ())
+    return json_response(HTTP_OK, document)
 
 
 def encode_health(
@@ -132,16 +137,6 @@ def decode_model_metadata(
         inputs=_tensors(members, "inputs", limits),
         outputs=_tensors(members, "outputs", limits),
     )
-
-
-def decode_configuration(wire: HttpResponse, limits: MessageLimits) -> ModelConfiguration:
-    """Read a model's configuration.
-
-    Raises:
-        MalformedMessage: It is no such document.
-        TooLarge: It has too many tensors, or a name is too long.
-    """
-    return from_document(read_value(wire.view, "the answer", limits), limits)
 
 
 def _tensors(

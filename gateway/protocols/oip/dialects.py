@@ -23,6 +23,7 @@ class Dialect:
         infer_stream: It has `infer_stream`: answers as server-sent events.
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         extended: It has Triton's extensions: configuration, statistics and the like.
+        control: Its models can be loaded and unloaded.
         signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
     """
 
@@ -35,10 +36,13 @@ class Dialect:
     infer_stream: bool = False
     index: bool = False
     extended: bool = False
+    control: bool = False
     signed_parameters: bool = False
 
 
-_TRITON = Dialect(name="triton", binary=True, index=True, extended=True, signed_parameters=True)
+_TRITON = Dialect(
+    name="triton", binary=True, index=True, extended=True, control=True, signed_parameters=True
+)
 
 # Triton's is the fullest: an unknown server is taken for one.
 DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
@@ -52,11 +56,21 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
             text_only=True,
             infer_stream=True,
             index=True,
+            control=True,
         ),
-        Dialect(name="kserve", binary=True, text_only=True, versions=False, needs_id=True),
+        Dialect(
+            name="kserve",
+            binary=True,
+            text_only=True,
+            versions=False,
+            needs_id=True,
+            control=True,
+        ),
         Dialect(name="ovms", binary=True),
         # Ourselves: all of Triton's, as far as the listener switches it on.
-        Dialect(name="gateway", binary=True, infer_stream=True, index=True, extended=True),
+        Dialect(
+            name="gateway", binary=True, infer_stream=True, index=True, extended=True, control=True
+        ),
     )
 }
 

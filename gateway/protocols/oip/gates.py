@@ -1,45 +1,137 @@
-"""Calls that a listener does not pass on unless it is told to, and the extensions it advertises.
+"""Calls that a listener does not pass on unless it is told to, and those that no server is asked.
 
-What is off is refused as by a server that lacks it: 501 and UNIMPLEMENTED.
+What is off is refused as by a server that lacks it: 501 and UNIMPLEMENTED. Shared memory has its
+gate behind the codecs: the listener's own `shared_memory`.
 
-Source: dossier, sections 1, 10 and 12.
+Source: dossier, sections 1, 10, 12 and 14.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from gateway.ir.calls import Call, ModelConfigRequest, RepositoryIndexRequest
+from gateway.ir.calls import (
+    Call,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    TraceSettingRequest,
+)
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ServerMetadata
-from gateway.protocols.oip.options import Extensions
+from gateway.protocols.oip.control import FILE
+from gateway.protocols.oip.options import GATEWAY, OFF, Extensions
 
 # The option of each call that is off by default, and what it is called.
 _GATES: Mapping[type[Call[Any]], tuple[str, str]] = {
     ModelConfigRequest: ("model_configuration", "model configuration"),
+    ModelStatisticsRequest: ("statistics", "statistics of models"),
     RepositoryIndexRequest: ("repository_index", "the index of models"),
+    ModelLoadRequest: ("model_control", "loading and unloading of models"),
+    ModelUnloadRequest: ("model_control", "loading and unloading of models"),
+    TraceSettingRequest: ("trace", "trace settings"),
+    LogSettingsRequest: ("logging", "log settings"),
 }
 
-# Triton's name of what each option switches on.
-_ADVERTISED = (("model_configuration", "model_configuration"),)
+# Triton's name of what options switch on, where all of them are on.
+_ADVERTISED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("model_repository", ("repository_index", "model_control")),
+    ("model_repository(unload_dependents)", ("repository_index", "model_control")),
+    ("model_configuration", ("model_configuration",)),
+    ("statistics", ("statistics",)),
+    ("trace", ("trace",)),
+    ("logging", ("logging",)),
+)
 
-_OFF = (False, "off")
+_TRITONS = frozenset(
+    {
+        ModelConfigRequest,
+        ModelStatisticsRequest,
+        TraceSettingRequest,
+        LogSettingsRequest,
+        SharedRegisterRequest,
+        SharedUnregisterRequest,
+        SharedStatusRequest,
+    }
+)
 
 
-def check_allowed(call: Call[Any], extensions: Extensions) -> None:
-    """Refuse a call that the listener's options do not allow.
+class Asked(Protocol):
+    """What has to be known of a kind of server."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def index(self) -> bool: ...  # noqa: D102
+    @property
+    def extended(self) -> bool: ...  # noqa: D102
+    @property
+    def control(self) -> bool: ...  # noqa: D102
+
+
+def allowed(call: Call[Any], extensions: Extensions) -> Call[Any]:
+    """Return *call* as the listener's options let it pass.
 
     Raises:
         Unsupported: It is switched off.
     """
-    found = _GATES.get(type(call))
-    if found is not None and getattr(extensions, found[0]) in _OFF:
-        raise Unsupported(f"{found[1]} is not enabled here (option {found[0]})", model=call.model)
+    gate = _GATES.get(type(call))
+    if gate is None:
+        return call
+    option, what = gate
+    value = getattr(extensions, option)
+    if value in (False, OFF):
+        raise Unsupported(f"{what}: not enabled here (option {option})", model=call.model)
+    if isinstance(call, ModelLoadRequest) and not extensions.model_files:
+        _refuse_files(call)
+    if value == GATEWAY and isinstance(call, ModelStatisticsRequest | LogSettingsRequest):
+        origin = call.context.origin
+        return call.changed(own=True).within(origin=origin)
+    return call
+
+
+def _refuse_files(call: ModelLoadRequest) -> None:
+    for key in call.parameters:
+        if key.startswith(FILE):
+            raise Unsupported(
+                f"parameter {key!r}: files of models are not taken here (option model_files)",
+                model=call.model,
+            )
 
 
 def advertised(reply: ServerMetadata, extensions: Extensions) -> ServerMetadata:
     """Return a server's metadata with the extensions that are switched on here."""
-    names = [name for option, name in _ADVERTISED if getattr(extensions, option) not in _OFF]
+    names = [
+        name
+        for name, options in _ADVERTISED
+        if not any(getattr(extensions, option) in (False, OFF) for option in options)
+    ]
     every = tuple(dict.fromkeys((*reply.extensions, *names)))
     return ServerMetadata(reply.name, reply.version, every)
+
+
+def check_asked(call: Call[Any], dialect: Asked) -> None:
+    """Refuse a question that servers of *dialect* do not have, or would not read whole.
+
+    Raises:
+        Unsupported: It cannot be asked.
+    """
+    lacks = None
+    if type(call) in _TRITONS and not dialect.extended:
+        lacks = f"no {type(call).__name__}"
+    elif isinstance(call, ModelLoadRequest | ModelUnloadRequest):
+        if not dialect.control:
+            lacks = "no loading and unloading of models"
+        elif isinstance(call, ModelLoadRequest) and call.parameters and not dialect.extended:
+            lacks = "no parameters of loading"
+        elif isinstance(call, ModelUnloadRequest) and call.dependents and not dialect.extended:
+            lacks = "no unloading of dependents"
+    if lacks is not None:
+        raise Unsupported(f"the dialect {dialect.name!r} has {lacks}", model=call.model)

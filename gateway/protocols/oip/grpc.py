@@ -17,6 +17,7 @@ Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 12 to 1
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -25,7 +26,6 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
-    ModelConfigRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
     StreamInferRequest,
@@ -43,9 +43,11 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
 from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
-from gateway.protocols.oip.gates import advertised, check_allowed
+from gateway.protocols.oip.gates import advertised, allowed, check_asked
 from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.grpc_extension import Extension
+from gateway.protocols.oip.grpc_extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc_stream import (
     FINAL,
     STREAM,
@@ -135,12 +137,10 @@ class GrpcCodec:
             return self._decode_infer(wire)
         if wire.method == STREAM:
             return self._decode_stream(wire)
-        read = messages.CALL_READERS.get(wire.method)
+        read = messages.CALL_READERS.get(wire.method) or CALL_READERS.get(wire.method)
         if read is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        call = read(wire.view, context_of(wire), self._limits)
-        check_allowed(call, self._extensions)
-        return call
+        return allowed(read(wire.view, context_of(wire), self._limits), self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the answer to *call*; the data of large tensors are not copied."""
@@ -150,6 +150,9 @@ class GrpcCodec:
             return GrpcResponse(
                 self._writer.response(reply.model, request_id, reply.parameters, reply.outputs)
             )
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return GrpcResponse((_written(partial(extension.write_reply, call), reply, call),))
         write = messages.REPLY_WRITERS.get(type(call))
         if write is None:
             raise _cannot(call)
@@ -204,13 +207,15 @@ class GrpcCodec:
                 raise Unsupported(f"the dialect {self._dialect.name!r} has no streams")
             message = self._written_infer(call.request, call.context.request_id)
             return _request(call, STREAM, message)
+        check_asked(call, self._dialect)
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return self._encode_extension(call, extension)
         found = messages.CALL_WRITERS.get(type(call))
         if found is None:
             raise _cannot(call)
         if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
             raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
-        if isinstance(call, ModelConfigRequest) and not self._dialect.extended:
-            raise _cannot(call)
         method, write = found
         return _request(call, method, (_written(write, call, call),))
 
@@ -229,6 +234,9 @@ class GrpcCodec:
             if isinstance(call, InferRequest):
                 # An InferRequest's R is InferResponse: the type system cannot follow that.
                 return cast("R", self._read_infer(call, wire, wire.view))
+            extension = EXTENSIONS.get(type(call))
+            if extension is not None:
+                return cast("R", extension.read_reply(call, wire.view, self._limits))
             read = messages.REPLY_READERS.get(type(call))
             if read is None:
                 raise _cannot(call)
@@ -296,6 +304,17 @@ class GrpcCodec:
         if not request_id and self._dialect.needs_id:
             request_id = spare_id or "gateway"
         return self._writer.request(model, request_id, parameters, call.inputs, call.outputs)
+
+    def _encode_extension(self, call: Call[Any], extension: Extension) -> GrpcRequest:
+        method = ""
+
+        def write(call: Call[Any]) -> Message:
+            nonlocal method
+            method, message = extension.write_call(call, self._dialect)
+            return message
+
+        data = _written(write, call, call)
+        return _request(call, SERVICE + method, (data,))
 
     def _read_infer(
         self,

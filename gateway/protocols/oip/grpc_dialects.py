@@ -23,6 +23,8 @@ class GrpcDialect:
         versions: Models have versions; KServe's gRPC side passes over the field.
         selects: It returns the requested outputs only; KServe returns all of them.
         extended: It has Triton's extensions: configuration, statistics and the like.
+        control: Its models can be loaded and unloaded.
+        name_first: Its requests to load and unload have the model's name in field 1.
         needs_id: It fails, or makes an id up, when a request has none.
         streams: It has ModelStreamInfer.
         plain_streams: The messages of its streams are bare answers, without the envelope that holds
@@ -39,16 +41,30 @@ class GrpcDialect:
     extended: bool = False
     streams: bool = True
     plain_streams: bool = False
+    control: bool = False
+    name_first: bool = False
 
 
 DIALECTS: dict[str, GrpcDialect] = {
     dialect.name: dialect
     for dialect in (
-        GrpcDialect(name="triton", doubles=True, bf16=True, index=True, extended=True),
-        GrpcDialect(name="mlserver", index=True, plain_streams=True),
-        GrpcDialect(name="kserve", versions=False, selects=False, needs_id=True, streams=False),
+        GrpcDialect(
+            name="triton", doubles=True, bf16=True, index=True, extended=True, control=True
+        ),
+        GrpcDialect(name="mlserver", index=True, plain_streams=True, control=True),
+        GrpcDialect(
+            name="kserve",
+            versions=False,
+            selects=False,
+            needs_id=True,
+            streams=False,
+            control=True,
+            name_first=True,
+        ),
         GrpcDialect(name="ovms"),
-        GrpcDialect(name="gateway", doubles=True, bf16=True, index=True, extended=True),
+        GrpcDialect(
+            name="gateway", doubles=True, bf16=True, index=True, extended=True, control=True
+        ),
     )
 }
 

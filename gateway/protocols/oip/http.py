@@ -13,7 +13,6 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
-    ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
@@ -39,7 +38,6 @@ from gateway.protocols.oip import answers
 from gateway.protocols.oip.binary import JSON_HEADERS
 from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
 from gateway.protocols.oip.errors import (
-    HTTP_OK,
     HTTP_STATUS,
     NOT_READY_STATUSES,
     MethodNotAllowed,
@@ -49,8 +47,9 @@ from gateway.protocols.oip.errors import (
     is_error_status,
 )
 from gateway.protocols.oip.events import EVENT_STREAM, EventSplitter
-from gateway.protocols.oip.gates import advertised, check_allowed
+from gateway.protocols.oip.gates import advertised, allowed, check_asked
 from gateway.protocols.oip.headers import NAME, NEEDS, context_of
+from gateway.protocols.oip.http_extensions import EXTENSIONS, Extension
 from gateway.protocols.oip.http_stream import (
     decode_event,
     decode_inference,
@@ -59,7 +58,6 @@ from gateway.protocols.oip.http_stream import (
     error_event,
 )
 from gateway.protocols.oip.json import dump
-from gateway.protocols.oip.model_config import to_document
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.replies import decode_response, error_text
@@ -80,7 +78,6 @@ _HEALTH: Mapping[type[Call[Any]], str] = {
 _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelReadyRequest: "ready",
     ModelMetadataRequest: "",
-    ModelConfigRequest: "config",
     InferRequest: "infer",
     StreamInferRequest: "infer_stream",
 }
@@ -146,12 +143,12 @@ class HttpCodec:
             call: Call[Any] = RepositoryIndexRequest(
                 ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
             )
-        else:
-            call = route.call(model=route.model, context=context_of(wire, None))
-            if type(call) is RepositoryIndexRequest:  # only names, which anybody may know
-                return call
-        check_allowed(call, self._extensions)
-        return call
+        elif route.call in EXTENSIONS:
+            read = EXTENSIONS[route.call].read_call
+            call = read(route, wire, context_of(wire, None), self._limits)
+        else:  # GET /v2/models among them: only names, which anybody may know
+            return route.call(model=route.model, context=context_of(wire, None))
+        return allowed(call, self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the answer to *call*; binary outputs are not copied.
@@ -174,11 +171,12 @@ class HttpCodec:
             return answers.encode_server_metadata(advertised(answer, self._extensions))
         if isinstance(call, ModelMetadataRequest):
             return answers.encode_model_metadata(answer)
-        if isinstance(call, ModelConfigRequest):
-            return answers.json_response(HTTP_OK, to_document(answer))
         if isinstance(call, RepositoryIndexRequest):
             return answers.encode_index(answer, whole=_wants_whole_index(call))
-        raise self._unknown(call)
+        extension = EXTENSIONS.get(type(call))
+        if extension is None:
+            raise self._unknown(call)
+        return answers.optional_json(extension.write_reply(call, answer))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
         """Write one answer of a stream: an event, a part of one HTTP response.
@@ -234,8 +232,9 @@ class HttpCodec:
             body = (dump({"ready": True} if call.ready_only else {}),)
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
             return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
-        if isinstance(call, ModelConfigRequest) and not self._dialect.extended:
-            raise self._unknown(call)
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return self._encode_extension(call, extension, passed)
         path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
         return HttpRequest("GET", path, "", Headers(passed), (), deadline)
 
@@ -289,6 +288,19 @@ class HttpCodec:
         path = self._model_path(call)
         return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
 
+    def _encode_extension(
+        self, call: Call[Any], extension: Extension, passed: tuple[tuple[str, str], ...]
+    ) -> HttpRequest:
+        check_asked(call, self._dialect)
+        if call.model is not None:
+            self._check_version(call.model)
+        method, path, document = extension.write_call(call)
+        deadline = call.context.deadline
+        if document is None:
+            return HttpRequest(method, path, "", Headers(passed), (), deadline)
+        pairs = Headers((*JSON_HEADERS.pairs, *passed))
+        return HttpRequest(method, path, "", pairs, (dump(document),), deadline)
+
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, InferRequest):
             return decode_response(call, self._sent_id(call), wire, self._limits)
@@ -296,10 +308,11 @@ class HttpCodec:
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
             return answers.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
-        if isinstance(call, ModelConfigRequest):
-            return answers.decode_configuration(wire, self._limits)
         if isinstance(call, RepositoryIndexRequest):
             return answers.decode_index(wire, self._limits)
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return extension.read_reply(call, wire, self._limits)
         key = _HEALTH.get(type(call))
         if key is None:
             raise self._unknown(call)
@@ -326,13 +339,16 @@ class HttpCodec:
         model = call.model
         if model is None or not model.name:
             raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
+        self._check_version(model)
+        return model_path(model, _MODEL_ACTIONS[type(call)])
+
+    def _check_version(self, model: ModelRef) -> None:
         if model.version and not self._dialect.versions:
             raise Unsupported(
                 f"model {str(model)!r} is asked for by version, {self._dialect.name} has no "
                 "versions",
                 model=model,
             )
-        return model_path(model, _MODEL_ACTIONS[type(call)])
 
     def _server_path(self, call: Call[Any]) -> str:
         path = server_path(type(call))

@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 
 from gateway.ir.calls import (
     Call,
-    ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
@@ -29,14 +28,12 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import (
-    ModelConfiguration,
     ModelMetadata,
     ModelState,
     RepositoryEntry,
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.protocols.oip.model_config import from_message, to_message
 from gateway.protocols.oip.proto import parse
 from gateway.schema import open_inference_pb2 as pb
 
@@ -113,15 +110,6 @@ def _read_model_metadata(
     )
 
 
-def _read_model_config(
-    view: memoryview, context: Context, limits: MessageLimits
-) -> ModelConfigRequest:
-    message = parse(view, pb.ModelConfigRequest)
-    return ModelConfigRequest(
-        model=checked_model(message.name, message.version, limits), context=context
-    )
-
-
 def _read_index(
     view: memoryview, context: Context, _limits: MessageLimits
 ) -> RepositoryIndexRequest:
@@ -140,7 +128,6 @@ CALL_READERS: dict[str, Callable[[memoryview, Context, MessageLimits], Call[Any]
     SERVICE + "ModelReady": _read_model_ready,
     SERVICE + "ServerMetadata": _read_server_metadata,
     SERVICE + "ModelMetadata": _read_model_metadata,
-    SERVICE + "ModelConfig": _read_model_config,
     SERVICE + "RepositoryIndex": _read_index,
 }
 
@@ -192,7 +179,6 @@ REPLY_WRITERS: dict[type[Call[Any]], Callable[[Any], Message]] = {
     ModelReadyRequest: lambda ready: pb.ModelReadyResponse(ready=ready),
     ServerMetadataRequest: _server_metadata,
     ModelMetadataRequest: _model_metadata,
-    ModelConfigRequest: lambda found: pb.ModelConfigResponse(config=to_message(found)),
     RepositoryIndexRequest: _index,
 }
 
@@ -210,18 +196,12 @@ def _model_metadata_call(call: ModelMetadataRequest) -> Message:
     return pb.ModelMetadataRequest(name=model.name, version=model.version)
 
 
-def _model_config_call(call: ModelConfigRequest) -> Message:
-    model = named_model(call)
-    return pb.ModelConfigRequest(name=model.name, version=model.version)
-
-
 CALL_WRITERS: dict[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
     ServerLiveRequest: (SERVICE + "ServerLive", lambda _: pb.ServerLiveRequest()),
     ServerReadyRequest: (SERVICE + "ServerReady", lambda _: pb.ServerReadyRequest()),
     ModelReadyRequest: (SERVICE + "ModelReady", _model_ready_call),
     ServerMetadataRequest: (SERVICE + "ServerMetadata", lambda _: pb.ServerMetadataRequest()),
     ModelMetadataRequest: (SERVICE + "ModelMetadata", _model_metadata_call),
-    ModelConfigRequest: (SERVICE + "ModelConfig", _model_config_call),
     RepositoryIndexRequest: (
         SERVICE + "RepositoryIndex",
         lambda call: pb.RepositoryIndexRequest(ready=call.ready_only),
@@ -287,10 +267,6 @@ def _read_tensor(
     return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if untold else shape)
 
 
-def _read_config_answer(view: memoryview, limits: MessageLimits) -> ModelConfiguration:
-    return from_message(parse(view, pb.ModelConfigResponse).config, limits)
-
-
 def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:
     message = parse(view, pb.RepositoryIndexResponse)
     check_count("models", len(message.models), _LISTED, "models")
@@ -310,6 +286,5 @@ REPLY_READERS: dict[type[Call[Any]], Callable[[memoryview, MessageLimits], Any]]
     ModelReadyRequest: lambda view, _: parse(view, pb.ModelReadyResponse).ready,
     ServerMetadataRequest: _read_server_answer,
     ModelMetadataRequest: _read_model_answer,
-    ModelConfigRequest: _read_config_answer,
     RepositoryIndexRequest: _read_index_answer,
 }

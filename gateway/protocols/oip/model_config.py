@@ -8,20 +8,13 @@ Source: Triton model configuration extension; dossier, sections 3 and 10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.json_format import Error, MessageToDict, ParseDict
 
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelConfiguration
-from gateway.protocols.oip.errors import clip
+from gateway.protocols.oip.texts import message_of, text_of
 from gateway.schema import open_inference_pb2 as pb
-
-_WIDE = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
-_SHOWN = 200
 
 
 def to_message(configuration: ModelConfiguration) -> pb.ModelConfig:
@@ -30,14 +23,10 @@ def to_message(configuration: ModelConfiguration) -> pb.ModelConfig:
     Raises:
         Unsupported: A member has a value that the message cannot hold.
     """
-    message = pb.ModelConfig()
     try:
-        ParseDict(dict(configuration.document), message, ignore_unknown_fields=True)
-    except Error as error:
-        raise Unsupported(
-            f"the model configuration cannot be written: {clip(str(error), _SHOWN)}"
-        ) from error
-    return message
+        return message_of(configuration.document, pb.ModelConfig)
+    except MalformedMessage as error:
+        raise Unsupported(f"the model configuration cannot be written: {error.message}") from error
 
 
 def from_message(message: pb.ModelConfig, limits: MessageLimits) -> ModelConfiguration:
@@ -46,23 +35,16 @@ def from_message(message: pb.ModelConfig, limits: MessageLimits) -> ModelConfigu
     Raises:
         InvalidRequest, TooLarge: A name in it is not allowed, or there are too many tensors.
     """
-    document = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return _checked(_plain(document, message.DESCRIPTOR), limits)
+    return _checked(text_of(message), limits)
 
 
 def to_document(configuration: ModelConfiguration) -> dict[str, Any]:
     """Return the text for HTTP, every default in it; text the message cannot hold is as it is."""
     document = dict(configuration.document)
     try:
-        message = to_message(configuration)
+        return document | text_of(to_message(configuration))
     except Unsupported:
         return document
-    whole = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return document | _plain(whole, message.DESCRIPTOR)
 
 
 def from_document(document: Any, limits: MessageLimits) -> ModelConfiguration:
@@ -89,21 +71,3 @@ def _checked(document: dict[str, Any], limits: MessageLimits) -> ModelConfigurat
             raise MalformedMessage(f"{key!r} of the model configuration is no list of objects")
         check_count(f"{key}s in the configuration", len(found), limits.tensors, "tensors")
     return ModelConfiguration(document)
-
-
-def _plain(document: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Return a message's text with 64-bit integers as numbers; the library writes them as text."""
-    fields = kind.fields_by_name
-    return {name: _value(fields[name], value) for name, value in document.items()}
-
-
-def _value(field: FieldDescriptor, value: Any) -> Any:
-    kind = field.message_type
-    if kind is not None and kind.GetOptions().map_entry:
-        inner = kind.fields_by_name["value"]
-        return {key: _value(inner, entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_value(field, entry) for entry in value]
-    if kind is not None:
-        return _plain(value, kind)
-    return int(value) if field.cpp_type in _WIDE else value

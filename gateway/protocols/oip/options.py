@@ -16,6 +16,8 @@ from gateway.wire.codec import Options
 DIALECT_NAMES = ("auto", "triton", "mlserver", "kserve", "ovms", "gateway")
 _NOT_READY = (503, 409)
 
+OFF, GATEWAY, TARGET = "off", "gateway", "target"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extensions:
@@ -23,20 +25,37 @@ class Extensions:
 
     Attributes:
         model_configuration: A model's configuration is told.
+        statistics: "off"; "gateway": what the gateway has counted; "target": what the model's
+            target has counted, or the gateway where the target counts nothing.
         repository_index: The index of models is given, with versions and states.
+        model_control: Models are loaded and unloaded.
+        model_files: A request to load may bring the model's files along.
+        trace: The targets' trace settings are told and changed.
+        logging: "off"; "gateway": the gateway's own log settings; "target": the upstreams'.
     """
 
     model_configuration: bool = False
+    statistics: str = OFF
     repository_index: bool = False
+    model_control: bool = False
+    model_files: bool = False
+    trace: bool = False
+    logging: str = OFF
 
 
 _FLAG = (True, False)
+_WHOSE = (OFF, GATEWAY, TARGET)
 
 _VALUES: Mapping[str, tuple[Any, ...]] = {
     "dialect": DIALECT_NAMES,
     "not_ready_status": _NOT_READY,
     "model_configuration": _FLAG,
+    "statistics": _WHOSE,
     "repository_index": _FLAG,
+    "model_control": _FLAG,
+    "model_files": _FLAG,
+    "trace": _FLAG,
+    "logging": _WHOSE,
 }
 
 # In YAML every scalar is text.

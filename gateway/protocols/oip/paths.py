@@ -17,14 +17,22 @@ from urllib.parse import quote
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    LogSettingsRequest,
     ModelConfigRequest,
+    ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
     StreamInferRequest,
+    TraceSettingRequest,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotFound, Unsupported
@@ -42,6 +50,10 @@ SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
 # Triton's and MLServer's index: the same question as /v2/models, with more in the answer.
 INDEX_PATH = "/v2/repository/index"
 
+STATISTICS_PATH = "/v2/models/stats"
+TRACE_PATH = "/v2/trace/setting"
+LOG_PATH = "/v2/logging"
+
 _MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
     "": ModelMetadataRequest,
     "ready": ModelReadyRequest,
@@ -50,31 +62,19 @@ _MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
     "infer_stream": StreamInferRequest,
     "generate_stream": StreamInferRequest,
     "config": ModelConfigRequest,
+    "stats": ModelStatisticsRequest,
+    "trace/setting": TraceSettingRequest,
 }
 
-# Extensions that exist elsewhere: asked for, they are named, not "not found".
-_MODEL_EXTENSIONS = {
-    "stats": "statistics",
-    "trace/setting": "trace settings",
+_NAMED_REPOSITORY = re.compile(r"/v2/repository/[^/]+/(index|models/[^/]+/(load|unload))")
+
+_GET, _POST = ("GET",), ("POST",)
+# Questions that are not asked with GET alone.
+_METHODS: Mapping[type[Call[Any]], tuple[str, ...]] = {
+    InferRequest: _POST,
+    StreamInferRequest: _POST,
+    TraceSettingRequest: _GET + _POST,
 }
-_SERVER_EXTENSIONS = (
-    (re.compile(r"/v2/repository/[^/]+/index"), "repositories by name"),
-    (
-        re.compile(r"/v2/repository(/[^/]+)?/models/[^/]+/(load|unload)"),
-        "model repository (load and unload)",
-    ),
-    (
-        re.compile(r"/v2/systemsharedmemory(/region/[^/]+)?/(status|register|unregister)"),
-        "system shared memory",
-    ),
-    (
-        re.compile(r"/v2/cudasharedmemory(/region/[^/]+)?/(status|register|unregister)"),
-        "CUDA shared memory",
-    ),
-    (re.compile(r"/v2/models/stats"), "statistics"),
-    (re.compile(r"/v2/trace/setting"), "trace settings"),
-    (re.compile(r"/v2/logging"), "log settings"),
-)
 
 _MODELS = "/v2/models/"
 _VERSIONS = "versions"
@@ -88,14 +88,35 @@ class Route:
     Attributes:
         call: The question's type.
         model: None when it is about the server.
-        method: The HTTP method it is asked with.
+        methods: The HTTP methods it is asked with.
         action: The end of a path about a model.
+        region: Of shared memory, by name; "" for none or all.
+        cuda: Whether it is about CUDA's shared memory.
     """
 
     call: type[Call[Any]]
     model: ModelRef | None
-    method: str
+    methods: tuple[str, ...] = _GET
     action: str = ""
+    region: str = ""
+    cuda: bool = False
+
+
+_SERVER_EXTENSIONS: Mapping[str, Route] = {
+    STATISTICS_PATH: Route(ModelStatisticsRequest, None),
+    TRACE_PATH: Route(TraceSettingRequest, None, _GET + _POST),
+    LOG_PATH: Route(LogSettingsRequest, None, _GET + _POST),
+}
+_CONTROL = re.compile(r"/v2/repository/models/([^/]+)/(load|unload)")
+_CONTROLS: Mapping[str, type[Call[Any]]] = {"load": ModelLoadRequest, "unload": ModelUnloadRequest}
+_SHARED = re.compile(
+    r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)"
+)
+_SHARED_CALLS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
+    "status": (SharedStatusRequest, _GET),
+    "register": (SharedRegisterRequest, _POST),
+    "unregister": (SharedUnregisterRequest, _POST),
+}
 
 
 def find_route(method: str, path: str, limits: MessageLimits) -> Route:
@@ -114,10 +135,11 @@ def find_route(method: str, path: str, limits: MessageLimits) -> Route:
     """
     route = _model_route(path, limits) if path.startswith(_MODELS) else None
     if route is None:
-        route = _server_route(path)
-    if method != route.method:
+        route = _server_route(path, limits)
+    if method not in route.methods:
+        allow = ", ".join(route.methods)
         raise MethodNotAllowed(
-            f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {route.method}", allow=route.method
+            f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {allow}", allow=allow
         )
     return route
 
@@ -135,9 +157,21 @@ def model_path(model: ModelRef, action: str) -> str:
     return f"{path}/{action}" if action else path
 
 
+def control_path(call: ModelLoadRequest | ModelUnloadRequest, model: ModelRef) -> str:
+    """Return the path that loads or unloads *model*."""
+    action = "load" if isinstance(call, ModelLoadRequest) else "unload"
+    return f"/v2/repository/models/{quote(model.name, safe='')}/{action}"
+
+
+def shared_path(region: str, action: str, *, cuda: bool) -> str:
+    """Return the path about a region of shared memory, or with "" about all of one kind."""
+    path = f"/v2/{'cuda' if cuda else 'system'}sharedmemory"
+    return f"{path}/region/{quote(region, safe='')}/{action}" if region else f"{path}/{action}"
+
+
 def _model_route(path: str, limits: MessageLimits) -> Route | None:
     """Return the route of a path below /v2/models/, None when it asks nothing known."""
-    if path == "/v2/models/stats":
+    if path == STATISTICS_PATH:  # a model of this name is shadowed, as it is in Triton
         return None
     name, _, rest = path[len(_MODELS) :].partition("/")
     version = ""
@@ -150,25 +184,43 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
     # A path that ends in a slash is another path than the one without.
     if not name or not known or path.endswith("/"):
         return None
-    if action in _MODEL_EXTENSIONS:
-        raise Unsupported(f"{path[:_SHOWN]}: no support for {_MODEL_EXTENSIONS[action]}")
     call = _MODEL_CALLS.get(action)
     if call is None:
         return None
     model = ModelRef(
         decoded_name("model name", name, limits), decoded_name("model version", version, limits)
     )
-    asks = call is InferRequest or call is StreamInferRequest
-    return Route(call, model, "POST" if asks else "GET", action)
+    return Route(call, model, _METHODS.get(call, _GET), action)
 
 
-def _server_route(path: str) -> Route:
+def _server_route(path: str, limits: MessageLimits) -> Route:
     if path == INDEX_PATH:
-        return Route(RepositoryIndexRequest, None, "POST")
+        return Route(RepositoryIndexRequest, None, _POST)
     call = SERVER_PATHS.get(path)
     if call is not None:
-        return Route(call, None, "GET")
-    for pattern, feature in _SERVER_EXTENSIONS:
-        if pattern.fullmatch(path):
-            raise Unsupported(f"{path[:_SHOWN]}: no support for {feature}")
+        return Route(call, None)
+    route = _extension_route(path, limits)
+    if route is not None:
+        return route
+    if _NAMED_REPOSITORY.fullmatch(path):
+        raise Unsupported(f"{path[:_SHOWN]}: no support for repositories by name")
     raise NotFound(f"there is no path {path[:_SHOWN]!r} in Open Inference")
+
+
+def _extension_route(path: str, limits: MessageLimits) -> Route | None:
+    """Return the route of a path of Triton's extensions that is about the server or a region."""
+    route = _SERVER_EXTENSIONS.get(path)
+    if route is not None:
+        return route
+    control = _CONTROL.fullmatch(path)
+    if control is not None:
+        model = ModelRef(decoded_name("model name", control[1], limits))
+        return Route(_CONTROLS[control[2]], model, _POST)
+    shared = _SHARED.fullmatch(path)
+    if shared is None:
+        return None
+    region = decoded_name("region name", shared[2], limits) if shared[2] else ""
+    call, methods = _SHARED_CALLS[shared[3]]
+    if call is SharedRegisterRequest and not region:
+        return None
+    return Route(call, None, methods, "", region, shared[1] == "cuda")

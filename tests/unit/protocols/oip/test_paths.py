@@ -8,13 +8,22 @@ import pytest
 
 from gateway.ir.calls import (
     InferRequest,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
     StreamInferRequest,
+    TraceSettingRequest,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, TooLarge, Unsupported
@@ -22,6 +31,7 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.oip.errors import MethodNotAllowed
 from gateway.protocols.oip.paths import Route, find_route, model_path, server_path
 
+M = ModelRef("m")
 LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes
 
 
@@ -54,7 +64,7 @@ def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None)
     words = ("ready", "infer", "generate", "generate_stream", "infer_stream")
     action = path.rpartition("/")[2] if model is not None else ""
     action = action if action in words else ""
-    assert Route(call, model, method, action) == find_route(method, path, DEFAULT_LIMITS)
+    assert Route(call, model, (method,), action) == find_route(method, path, DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -102,21 +112,76 @@ def test_wrong_methods(method: str, path: str, allow: str) -> None:
     assert allow == caught.value.allow
 
 
+GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v2/models/m/config", Route(ModelConfigRequest, M, action="config")),
+        (
+            "/v2/models/m/versions/2/config",
+            Route(ModelConfigRequest, ModelRef("m", "2"), action="config"),
+        ),
+        ("/v2/models/stats", Route(ModelStatisticsRequest, None)),
+        ("/v2/models/m/stats", Route(ModelStatisticsRequest, M, action="stats")),
+        (
+            "/v2/models/m/versions/2/stats",
+            Route(ModelStatisticsRequest, ModelRef("m", "2"), action="stats"),
+        ),
+        ("/v2/repository/models/m/load", Route(ModelLoadRequest, M, POST)),
+        ("/v2/repository/models/a%2Fb/unload", Route(ModelUnloadRequest, ModelRef("a/b"), POST)),
+        ("/v2/trace/setting", Route(TraceSettingRequest, None, BOTH)),
+        ("/v2/models/m/trace/setting", Route(TraceSettingRequest, M, BOTH, "trace/setting")),
+        ("/v2/logging", Route(LogSettingsRequest, None, BOTH)),
+        ("/v2/systemsharedmemory/status", Route(SharedStatusRequest, None)),
+        ("/v2/cudasharedmemory/status", Route(SharedStatusRequest, None, cuda=True)),
+        (
+            "/v2/systemsharedmemory/region/r%20s/status",
+            Route(SharedStatusRequest, None, GET, region="r s"),
+        ),
+        (
+            "/v2/cudasharedmemory/region/r/register",
+            Route(SharedRegisterRequest, None, POST, region="r", cuda=True),
+        ),
+        ("/v2/systemsharedmemory/unregister", Route(SharedUnregisterRequest, None, POST)),
+        (
+            "/v2/systemsharedmemory/region/r/unregister",
+            Route(SharedUnregisterRequest, None, POST, region="r"),
+        ),
+    ],
+)
+def test_finds_extensions(path: str, route: Route) -> None:
+    """Triton's extensions have paths of their own, with every method they are asked with."""
+    for method in route.methods:
+        assert route == find_route(method, path, DEFAULT_LIMITS)
+    with pytest.raises(MethodNotAllowed):
+        find_route("PUT", path, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/systemsharedmemory/register",
+        "/v2/systemsharedmemory/region//register",
+        "/v2/gpusharedmemory/status",
+        "/v2/repository/models//load",
+        "/v2/repository/models/a/b/load",
+        "/v2/logging/",
+        "/v2/trace/settings",
+    ],
+)
+def test_paths_beside_the_extensions(path: str) -> None:
+    """A path that is nearly one of an extension is none."""
+    with pytest.raises(NotFound):
+        find_route("POST", path, DEFAULT_LIMITS)
+
+
 @pytest.mark.parametrize(
     ("path", "feature"),
     [
         ("/v2/repository/r/index", "repositories by name"),
-        ("/v2/repository/models/m/load", "load and unload"),
-        ("/v2/repository/r/models/m/unload", "load and unload"),
-        ("/v2/models/stats", "statistics"),
-        ("/v2/models/m/stats", "statistics"),
-        ("/v2/systemsharedmemory/status", "system shared memory"),
-        ("/v2/systemsharedmemory/region/r/register", "system shared memory"),
-        ("/v2/cudasharedmemory/region/r/status", "CUDA shared memory"),
-        ("/v2/cudasharedmemory/unregister", "CUDA shared memory"),
-        ("/v2/trace/setting", "trace settings"),
-        ("/v2/models/m/trace/setting", "trace settings"),
-        ("/v2/logging", "log settings"),
+        ("/v2/repository/r/models/m/unload", "repositories by name"),
     ],
 )
 def test_extensions_are_named(path: str, feature: str) -> None:

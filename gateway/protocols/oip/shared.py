@@ -1,0 +1,148 @@
+"""Shared memory over Open Inference: regions, and tensors that lie in them.
+
+Only references are read and written here; what is behind them is the listener's choice.
+
+Source: Triton shared memory extension; dossier, sections 8 and 10.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gateway.ir.calls import SharedStatusRequest
+from gateway.ir.context import Parameter
+from gateway.ir.data import SharedData
+from gateway.ir.errors import InvalidRequest, RegionNotFound
+from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.metadata import SharedRegion
+from gateway.protocols.oip.errors import clip
+
+REGION = "shared_memory_region"
+OFFSET = "shared_memory_offset"
+SIZE = "shared_memory_byte_size"
+KEYS = frozenset({REGION, OFFSET, SIZE})
+
+_HANDLE_BYTES = 64
+_UINT63 = 1 << 63
+_SHOWN = 64
+
+
+def read_region(
+    name: Any, members: Mapping[str, Any], *, cuda: bool, listed: bool = False
+) -> SharedRegion:
+    """Return the region that a JSON object describes.
+
+    Args:
+        name: Of the region.
+        members: key, offset and byte_size; CUDA's: raw_handle, device_id and byte_size.
+        cuda: Which of the two.
+        listed: In a list of regions, which has no handles.
+
+    Raises:
+        InvalidRequest: A member is missing or not what it has to be.
+    """
+    if not isinstance(name, str):
+        raise InvalidRequest(f"the name of the region is {clip(repr(name), _SHOWN)}, not a string")
+    size = _unsigned(members, "byte_size")
+    if not cuda:
+        key = members.get("key")
+        if not isinstance(key, str):
+            raise InvalidRequest(f"'key' of the region is {clip(repr(key), _SHOWN)}, not a string")
+        offset = _unsigned(members, "offset") if "offset" in members else 0
+        return SharedRegion(name=name, key=key, offset=offset, size_bytes=size)
+    device = _unsigned(members, "device_id")
+    handle = b"" if listed else _handle(members)
+    return SharedRegion(name=name, device=device, size_bytes=size, handle=handle)
+
+
+def checked_region(
+    region: SharedRegion, limits: MessageLimits, *, listed: bool = False
+) -> SharedRegion:
+    """Return *region* if its texts and its handle may be passed on.
+
+    Raises:
+        InvalidRequest: A character in a name, or the handle's size, is not allowed.
+        TooLarge: A name is too long.
+    """
+    if not region.name:
+        raise InvalidRequest("the region of shared memory has no name")
+    check_name("region name", region.name, limits.name_bytes, "name_bytes")
+    check_name("key of the region", region.key, limits.name_bytes, "name_bytes")
+    if region.device is not None and not listed and len(region.handle) != _HANDLE_BYTES:
+        raise InvalidRequest(
+            f"the handle of CUDA region {region.name!r} has {len(region.handle)} bytes, "
+            f"needed are {_HANDLE_BYTES}"
+        )
+    return region
+
+
+def wanted_regions(call: SharedStatusRequest, reply: Iterable[SharedRegion]) -> list[SharedRegion]:
+    """Return the regions of *reply* that are of the kind and name that *call* asks for.
+
+    Raises:
+        RegionNotFound: There is none of this name.
+    """
+    found = [region for region in reply if (region.device is not None) is bool(call.cuda)]
+    if not call.region:
+        return found
+    named = [region for region in found if region.name == call.region]
+    if not named:
+        raise RegionNotFound(f"no region of shared memory is registered as {call.region!r}")
+    return named
+
+
+def split_shared(
+    what: str, parameters: Mapping[str, Parameter], limits: MessageLimits
+) -> tuple[SharedData | None, dict[str, Parameter]]:
+    """Return where a tensor lies, None for in the message, and the parameters that are left.
+
+    Raises:
+        InvalidRequest: The place is not whole, or not a place.
+        TooLarge: The region's name is too long.
+    """
+    left = {key: value for key, value in parameters.items() if key not in KEYS}
+    if len(left) == len(parameters):
+        return None, left
+    region = parameters.get(REGION)
+    if not isinstance(region, str) or not region:
+        raise InvalidRequest(
+            f"{what} has {REGION} {clip(repr(region), _SHOWN)}, needed is the name of a region"
+        )
+    check_name(REGION, region, limits.name_bytes, "name_bytes")
+    offset = parameters.get(OFFSET, 0)
+    size = parameters.get(SIZE)
+    for key, value in ((OFFSET, offset), (SIZE, size)):
+        if type(value) is not int or not 0 <= value < _UINT63:
+            raise InvalidRequest(
+                f"{what} has {key} {clip(repr(value), _SHOWN)}, needed is a number of bytes"
+            )
+    assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # seen to just above
+    return SharedData(region, offset, size), left
+
+
+def join_shared(shared: SharedData) -> dict[str, Parameter]:
+    """Return the parameters that say where a tensor lies."""
+    found: dict[str, Parameter] = {REGION: shared.region, SIZE: shared.size_bytes}
+    if shared.offset:
+        found[OFFSET] = shared.offset
+    return found
+
+
+def _unsigned(members: Mapping[str, Any], key: str) -> int:
+    value = members.get(key)
+    if type(value) is not int or not 0 <= value < _UINT63:
+        raise InvalidRequest(
+            f"{key!r} of the region is {clip(repr(value), _SHOWN)}, needed is a number"
+        )
+    return value
+
+
+def _handle(members: Mapping[str, Any]) -> bytes:
+    found = members.get("raw_handle")
+    text = found.get("b64") if isinstance(found, dict) else None
+    try:
+        return base64.b64decode(text or "", validate=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("'raw_handle' of the region has no base64 text in 'b64'") from error

@@ -1,0 +1,62 @@
+"""Messages of gRPC as JSON for HTTP, and back: Triton's way to write its extensions.
+
+Every default is written out, fields have their original names, and 64-bit integers are numbers,
+which the protobuf library would put in quotes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import Error, MessageToDict, ParseDict
+from google.protobuf.message import Message
+
+from gateway.ir.errors import MalformedMessage
+from gateway.protocols.oip.errors import clip
+
+M = TypeVar("M", bound=Message)
+
+_WIDE = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
+_SHOWN = 200
+
+
+def text_of(message: Message) -> dict[str, Any]:
+    """Return *message* as a JSON document."""
+    document = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return _plain(document, message.DESCRIPTOR)
+
+
+def message_of(document: Mapping[str, Any], kind: type[M]) -> M:
+    """Return the message of a JSON document; members that it does not know are left out.
+
+    Raises:
+        MalformedMessage: A member has a value that the message cannot hold.
+    """
+    message = kind()
+    try:
+        ParseDict(dict(document), message, ignore_unknown_fields=True)
+    except Error as error:
+        name = message.DESCRIPTOR.name
+        raise MalformedMessage(f"no {name}: {clip(str(error), _SHOWN)}") from error
+    return message
+
+
+def _plain(document: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    fields = kind.fields_by_name
+    return {name: _value(fields[name], value) for name, value in document.items()}
+
+
+def _value(field: FieldDescriptor, value: Any) -> Any:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        inner = kind.fields_by_name["value"]
+        return {key: _value(inner, entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_value(field, entry) for entry in value]
+    if kind is not None:
+        return _plain(value, kind)
+    return int(value) if field.cpp_type in _WIDE else value

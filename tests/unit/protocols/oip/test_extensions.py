@@ -1,0 +1,354 @@
+"""Triton's extensions over HTTP and gRPC: what is sent on is what came, and bad requests are refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    TraceSettingRequest,
+)
+from gateway.ir.context import NO_CONTEXT, ModelRef
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    RegionNotFound,
+    TooLarge,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelConfiguration, SharedRegion
+from gateway.ir.statistics import (
+    BatchStatistics,
+    Duration,
+    InferStatistics,
+    MemoryUsage,
+    ModelStatistics,
+    ResponseStatistics,
+)
+from gateway.protocols.oip.grpc import GrpcCodec
+from gateway.protocols.oip.http import HttpCodec
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.http import HttpRequest, HttpResponse
+from tests.cases.oip_options import EVERYTHING
+
+M = ModelRef("m")
+V = ModelRef("m", "2")
+SERVICE = "/inference.GRPCInferenceService/"
+SYSTEM = SharedRegion(name="r", key="/key", offset=8, size_bytes=24)
+CUDA = SharedRegion(name="c", device=1, size_bytes=64, handle=bytes(range(64)))
+STATISTICS = ModelStatistics(
+    name="m",
+    version="2",
+    last_inference_ms=1_795_178_818_199,
+    inference_count=(1 << 64) - 1,
+    execution_count=12,
+    inference=InferStatistics(success=Duration(12, 21557214), cache_hit=Duration(1, 2)),
+    batches={1: BatchStatistics(compute_infer=Duration(8, 17085241)), 2: BatchStatistics()},
+    memory=(MemoryUsage("GPU", 1, 4096),),
+    responses={"0": ResponseStatistics(cancel=Duration(3, 4))},
+)
+LOADING: dict[str, bool | int | str | bytes] = {
+    "config": '{"max_batch_size": 4}',
+    "file:1/model.onnx": b"\x00\xff",
+    "n": 5,
+    "b": True,
+}
+
+EXCHANGES: list[tuple[str, Call[Any], Any]] = [
+    ("config", ModelConfigRequest(model=V), ModelConfiguration({"name": "m"})),
+    ("statistics", ModelStatisticsRequest(model=V), (STATISTICS,)),
+    ("statistics_of_all", ModelStatisticsRequest(), ()),
+    ("load", ModelLoadRequest(model=M), None),
+    ("load_with", ModelLoadRequest(model=M, parameters=LOADING), None),
+    ("unload", ModelUnloadRequest(model=M), None),
+    ("unload_dependents", ModelUnloadRequest(model=M, dependents=True), None),
+    ("trace", TraceSettingRequest(), {"trace_level": ("OFF",), "trace_rate": ("1000",)}),
+    (
+        "trace_of_a_model",
+        TraceSettingRequest(
+            model=M, changes={"trace_level": ("MIN", "MAX"), "log_frequency": (), "n": ("1",)}
+        ),
+        {"trace_level": ("MIN", "MAX")},
+    ),
+    ("log", LogSettingsRequest(), {"log_file": "", "log_info": True, "log_verbose_level": 0}),
+    ("log_changes", LogSettingsRequest(changes={"log_info": False, "log_format": "x"}), {}),
+    ("register", SharedRegisterRequest(region=SYSTEM), None),
+    ("register_cuda", SharedRegisterRequest(region=CUDA), None),
+    ("unregister", SharedUnregisterRequest(region="r", cuda=False), None),
+    ("unregister_cuda", SharedUnregisterRequest(cuda=True), None),
+    ("status", SharedStatusRequest(cuda=False), (SYSTEM,)),
+    ("status_of_one", SharedStatusRequest(region="r", cuda=False), (SYSTEM,)),
+    (
+        "status_cuda",
+        SharedStatusRequest(cuda=True),
+        (SharedRegion(name="c", device=1, size_bytes=64),),
+    ),
+]
+BOTH = pytest.mark.parametrize("codec", [HttpCodec, GrpcCodec], ids=["http", "grpc"])
+CASES = pytest.mark.parametrize(("name", "call", "reply"), EXCHANGES, ids=[e[0] for e in EXCHANGES])
+
+
+def listener(codec: Any, limits: MessageLimits = DEFAULT_LIMITS) -> Any:
+    """Return the codec of a listener that serves everything."""
+    return codec(limits, EVERYTHING)
+
+
+@BOTH
+@CASES
+def test_calls_arrive_as_they_were_sent(codec: Any, name: str, call: Any, reply: Any) -> None:
+    """What a listener reads of a request is the call the request was written for."""
+    wire = codec(DEFAULT_LIMITS, {}).encode_call(call)
+    if name == "trace_of_a_model" and codec is HttpCodec:
+        assert {"trace_level": ["MIN", "MAX"], "log_frequency": None, "n": "1"} == json.loads(
+            bytes(wire.view)
+        )
+    assert call == listener(codec).decode_call(wire).changed(context=NO_CONTEXT)
+
+
+@BOTH
+@CASES
+def test_answers_arrive_as_they_were_sent(codec: Any, name: str, call: Any, reply: Any) -> None:
+    """What is read of an answer is what was answered; a configuration gets its defaults."""
+    wire = listener(codec).encode_reply(call, reply)
+    found = codec(DEFAULT_LIMITS, {}).decode_reply(call, wire)
+    if name == "config":
+        assert ("m", 0) == (found.document["name"], found.document["max_batch_size"])
+    else:
+        assert reply == found
+
+
+@BOTH
+def test_a_region_that_is_not_registered(codec: Any) -> None:
+    """Asked for by name it is an error, not an empty list; CUDA's are another kind."""
+    for call in (
+        SharedStatusRequest(region="s", cuda=False),
+        SharedStatusRequest(region="r", cuda=True),
+    ):
+        with pytest.raises(RegionNotFound, match=call.region):
+            listener(codec).encode_reply(call, (SYSTEM,))
+
+
+def post(path: str, document: Any) -> HttpRequest:
+    """Return a request with a body, JSON unless it is bytes."""
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return HttpRequest("POST", path, body=(body,))
+
+
+LOAD, UNLOAD = "/v2/repository/models/m/load", "/v2/repository/models/m/unload"
+REGISTER, CUDA_REGISTER = (
+    f"/v2/{kind}sharedmemory/region/r/register" for kind in ("system", "cuda")
+)
+
+
+def loading(**parameters: Any) -> HttpRequest:
+    """Return a request to load with one parameter; __ stands for what a name cannot hold."""
+    return post(LOAD, {"parameters": parameters})
+
+
+@pytest.mark.parametrize(
+    ("wire", "error", "text"),
+    [
+        (post(LOAD, b"{"), MalformedMessage, "not JSON"),
+        (post(LOAD, []), MalformedMessage, "no object"),
+        (post(LOAD, {"parameters": [1]}), InvalidRequest, "'parameters' of the body is no object"),
+        (loading(config="[1]"), MalformedMessage, "configuration is JSON, but no object"),
+        (loading(config="{"), MalformedMessage, "configuration is not JSON"),
+        (loading(config={}), MalformedMessage, "configuration is not JSON"),
+        (loading(config="\ud800"), MalformedMessage, "not JSON"),
+        (loading(x=1.5), InvalidRequest, "parameter 'x' is 1.5"),
+        (loading(x=None), InvalidRequest, "parameter 'x' is None"),
+        (loading(x=1 << 63), InvalidRequest, "parameter 'x'"),
+        (loading(**{"file:1/model.onnx": "%%"}), InvalidRequest, "not base64"),
+        (loading(**{"file:1/model.onnx": 5}), InvalidRequest, "not base64"),
+        (loading(**{"file:../../etc/passwd": ""}), InvalidRequest, "no place of a file"),
+        (loading(**{"file:/etc/passwd": ""}), InvalidRequest, "no place of a file"),
+        (loading(**{"file:1/../2": ""}), InvalidRequest, "no place of a file"),
+        (loading(**{"file:1//m": ""}), InvalidRequest, "no place of a file"),
+        (loading(**{"file:": ""}), InvalidRequest, "no place of a file"),
+        (loading(**{"file:a\\b": ""}), InvalidRequest, "no place of a file"),
+        (loading(**{"a\x00b": ""}), InvalidRequest, "U\\+0000"),
+        (loading(**{f"p{n}": 1 for n in range(65)}), TooLarge, "65 parameters"),
+        (loading(**{"k" * 2000: 1}), TooLarge, "parameter name"),
+        (
+            post(UNLOAD, {"parameters": {"unload_dependents": 1}}),
+            InvalidRequest,
+            "unload_dependents",
+        ),
+        (post(UNLOAD, {"parameters": {"x": True}}), InvalidRequest, "'x' of an unload"),
+        (post("/v2/trace/setting", {"trace_rate": 5}), InvalidRequest, "trace_rate"),
+        (post("/v2/trace/setting", {"trace_level": ["A", 1]}), InvalidRequest, "trace_level"),
+        (post("/v2/trace/setting", {"trace_file": "/etc/x"}), Unsupported, "names a file"),
+        (post("/v2/trace/setting", {"k": "v" * 2000}), TooLarge, "trace setting 'k'"),
+        (post("/v2/logging", {"log_file": "/etc/x"}), Unsupported, "names a file"),
+        (post("/v2/logging", {"log_verbose_level": -1}), InvalidRequest, "log_verbose_level"),
+        (post("/v2/logging", {"log_info": None}), InvalidRequest, "log_info"),
+        (post("/v2/logging", {f"k{n}": 1 for n in range(65)}), TooLarge, "65 settings"),
+        (post(REGISTER, {"byte_size": 1}), InvalidRequest, "'key' of the region is None"),
+        (post(REGISTER, {"key": "/k"}), InvalidRequest, "'byte_size' of the region is None"),
+        (post(REGISTER, {"key": "/k", "byte_size": -1}), InvalidRequest, "byte_size"),
+        (post(REGISTER, {"key": "/k", "byte_size": 1.0}), InvalidRequest, "byte_size"),
+        (
+            post(REGISTER, {"key": "/k", "byte_size": 1, "offset": 1 << 63}),
+            InvalidRequest,
+            "offset",
+        ),
+        (post(REGISTER, {"key": "/k\n", "byte_size": 1}), InvalidRequest, "U\\+000A"),
+        (post(REGISTER, {"key": "k" * 2000, "byte_size": 1}), TooLarge, "key of the region"),
+        (
+            post(CUDA_REGISTER, {"device_id": 0, "byte_size": 1}),
+            InvalidRequest,
+            "has 0 bytes",
+        ),
+        (
+            post(CUDA_REGISTER, {"device_id": 0, "byte_size": 1, "raw_handle": {"b64": "??"}}),
+            InvalidRequest,
+            "no base64",
+        ),
+        (
+            post(
+                CUDA_REGISTER,
+                {
+                    "device_id": 0,
+                    "byte_size": 1,
+                    "raw_handle": {"b64": base64.b64encode(b"short").decode()},
+                },
+            ),
+            InvalidRequest,
+            "has 5 bytes, needed are 64",
+        ),
+    ],
+)
+def test_bad_requests_are_refused(wire: HttpRequest, error: type[GatewayError], text: str) -> None:
+    """What a server might fail on, or open a file for, never gets there."""
+    with pytest.raises(error, match=text):
+        listener(HttpCodec).decode_call(wire)
+
+
+def message(method: str, found: Any) -> GrpcRequest:
+    """Return a request of the service."""
+    return GrpcRequest(SERVICE + method, (found.SerializeToString(),))
+
+
+NO_VALUE = pb.ModelRepositoryParameter()
+FILE = pb.ModelRepositoryParameter(bytes_param=b"x")
+
+
+@pytest.mark.parametrize(
+    ("wire", "error", "text"),
+    [
+        (
+            message("RepositoryModelLoad", pb.RepositoryModelLoadRequest()),
+            InvalidRequest,
+            "names no model",
+        ),
+        (
+            message(
+                "RepositoryModelLoad",
+                pb.RepositoryModelLoadRequest(repository_name="r", model_name="m"),
+            ),
+            Unsupported,
+            "repository 'r' is named",
+        ),
+        (
+            message(
+                "RepositoryModelLoad",
+                pb.RepositoryModelLoadRequest(model_name="m", parameters={"x": NO_VALUE}),
+            ),
+            InvalidRequest,
+            "'x' has no value",
+        ),
+        (
+            message(
+                "RepositoryModelLoad",
+                pb.RepositoryModelLoadRequest(model_name="m", parameters={"file:../x": FILE}),
+            ),
+            InvalidRequest,
+            "no place of a file",
+        ),
+        (
+            message(
+                "LogSettings",
+                pb.LogSettingsRequest(settings={"x": pb.LogSettingsRequest.SettingValue()}),
+            ),
+            InvalidRequest,
+            "'x' has no value",
+        ),
+        (
+            GrpcRequest(SERVICE + "ModelConfig", (b"\x0a\xff",)),
+            MalformedMessage,
+            "ModelConfigRequest",
+        ),
+        (
+            message("ModelConfig", pb.ModelConfigRequest(name="m" * 300)),
+            TooLarge,
+            "model name",
+        ),
+        (
+            message(
+                "CudaSharedMemoryRegister",
+                pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=b"x"),
+            ),
+            InvalidRequest,
+            "has 1 bytes, needed are 64",
+        ),
+    ],
+)
+def test_bad_messages_are_refused(wire: GrpcRequest, error: type[GatewayError], text: str) -> None:
+    """Over gRPC the same is refused as over HTTP."""
+    with pytest.raises(error, match=text):
+        listener(GrpcCodec).decode_call(wire)
+
+
+@pytest.mark.parametrize("call", [ModelLoadRequest(model=M), ModelUnloadRequest(model=M)])
+def test_kserve_has_the_name_in_another_field(call: Call[Any]) -> None:
+    """KServe is asked in its own numbers, and its clients are understood."""
+    wire = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"}).encode_call(call)
+    assert b"\x0a\x01m" == b"".join(wire.message)
+    assert call == listener(GrpcCodec).decode_call(wire).changed(context=NO_CONTEXT)
+
+
+@pytest.mark.parametrize("call", [ModelLoadRequest(model=M), ModelUnloadRequest(model=M)])
+def test_kserve_says_whether_it_is_done(call: Call[Any]) -> None:
+    """An answer that names the model and does not say yes says no; others are empty."""
+    codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"})
+    codec.decode_reply(call, GrpcResponse((b"",)))
+    codec.decode_reply(call, GrpcResponse((b"\x0a\x01m\x10\x01",)))
+    with pytest.raises(UpstreamError, match="has not"):
+        codec.decode_reply(call, GrpcResponse((b"\x0a\x01m",)))
+
+
+@pytest.mark.parametrize(
+    ("call", "document"),
+    [
+        (ModelConfigRequest(model=M), []),
+        (ModelStatisticsRequest(), {"model_stats": 5}),
+        (ModelStatisticsRequest(), {"model_stats": [{"inference_count": -1}]}),
+        (TraceSettingRequest(), {"trace_rate": 5}),
+        (TraceSettingRequest(), []),
+        (LogSettingsRequest(), {"log_info": []}),
+        (SharedStatusRequest(), {}),
+        (SharedStatusRequest(), [{"name": 5, "key": "", "byte_size": 1}]),
+        (SharedStatusRequest(cuda=True), [{"name": "c", "byte_size": 1}]),
+    ],
+)
+def test_answers_that_cannot_be_used(call: Call[Any], document: Any) -> None:
+    """A server's nonsense is malformed, whatever it is about."""
+    wire = HttpResponse(200, body=(json.dumps(document).encode(),))
+    with pytest.raises(MalformedMessage):
+        HttpCodec(DEFAULT_LIMITS, {}).decode_reply(call, wire)
