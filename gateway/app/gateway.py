@@ -94,7 +94,14 @@ class Gateway:
             if model.backend is None and model.signature is not None
         }
         self._upstreams: dict[str, BuiltUpstream] = {
-            name: build_upstream(name, upstream, signatures, self.metrics, loaded.directory)
+            name: build_upstream(
+                name,
+                upstream,
+                signatures,
+                self.metrics,
+                loaded.directory,
+                sequence_idle_s=config.policies.sequence_idle,
+            )
             for name, upstream in config.upstreams.items()
         }
         places = {

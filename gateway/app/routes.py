@@ -61,7 +61,8 @@ def build_route(
             for target in ruled.config.targets
         ]
         readiness = Readiness(ruled.config.readiness)
-        balance = Balance(ruled.name, targets, readiness=readiness)
+        idle_s = config.policies.sequence_idle
+        balance = Balance(ruled.name, targets, readiness=readiness, sequence_idle_s=idle_s)
         inner: Service = balance
         ready: Ready = balance.ready
     elif ruled.model:

@@ -27,6 +27,7 @@ from gateway.policies.describe import Describe
 from gateway.policies.forward import Forward
 from gateway.policies.single import Single
 from gateway.registry import protocol
+from gateway.routing.affinity import IDLE_S
 from gateway.routing.endpoints import Endpoint, Endpoints, Picker
 from gateway.routing.probe import Prober
 from gateway.service import Service
@@ -177,6 +178,8 @@ def build_upstream(
     signatures: Mapping[str, SignatureConfig],
     metrics: Metrics,
     directory: Path,
+    *,
+    sequence_idle_s: float = IDLE_S,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
@@ -216,7 +219,9 @@ def build_upstream(
         closes.append(connected.close)
         if connected.http is not None:
             clients.append(connected.http)
-    balanced = Endpoints(name, endpoints, picker=Picker(config.balance))
+    balanced = Endpoints(
+        name, endpoints, picker=Picker(config.balance), sequence_idle_s=sequence_idle_s
+    )
     return BuiltUpstream(
         name, balanced, balanced, tuple(probers), tuple(closes), clients[0] if clients else None
     )

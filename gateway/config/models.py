@@ -294,6 +294,8 @@ class PoliciesConfig(Model):
     in_flight: int = Field(256, ge=1)
     queued: int = Field(256, ge=0)
     queue_wait: Duration = 0.1
+    sequence_idle: Duration = 600.0
+    """How long a sequence is held to its target and server without a request."""
 
 
 class RouteConfig(Model):

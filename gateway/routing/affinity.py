@@ -8,12 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unavailable
 
+IDLE_S = 600.0
+"""How long a sequence is held without a request, unless the configuration says otherwise."""
+
 _REMEMBERED = 65_536
+
+
+@dataclass(slots=True)
+class _Held:
+    """Where a sequence is.
+
+    Attributes:
+        used: When it was last asked about.
+        lost: The place broke off: what it knew of the sequence is gone.
+    """
+
+    place: str
+    used: float
+    lost: bool = False
 
 
 class Affinity:
@@ -21,13 +40,25 @@ class Affinity:
 
     Args:
         kind: What a place is, for errors: "target" or "endpoint".
+        idle_s: A sequence without a request for so long is over, and forgotten.
         most: Sequences remembered; beyond that the one idle longest is forgotten.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, kind: str, *, most: int = _REMEMBERED) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        idle_s: float = IDLE_S,
+        most: int = _REMEMBERED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kind = kind
+        self._idle_s = idle_s
         self._most = most
-        self._places: dict[tuple[str, int | str], str] = {}
+        self._clock = clock
+        # In the order of their last use, the one idle longest first.
+        self._held: dict[tuple[str, int | str], _Held] = {}
 
     def choose(
         self, model: ModelRef | None, sequence: Sequence, places: Mapping[str, float]
@@ -40,24 +71,49 @@ class Affinity:
             places: Names of the places that can be had, with their weights, all above zero.
 
         Raises:
-            Unavailable: The place that holds the sequence is not among them: what it knew of the
-                sequence is lost, and going on elsewhere would give wrong answers.
+            Unavailable: The place that holds the sequence is not among them, or was lost: what it
+                knew of the sequence is gone, and going on elsewhere would give wrong answers.
         """
-        key = ("" if model is None else model.name, sequence.id)
-        place = self._places.pop(key, None)
-        if place is None or sequence.start:
-            place = rendezvous(f"{key[0]}|{sequence.id!r}", places)
-        elif place not in places:
+        now = self._clock()
+        self._forget_idle(now)
+        key = _key(model, sequence)
+        held = self._held.pop(key, None)
+        if held is not None and not sequence.start and (held.lost or held.place not in places):
+            # Said again as often as it is asked, until it is started again, or idle for long.
+            self._held[key] = _Held(held.place, now, lost=True)
             raise Unavailable(
-                f"{self._kind} {place!r} holds sequence {sequence.id!r} and is not available: "
+                f"{self._kind} {held.place!r} holds sequence {sequence.id!r} and is not available: "
                 "the sequence is lost, start it again",
                 model=model,
             )
+        if held is None or sequence.start:
+            if held is not None and held.lost and len(places) > 1:
+                places = {name: weight for name, weight in places.items() if name != held.place}
+            place = rendezvous(f"{key[0]}|{sequence.id!r}", places)
+        else:
+            place = held.place
         if not sequence.end:
-            self._places[key] = place
-            if len(self._places) > self._most:
-                del self._places[next(iter(self._places))]
+            self._held[key] = _Held(place, now)
+            if len(self._held) > self._most:
+                del self._held[next(iter(self._held))]
         return place
+
+    def lose(self, model: ModelRef | None, sequence: Sequence, place: str) -> None:
+        """Note that *place* broke off in the middle of *sequence*: it must be started again."""
+        held = self._held.get(_key(model, sequence))
+        if held is not None and held.place == place:
+            held.lost = True
+
+    def _forget_idle(self, now: float) -> None:
+        while self._held:
+            key, held = next(iter(self._held.items()))
+            if now - held.used < self._idle_s:
+                return
+            del self._held[key]
+
+
+def _key(model: ModelRef | None, sequence: Sequence) -> tuple[str, int | str]:
+    return "" if model is None else model.name, sequence.id
 
 
 def rendezvous(key: str, places: Mapping[str, float]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
-from gateway.routing.affinity import Affinity
+from gateway.routing.affinity import IDLE_S, Affinity
 from gateway.service import Service
 from gateway.telemetry.taken import note_target
 
@@ -103,6 +103,7 @@ class Balance:
         targets: At least one of weight above zero; names differ.
         readiness: When the route is ready, for a model and for the server.
         choose: Chooses by weight; smooth turns by default.
+        sequence_idle_s: How long a sequence stays at its target without a request.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Balance:
         *,
         readiness: Readiness = Readiness.ANY,
         choose: Chooser | None = None,
+        sequence_idle_s: float = IDLE_S,
     ) -> None:
         self._weighted = tuple(target for target in targets if target.weight > 0)
         if not self._weighted:
@@ -122,7 +124,7 @@ class Balance:
         self.targets = tuple(targets)
         self._readiness = readiness
         self._choose = SmoothRoundRobin() if choose is None else choose
-        self._affinity = Affinity("target")
+        self._affinity = Affinity("target", idle_s=sequence_idle_s)
 
     async def __call__(self, call: Call[R], /) -> R:
         """Ask one target; all of them whether a model is ready."""

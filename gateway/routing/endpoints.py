@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from gateway.ir.calls import Call, sequence_of
-from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.context import ModelRef
+from gateway.ir.context import Sequence as Place
+from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
 from gateway.ir.streams import watch
-from gateway.routing.affinity import Affinity
+from gateway.routing.affinity import IDLE_S, Affinity
 from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
 from gateway.service import Service
 
@@ -29,6 +31,11 @@ R = TypeVar("R")
 
 # They say nothing about the endpoint: the caller left, its time was over, or our own limits spoke.
 _NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.OVERLOADED})
+
+
+def _broke_off(error: BaseException | None) -> bool:
+    """Tell whether the endpoint could not be reached, rather than said that it cannot serve."""
+    return isinstance(error, Unavailable) and error.origin is None
 
 
 class Picker(enum.Enum):
@@ -85,16 +92,18 @@ class Endpoints:
         endpoints: At least one.
         picker: How one is chosen.
         ejection: When one is left alone.
+        sequence_idle_s: How long a sequence stays at its endpoint without a request.
         clock: Monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # all by name but the first two
         self,
         name: str,
         endpoints: Sequence[Endpoint],
         *,
         picker: Picker = Picker.LEAST_PENDING,
         ejection: Ejection = Ejection(),
+        sequence_idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not endpoints:
@@ -104,7 +113,7 @@ class Endpoints:
         self._picker = picker
         self._ejection = ejection
         self._clock = clock
-        self._affinity = Affinity("endpoint")
+        self._affinity = Affinity("endpoint", idle_s=sequence_idle_s, clock=clock)
         self._turn = 0
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -113,7 +122,37 @@ class Endpoints:
             return await ask_everywhere(
                 call, [partial(self._ask, endpoint) for endpoint in self.endpoints]
             )
-        return await self._ask(self._choose(call), call)
+        sequence = sequence_of(call)
+        if sequence is None:
+            return await self._ask(self._choose(), call)
+        return await self._ask_holder(sequence, call)
+
+    async def _ask_holder(self, sequence: Place, call: Call[R]) -> R:
+        """Ask the endpoint that holds *sequence*; when it breaks off, the sequence is over."""
+        by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
+        weights = dict.fromkeys(by_name, 1.0)
+        endpoint = by_name[self._affinity.choose(call.model, sequence, weights)]
+        try:
+            reply = await self._ask(endpoint, call)
+        except GatewayError as error:
+            if not _broke_off(error):
+                raise
+            self._affinity.lose(call.model, sequence, endpoint.name)
+            raise Unavailable(
+                f"sequence {sequence.id!r} is lost, start it again: {error.message}",
+                model=call.model,
+            ) from error
+        return watch(call, reply, partial(self._lose, call.model, sequence, endpoint))
+
+    def _lose(
+        self,
+        model: ModelRef | None,
+        sequence: Place,
+        endpoint: Endpoint,
+        error: BaseException | None,
+    ) -> None:
+        if _broke_off(error):
+            self._affinity.lose(model, sequence, endpoint.name)
 
     async def _ask(self, endpoint: Endpoint, call: Call[R], /) -> R:
         endpoint.pending += 1
@@ -129,16 +168,15 @@ class Endpoints:
         now = self._clock()
         return any(endpoint.available(now) for endpoint in self.endpoints)
 
-    def _choose(self, call: Call[Any]) -> Endpoint:
-        if len(self.endpoints) == 1:
-            return self.endpoints[0]
+    def _candidates(self) -> list[Endpoint]:
         now = self._clock()
         found = [endpoint for endpoint in self.endpoints if endpoint.available(now)]
-        candidates = found or list(self.endpoints)
-        sequence = sequence_of(call)
-        if sequence is not None:
-            by_name = {endpoint.name: endpoint for endpoint in candidates}
-            return by_name[self._affinity.choose(call.model, sequence, dict.fromkeys(by_name, 1.0))]
+        return found or list(self.endpoints)
+
+    def _choose(self) -> Endpoint:
+        if len(self.endpoints) == 1:
+            return self.endpoints[0]
+        candidates = self._candidates()
         self._turn += 1
         turn = self._turn % len(candidates)
         if self._picker is Picker.ROUND_ROBIN:

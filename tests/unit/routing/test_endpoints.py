@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import ModelRef, Origin, Sequence
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -33,7 +33,7 @@ def several(
     return Endpoints("up", endpoints, picker=picker, clock=clock, **settings), services, clock  # type: ignore[arg-type]  # settings are of mixed types
 
 
-def fail(service: ScriptedService, error: BaseException) -> None:
+def fail(service: ScriptedService, error: BaseException | InferResponse) -> None:
     service._always = error
 
 
@@ -114,7 +114,7 @@ async def test_ejection_grows_and_is_forgiven() -> None:
         lengths.append(first.ejected_until - clock())
         clock.now = first.ejected_until
     assert [10, 20, 20] == lengths
-    fail(services[0], REPLY)  # type: ignore[arg-type]  # answers again
+    fail(services[0], REPLY)
     await ask(endpoints, 2)
     assert 3 == first.ejections
     clock.advance(10)
@@ -208,3 +208,68 @@ async def test_sequence_sticks_to_one_endpoint() -> None:
     for number in range(6):
         await endpoints(CALL.changed(sequence=Sequence(7, start=number == 0)))
     assert [0, 0, 6] == sorted(counts(services))
+
+
+def in_sequence(*, start: bool = False) -> InferRequest:
+    return CALL.changed(sequence=Sequence(7, start=start))
+
+
+def _holder(services: list[ScriptedService]) -> ScriptedService:
+    (holder,) = [service for service in services if service.calls]
+    return holder
+
+
+@pytest.mark.parametrize("error", [Unavailable("broke off"), NotSent("cannot connect")])
+async def test_lost_endpoint_ends_its_sequence(error: Unavailable) -> None:
+    """What its server knew is gone: no other is asked, nor it again, until the client starts."""
+    endpoints, services, _ = several(3)
+    await endpoints(in_sequence(start=True))
+    holder = _holder(services)
+    fail(holder, error)
+    with pytest.raises(Unavailable, match="sequence 7 is lost, start it again: ") as caught:
+        await endpoints(in_sequence())
+    assert error is caught.value.__cause__
+    assert type(caught.value) is Unavailable  # nothing that a retry would take for unsent
+    fail(holder, REPLY)
+    with pytest.raises(Unavailable, match="holds sequence 7 and is not available"):
+        await endpoints(in_sequence())
+    assert [0, 0, 2] == sorted(counts(services))
+    assert REPLY == await endpoints(in_sequence(start=True))
+    assert [0, 1, 2] == sorted(counts(services))
+
+
+async def test_what_a_server_says_ends_no_sequence() -> None:
+    """A full queue, say, is no loss: the sequence goes on where it is."""
+    endpoints, services, _ = several(3)
+    await endpoints(in_sequence(start=True))
+    holder = _holder(services)
+    fail(holder, Unavailable("queue full", origin=Origin("oip.grpc", None)))
+    with pytest.raises(Unavailable, match=r"^queue full$"):
+        await endpoints(in_sequence())
+    fail(holder, REPLY)
+    assert REPLY == await endpoints(in_sequence())
+
+
+async def test_stream_that_breaks_off_ends_its_sequence() -> None:
+    """Also when that is learned after the stream was opened."""
+    endpoints, services, _ = several(3)
+    await endpoints(in_sequence(start=True))
+    holder = _holder(services)
+    holder._always = FakeStream([REPLY, Unavailable("broke off")])
+    stream = await endpoints(StreamInferRequest(model=CALL.model, request=in_sequence()))
+    assert REPLY == await anext(stream)
+    with pytest.raises(Unavailable, match="broke off"):
+        await anext(stream)
+    with pytest.raises(Unavailable, match="start it again"):
+        await endpoints(in_sequence())
+
+
+async def test_idle_sequence_may_move() -> None:
+    """After the configured time an id is free again."""
+    endpoints, services, clock = several(2, sequence_idle_s=10.0)
+    await endpoints(in_sequence(start=True))
+    holder = _holder(services)
+    endpoints.endpoints[services.index(holder)].ready = False
+    clock.advance(10.0)
+    assert REPLY == await endpoints(in_sequence())
+    assert [1, 1] == counts(services)
