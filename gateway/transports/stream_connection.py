@@ -276,8 +276,9 @@ class StreamConnection(asyncio.Protocol):
     async def _admit_and_ask(self, asked: _Asked) -> None:
         slots, limits = self._listener.slots, self._listener.limits
         try:
-            more = size_of(asked.frame.payload) - asked.lease.size_bytes
-            if more > 0:  # it came whole, in one read
+            needed = size_of(asked.frame.payload) + asked.frame.extra_bytes
+            more = needed - asked.lease.size_bytes
+            if more > 0:  # it came whole, in one read, or holds more than came
                 await asked.lease.grow(more)
             await slots.acquire(limits.queue_wait_s)
         except GatewayError as error:

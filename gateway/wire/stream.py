@@ -18,11 +18,14 @@ class Frame:
         payload: Never joined by a codec.
         correlation: Matches answers to questions where the protocol has such a number.
         deadline: On the clock of `time.monotonic`; None for none.
+        extra_bytes: What reading it takes besides the bytes of its payload, such as those that
+            are compressed in it.
     """
 
     payload: Sequence[Buffer]
     correlation: int | None = None
     deadline: float | None = None
+    extra_bytes: int = 0
 
 
 class Framer(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +63,16 @@ class NumberedFramer:
 
     def begin(self) -> bytes:
         return b""
+
+
+class Compressed(NumberedFramer):
+    """The same; the number is also how much is compressed in a frame."""
+
+    def receive(self, data: bytes, /) -> list[Frame]:
+        return [
+            Frame(frame.payload, frame.correlation, None, frame.correlation or 0)
+            for frame in super().receive(data)
+        ]
 
 
 def framed(payload: bytes) -> bytes:
@@ -212,6 +222,7 @@ async def serving(
     *,
     budget_bytes: int = 1 << 30,
     in_order: bool = True,
+    framer: Callable[[], Framer] | None = None,
     ssl_context: Any = None,
     mode: int = 0o660,
     **limits: Any,
@@ -221,7 +232,7 @@ async def serving(
     budget = Budget(budget_bytes)
     server = StreamServer(
         address,
-        lambda: _framer_of(in_order),
+        framer or (lambda: _framer_of(in_order)),
         frontend,
         limits=ServerLimits(**limits),
         budget=budget,

@@ -18,6 +18,7 @@ from tests.integration.stream_kit import (
     LOOPBACK,
     MOST,
     Big,
+    Compressed,
     Counting,
     Echo,
     Raw,
@@ -412,6 +413,22 @@ async def test_a_frame_over_the_budget_is_refused() -> None:
     assert b"refused in_flight_bytes" in begun
     assert refusal.startswith(b"refused in_flight_bytes")
     assert b"hello 123" == found
+
+
+async def test_what_is_compressed_in_a_frame_needs_room() -> None:
+    """A frame that came in one small piece is refused when what it holds has no room."""
+    frontend = Echo()
+    async with serving(
+        frontend, in_order=False, framer=Compressed, budget_bytes=MOST, queue_wait_s=0.02
+    ) as running:
+        raw = await running.connect()
+        await raw.send(numbered(MOST, b"x"))
+        refusal = await raw.numbered()
+        await raw.send(numbered(MOST // 2, b"y"))
+        found = await raw.numbered()
+        await raw.close()
+    assert refusal[1].startswith(b"refused in_flight_bytes")
+    assert ((MOST // 2, b"y"), [b"y"]) == (found, frontend.seen)
 
 
 async def test_a_frame_waits_for_room() -> None:

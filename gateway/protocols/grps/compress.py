@@ -1,8 +1,8 @@
 """Compression of the message in a baidu_std frame: none, snappy, gzip, zlib; bounded.
 
 Nothing is unpacked beyond the limit on messages, nor beyond 200 times what came (over 1 MiB): the
-limit that HTTP bodies have too.  Snappy is the raw block, whose length is checked before any memory
-is taken for it.
+limit that HTTP bodies have too.  Snappy is the raw block.  How large a message will be is known
+before any memory is taken for it: Snappy and gzip say so, and are held to it; zlib is counted.
 
 Source: dossier, section 14.2.
 """
@@ -30,6 +30,8 @@ _SNAPPY_RATIO: Final = 22
 _SNAPPY_SLACK_BYTES: Final = 64
 _LEVEL: Final = 1
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
+_GZIP_SIZE_BYTES: Final = 4
+_COUNTED_BYTES: Final = 64 * 1024
 
 
 def decompress(number: int, data: memoryview, most: int) -> memoryview:
@@ -46,8 +48,20 @@ def decompress(number: int, data: memoryview, most: int) -> memoryview:
     unpack = _UNPACK.get(number)
     if unpack is None:
         raise Unreadable(f"compress_type {number} is unknown")
-    most = min(most, max(_RATIO_FLOOR_BYTES, _RATIO * len(data)))
-    return unpack(data, most)
+    return unpack(data, _bounded(data, most))
+
+
+def unpacked_bytes(number: int, data: memoryview, most: int) -> int:
+    """Return how many bytes `decompress` will give; 0 for those of *data*, or none at all.
+
+    What it cannot give, since it is damaged or too much, is none; nothing is kept of it here.
+    """
+    count = _SIZES.get(number)
+    if count is None:
+        return 0
+    most = _bounded(data, most)
+    size = count(data, most)
+    return size if size <= most else 0
 
 
 def compress(number: int, data: bytes) -> bytes:
@@ -59,26 +73,34 @@ def compress(number: int, data: bytes) -> bytes:
     return zlib.compress(data, _LEVEL) if number == ZLIB else data
 
 
+def _bounded(data: memoryview, most: int) -> int:
+    return min(most, max(_RATIO_FLOOR_BYTES, _RATIO * len(data)))
+
+
 def _plain(data: memoryview, _most: int) -> memoryview:
     return data
 
 
-def _inflated(bits: int) -> Callable[[memoryview, int], memoryview]:
-    def unpack(data: memoryview, most: int) -> memoryview:
-        stream = zlib.decompressobj(bits)
-        try:
-            found = stream.decompress(data, most + 1)
-        except zlib.error as error:
-            raise Unreadable(f"compressed data is damaged: {error}") from error
-        if len(found) > most:
-            raise _too_large(most)
-        if not stream.eof:
-            raise Unreadable(f"compressed data ends early, after {len(data)} bytes")
-        if stream.unused_data:
-            raise Unreadable(f"{len(stream.unused_data)} bytes after the compressed data")
-        return memoryview(found)
+def _ungzipped(data: memoryview, most: int) -> memoryview:
+    said = _said_by_gzip(data, most)
+    if said > most:
+        raise _too_large(most)
+    return _inflated(data, said, _GZIP_BITS)
 
-    return unpack
+
+def _inflated(data: memoryview, most: int, bits: int = zlib.MAX_WBITS) -> memoryview:
+    stream = zlib.decompressobj(bits)
+    try:
+        found = stream.decompress(data, most + 1)
+    except zlib.error as error:
+        raise Unreadable(f"compressed data is damaged: {error}") from error
+    if len(found) > most:
+        raise _too_large(most)
+    if not stream.eof:
+        raise Unreadable(f"compressed data ends early, after {len(data)} bytes")
+    if stream.unused_data:
+        raise Unreadable(f"{len(stream.unused_data)} bytes after the compressed data")
+    return memoryview(found)
 
 
 def _unsnapped(data: memoryview, most: int) -> memoryview:
@@ -95,13 +117,41 @@ def _unsnapped(data: memoryview, most: int) -> memoryview:
         raise Unreadable(f"snappy data is damaged: {error}") from error
 
 
+def _said_by_snappy(data: memoryview, _most: int) -> int:
+    try:
+        return int(cramjam.snappy.decompress_raw_len(data))
+    except (cramjam.DecompressionError, ValueError, OverflowError):
+        return 0
+
+
+def _said_by_gzip(data: memoryview, _most: int) -> int:
+    return int.from_bytes(data[-_GZIP_SIZE_BYTES:], "little")
+
+
+def _counted(data: memoryview, most: int) -> int:
+    stream = zlib.decompressobj()
+    size, left = 0, bytes(data)
+    try:
+        while left and size <= most:
+            size += len(stream.decompress(left, _COUNTED_BYTES))
+            left = stream.unconsumed_tail
+    except zlib.error:
+        return 0
+    return size
+
+
 def _too_large(most: int) -> Unreadable:
     return Unreadable(f"compressed data holds more than the {most} bytes that are allowed")
 
 
+_SIZES: Final[dict[int, Callable[[memoryview, int], int]]] = {
+    SNAPPY: _said_by_snappy,
+    GZIP: _said_by_gzip,
+    ZLIB: _counted,
+}
 _UNPACK: Final[dict[int, Callable[[memoryview, int], memoryview]]] = {
     NONE: _plain,
     SNAPPY: _unsnapped,
-    GZIP: _inflated(_GZIP_BITS),
-    ZLIB: _inflated(zlib.MAX_WBITS),
+    GZIP: _ungzipped,
+    ZLIB: _inflated,
 }

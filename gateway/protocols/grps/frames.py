@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps.compress import NONE, unpacked_bytes
 from gateway.schema.baidu_std_pb2 import RpcMeta
 from gateway.wire.http import Buffer
 from gateway.wire.protobuf import LEN, VARINT, read_varint, tag, varint
@@ -215,10 +216,15 @@ class BaiduFramer:
         return _HEADER + int(body)
 
     def _frame(self, view: memoryview) -> Frame:
-        meta = _meta(view[_HEADER : _HEADER + _SIZES.unpack_from(view, 4)[1]])
+        end = _HEADER + _SIZES.unpack_from(view, 4)[1]
+        meta = _meta(view[_HEADER:end])
         timeout_ms = meta.request.timeout_ms
         deadline = self._clock() + timeout_ms / 1000 if timeout_ms > 0 else None
-        return Frame((view,), meta.correlation_id, deadline)
+        extra = 0
+        if meta.compress_type != NONE:
+            message = view[end : max(end, len(view) - max(meta.attachment_size, 0))]
+            extra = unpacked_bytes(meta.compress_type, message, self._most)
+        return Frame((view,), meta.correlation_id, deadline, extra)
 
 
 def server_framer(limits: MessageLimits) -> BaiduFramer:

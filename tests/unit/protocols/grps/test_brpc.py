@@ -26,7 +26,16 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import array_tensor, items_tensor
 from gateway.protocols.grps import SPEC
 from gateway.protocols.grps.brpc import BrpcCodec
-from gateway.protocols.grps.compress import GZIP, NAMES, SNAPPY, ZLIB, compress, decompress
+from gateway.protocols.grps.compress import (
+    GZIP,
+    NAMES,
+    NONE,
+    SNAPPY,
+    ZLIB,
+    compress,
+    decompress,
+    unpacked_bytes,
+)
 from gateway.protocols.grps.errors import Unreadable
 from gateway.protocols.grps.frames import BaiduFramer, frame_bytes, server_framer, split_frame
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
@@ -202,7 +211,10 @@ BOMB = bytes(4 << 20)
         (SNAPPY, b"\xff" * 11, "damaged"),
         (SNAPPY, b"", "damaged"),
         (GZIP, b"", "ends early"),
-        (GZIP, gzip.compress(b"x", mtime=0) + b"y", "after the compressed"),
+        (GZIP, gzip.compress(b"x", mtime=0) + b"y", "more than the"),
+        (GZIP, gzip.compress(BOMB, mtime=0)[:-4] + bytes(4), "more than the 0"),
+        (GZIP, gzip.compress(b"x", mtime=0) + bytes(2), "more than the"),
+        (ZLIB, zlib.compress(b"x") + b"y", "after the compressed"),
         (ZLIB, b"\x00\x00", "damaged"),
         (4, b"x", "compress_type 4 is unknown"),
         (-1, b"x", "compress_type -1 is unknown"),
@@ -219,6 +231,32 @@ def test_the_ratio_bounds_what_the_limit_would_allow() -> None:
     assert 1 << 20 == len(decompress(GZIP, memoryview(gzip.compress(bytes(1 << 20))), 1 << 30))
     with pytest.raises(Unreadable):
         decompress(GZIP, memoryview(gzip.compress(bytes(30 << 20))), 1 << 30)
+
+
+@pytest.mark.parametrize("number", [NONE, SNAPPY, GZIP, ZLIB, 4, -1])
+@pytest.mark.parametrize("size", [0, 1, 300_000])
+def test_a_frame_tells_what_reading_it_takes(number: int, size: int) -> None:
+    """The bytes that are compressed in it, attachment or not, before any of them are unpacked."""
+    body, attachment = compress(number, bytes(size)), b"attached" * 1000
+    meta = RpcMeta(compress_type=number, attachment_size=len(attachment))
+    data = b"".join(frame_bytes(meta.SerializeToString(), [body, attachment]))
+    expected = size if number in (SNAPPY, GZIP, ZLIB) else 0
+    assert expected == BaiduFramer(DEFAULT_LIMITS).receive(data)[0].extra_bytes
+
+
+@pytest.mark.parametrize(
+    ("number", "data"),
+    [
+        (GZIP, gzip.compress(BOMB, mtime=0)),
+        (ZLIB, zlib.compress(BOMB)),
+        (SNAPPY, bytes(cramjam.snappy.compress_raw(BOMB))),
+        (SNAPPY, b"\xff" * 11),
+        (ZLIB, b"damaged"),
+    ],
+)
+def test_what_will_not_be_unpacked_takes_nothing(number: int, data: bytes) -> None:
+    """It is refused when it is read."""
+    assert 0 == unpacked_bytes(number, memoryview(data), 1 << 20)
 
 
 def test_failures_are_in_the_message_and_load_is_not() -> None:
