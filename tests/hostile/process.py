@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("config.yaml")
 _START_S = 30.0
 _STOP_S = 15.0
+_CARRIERS = (".http", ".grpc", ".tcp", ".brpc")
 _KIB = 1024
 
 
@@ -112,7 +113,7 @@ class Gateway:
                 self.addresses = {
                     key: _address(value)
                     for key, value in event.items()
-                    if key in ("admin", "metrics") or key.endswith((".http", ".grpc", ".tcp"))
+                    if key in ("admin", "metrics") or key.endswith(_CARRIERS)
                 }
                 self._started.set()
         self._started.set()

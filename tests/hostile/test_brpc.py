@@ -1,0 +1,440 @@
+"""Hostile frames of brpc: an error code, a close without a word, and everybody else served.
+
+Every bad frame of the golden set, bits of good ones turned over, lengths that lie, messages that
+unpack without end, clients that stall or never read, and HTTP where frames were begun.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import socket
+import struct
+import time
+import zlib
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.cases import brpc_oracle as oracle
+from tests.cases.brpc_oracle import GZIP, INT32, SNAPPY, ZLIB, Client, Question, Tensor
+from tests.hostile.judge import CANARY, Patient, check_text
+from tests.hostile.process import eventually
+from tests.hostile.wire import GOOD
+
+pytestmark = pytest.mark.hostile
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "grps"
+ENTRIES = {
+    Path(entry["file"]).stem: str(entry.get("expect", ""))
+    for entry in json.loads((GOLDEN / "index.json").read_text())["entries"]
+    if entry["file"].startswith("brpc/")
+}
+REQUESTS = {name: (GOLDEN / "brpc" / f"{name}.bin").read_bytes() for name in ENTRIES}
+NEGATIVE = [name for name in ENTRIES if name.startswith("neg_")]
+VALID = [data for name, data in REQUESTS.items() if name.startswith("req_")]
+
+ROWS = [Tensor(f"INPUT{n}", INT32, (1, 16), tuple(range(16))) for n in range(2)]
+PREDICT = Question("Predict", oracle.message("simple", ROWS))
+SUM = Tensor("OUTPUT0", INT32, (1, 16), tuple(range(0, 32, 2)))
+OK = (200, "OK", oracle.SUCCESS)
+MESSAGE_BYTES = 4 << 20
+TURNED = 500
+_SLOW_S = 2.0
+
+# What is answered with an error code; the rest is closed without a word.
+CODES = {
+    "neg_attachment_gt_payload": 1003,
+    "neg_attachment_negative": 1003,
+    "neg_body_garbage": 1003,
+    "neg_compress_99": 1003,
+    "neg_compress_lz4": 1003,
+    "neg_gzip_bomb_32m": 1003,
+    "neg_gzip_corrupt": 1003,
+    "neg_gzip_says_none": 1003,
+    "neg_gzip_truncated": 1003,
+    "neg_snappy_framed": 1003,
+    "neg_snappy_lying_length": 1003,
+    "neg_meta_no_request": 1001,
+    "neg_response_sent_to_server": 1001,
+    "neg_unknown_service_short": 1001,
+    "neg_zero_body": 1001,
+    "neg_grpc_service_name": 1002,
+    "neg_predictbyhttp_method": 1002,
+    "neg_streaming_method": 1002,
+    "neg_unknown_method": 1002,
+    "neg_unknown_service_full": 1002,
+}
+
+
+@pytest.fixture
+def address(patient: Patient) -> str:
+    """Where brpc is spoken."""
+    return patient.gateway.address("brpc.grps.brpc")
+
+
+def is_good(client: Client) -> bool:
+    """Tell whether the connection still serves a good question."""
+    answer = client.ask(PREDICT, 4711)
+    return (answer.status, answer.message.tensors and answer.message.tensors[0]) == (OK, SUM)
+
+
+def judged(answer: oracle.Answer | None) -> oracle.Answer:
+    """Assert that this is fit for a client, whatever was sent, and return it."""
+    assert answer is not None, "closed without a word"
+    text = answer.text
+    if answer.code:
+        assert answer.code in (1001, 1002, 1003), (answer.code, text)
+        assert answer.size == 0
+        check_text(text)
+    elif answer.status != OK:
+        code, text, flag = answer.status
+        assert (oracle.FAILURE, True) == (flag, 400 <= code < 500 or code == 501), answer.status
+        check_text(text)
+    assert CANARY not in text
+    return answer
+
+
+def send(client: Client, data: bytes) -> None:
+    """Send, unless the gateway has closed."""
+    with suppress(ConnectionError):
+        client.socket.sendall(data)
+
+
+def test_every_bad_frame_is_judged() -> None:
+    """A frame of the golden set that is told an error code is not one that is closed."""
+    told = {name for name in NEGATIVE if "error 100" in ENTRIES[name]}
+    assert told <= set(CODES)
+    assert set(CODES) <= set(NEGATIVE)
+
+
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_bad_frames(address: str, name: str) -> None:
+    """Each gets its error code and the connection goes on, or is closed, at once."""
+    begun = time.monotonic()
+    with Client(address) as client:
+        send(client, REQUESTS[name])
+        if name in CODES:
+            answer = judged(client.answer())
+            assert CODES[name] == answer.code
+            assert is_good(client)
+        else:
+            with suppress(OSError):
+                client.socket.shutdown(socket.SHUT_WR)
+            assert client.answer() is None
+    assert time.monotonic() - begun < _SLOW_S
+
+
+@pytest.mark.parametrize(
+    ("body", "meta"),
+    [
+        (0xFFFFFFFF, 0),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x80000000, 10),
+        (MESSAGE_BYTES + 1, 10),
+        (10, 11),
+        (0, 1),
+        (1 << 20, 1 << 20),
+        (1 << 20, 65_537),
+    ],
+    ids=str,
+)
+def test_lengths_that_cannot_be_close(patient: Patient, address: str, body: int, meta: int) -> None:
+    """By the header alone: nothing is allocated for them, and nothing after them is read."""
+    before = patient.gateway.status("VmRSS")
+    with Client(address) as client:
+        send(client, struct.pack(">4sII", b"PRPC", body, meta) + PREDICT.bytes(1) * 3)
+        assert client.answer() is None
+    assert patient.gateway.status("VmRSS") - before < 8 << 20
+
+
+def test_what_came_before_a_wrong_length_is_answered(address: str) -> None:
+    """Frames before it get their answers first."""
+    with Client(address) as client:
+        frames = b"".join(PREDICT.bytes(number) for number in (1, 2, 3))
+        send(client, frames + struct.pack(">4sII", b"PRPC", 10, 11))
+        answers = [judged(client.answer()) for _ in range(3)]
+        assert {1, 2, 3} == {answer.number for answer in answers}
+        assert client.answer() is None
+
+
+META = {
+    "a long service": oracle.put(1, oracle.put(1, "a." + "s" * 60_000) + oracle.put(2, "m")),
+    "a service that is no text": oracle.put(1, oracle.put(1, b"\xff\xfe") + oracle.put(2, "m")),
+    "a method with controls": oracle.put(
+        1, oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "\r\n\x00\x1b[31m")
+    ),
+    "both kinds": oracle.put(1, oracle.put(1, "a") + oracle.put(2, "b"))
+    + oracle.put(2, oracle.put(1, 0)),
+    "many unknown fields": oracle.put(1, oracle.put(1, "a") + oracle.put(2, "b"))
+    + oracle.put(99, 1) * 10_000,
+    "a name as a number": oracle.put(1, oracle.put(1, 1) + oracle.put(2, 2)),
+    "a group": oracle.put(1, oracle.put(1, "a") + oracle.put(2, "b")) + b"\xa3\x06\xa4\x06",
+    "a group without an end": b"\xa3\x06" * 200,
+    "a field number of 0": b"\x00\x00",
+    "a varint without an end": b"\x20" + b"\xff" * 11,
+    "a length beyond the end": b"\x0a\xff\xff\x03",
+    "stream settings": oracle.put(1, oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "Predict"))
+    + oracle.put(8, oracle.put(1, 1)),
+    "an attachment of 2 GiB": oracle.put(
+        1, oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "Predict")
+    )
+    + oracle.put(5, 0x7FFFFFFF),
+    "a negative timeout": oracle.put(
+        1, oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "CheckLiveness") + oracle.put(8, -1)
+    ),
+    "a checksum": oracle.put(1, oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "CheckLiveness"))
+    + oracle.put(11, 1)
+    + oracle.put(12, b"\0\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("name", META)
+def test_odd_metadata(address: str, name: str) -> None:
+    """It is read, refused with a code, or ends the connection: nothing else."""
+    with Client(address) as client:
+        send(client, oracle.frame(META[name]))
+        answer = client.answer()
+        if answer is not None:
+            judged(answer)
+            assert is_good(client)
+
+
+def damaged(rng: random.Random) -> bytes:
+    """Return a valid frame with bytes turned over, their number and lengths right or not."""
+    data = bytearray(rng.choice(VALID))
+    first = 12 if rng.random() < 0.9 else 4
+    for _ in range(rng.randint(1, 5)):
+        data[rng.randrange(first, len(data))] = rng.choice(
+            [0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)]
+        )
+    return bytes(data)
+
+
+def test_damaged_frames(address: str) -> None:
+    """Bytes turned over anywhere make an answer, an error, or an end; never a fault of ours."""
+    rng = random.Random(7)  # noqa: S311  # the same damage in every run
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(address))
+        for _ in range(TURNED):
+            send(client, damaged(rng))
+            send(client, PREDICT.bytes(4711))
+            ours = False
+            while not ours:
+                answer = client.answer()
+                if answer is None:
+                    client = stack.enter_context(Client(address))
+                    break
+                if answer.code != 2004:  # many at once may meet the limit on what is in flight
+                    judged(answer)
+                ours = answer.number == 4711
+    with Client(address) as client:  # the last damage may have ended the other
+        assert is_good(client)
+
+
+BOMBS = {
+    "gzip": (GZIP, gzip.compress(bytes(64 << 20), mtime=0)),
+    "gzip of gzip": (GZIP, gzip.compress(gzip.compress(bytes(64 << 20), mtime=0), mtime=0)),
+    "gzip that says less": (GZIP, gzip.compress(bytes(64 << 20), mtime=0)[:-4] + b"\x10\0\0\0"),
+    "zlib": (ZLIB, zlib.compress(bytes(64 << 20))),
+    "snappy that says 4 GiB": (SNAPPY, b"\xff\xff\xff\xff\x0f" + bytes(100)),
+    "snappy that says 3 MiB": (SNAPPY, oracle.varint(3 << 20) + bytes(100)),
+    "snappy that says less": (SNAPPY, oracle.varint(1) + b"\xf0\xff" + bytes(256)),
+    "snappy copies before its start": (SNAPPY, oracle.varint(64) + b"\xfe\xff\xff" * 4),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(patient: Patient, address: str, name: str) -> None:
+    """What would unpack to more than it may is refused, sixteen at once, within little memory."""
+    kind, packed = BOMBS[name]
+    request = oracle.put(1, oracle.FULL_NAME) + oracle.put(2, "Predict")
+    meta = oracle.put(1, request) + oracle.put(3, kind)
+    patient.gateway.forget_peak()
+    before = patient.gateway.status("VmRSS")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(address)) for _ in range(16)]
+        for client in clients:
+            send(client, oracle.frame(meta + oracle.put(4, 5), packed))
+        answers = [judged(client.answer()) for client in clients]
+        assert is_good(clients[0])
+    assert {1003} == {answer.code for answer in answers}
+    assert patient.gateway.status("VmHWM") - before < 48 << 20
+
+
+@pytest.mark.parametrize("kind", [GZIP, ZLIB, SNAPPY])
+def test_what_unpacks_to_much_is_read_when_it_may(address: str, kind: int) -> None:
+    """A large message that is honest is answered, compressed or not."""
+    rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), tuple(range(32_000))) for n in range(2)]
+    with Client(address) as client:
+        answer = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
+    assert OK == answer.status
+
+
+def test_numbers_that_come_again(address: str) -> None:
+    """Each question has one answer, whatever its number; a connection's numbers are its own."""
+    count = 64
+    with Client(address) as first, Client(address) as second:
+        for client in (first, second):
+            send(client, PREDICT.bytes(9) * count)
+        for client in (first, second):
+            answers = [client.answer() for _ in range(count)]
+            assert [9] * count == [answer.number for answer in answers if answer is not None]
+            assert all(answer.code in (0, 2004) for answer in answers if answer is not None)
+
+
+def test_many_frames_at_once_are_all_answered(address: str) -> None:
+    """More frames than may be in flight are answered or refused with ELIMIT; none is lost."""
+    count = 1500
+    with Client(address) as client:
+        send(client, b"".join(PREDICT.bytes(number) for number in range(count)))
+        answers = [client.answer() for _ in range(count)]
+        found = sorted(answer.number for answer in answers if answer is not None)
+        assert list(range(count)) == found
+        assert {answer.code for answer in answers if answer is not None} <= {0, 2004}
+        assert is_good(client)
+
+
+def test_frames_byte_by_byte(address: str) -> None:
+    """However a stream is cut, its frames are the same."""
+    with Client(address) as client:
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in PREDICT.bytes(5):
+            send(client, bytes([byte]))
+        answer = judged(client.answer())
+    assert (5, OK) == (answer.number, answer.status)
+
+
+HALVES = {
+    "nothing": b"",
+    "a byte of either": b"P",
+    "half a magic": b"PRP",
+    "half a header": PREDICT.bytes(1)[:9],
+    "half the metadata": PREDICT.bytes(1)[:30],
+    "half a message": PREDICT.bytes(1)[:-10],
+    "a large frame": struct.pack(">4sII", b"PRPC", MESSAGE_BYTES, 60) + bytes(100),
+    "half a method": b"POS",
+    "half a request": b"POST /GrpsBrpcService/Predict HTTP/1.1\r\nHost: h\r\n",
+    "half a body": b"POST /GrpsBrpcService/Predict HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_who_stalls_is_left(patient: Patient, address: str, name: str) -> None:
+    """Thirty connections held open with half of something end in time, and others are served."""
+    with ExitStack() as stack:
+        stalled = [stack.enter_context(Client(address)) for _ in range(30)]
+        for client in stalled:
+            send(client, HALVES[name])
+        begun = time.monotonic()
+        with Client(address) as client:
+            assert is_good(client)
+        for client in stalled:
+            with suppress(ConnectionError):
+                while client.socket.recv(65536):
+                    pass
+        assert time.monotonic() - begun < 4 * _SLOW_S
+    assert patient.gateway.alive
+
+
+def test_who_sends_a_byte_now_and_then_is_left(address: str) -> None:
+    """A frame that goes on, but too slowly, ends by its rate."""
+    frame = PREDICT.bytes(1)
+    with Client(address) as client:
+        begun = time.monotonic()
+        for byte in frame:
+            send(client, bytes([byte]))
+            client.socket.settimeout(0.1)
+            with suppress(TimeoutError):
+                if client.answer() is None:
+                    break
+        assert time.monotonic() - begun < 4 * _SLOW_S
+
+
+def test_who_leaves_amid_a_frame_costs_nothing(patient: Patient, address: str) -> None:
+    """Connections that end anywhere in a frame are forgotten."""
+    before = patient.gateway.descriptors()
+    data = PREDICT.bytes(1)
+    for cut in range(1, len(data), 7):
+        with Client(address) as client:
+            send(client, data[:cut])
+    assert eventually(lambda: patient.gateway.descriptors() <= before)
+
+
+def test_who_never_reads_is_left(patient: Patient, address: str) -> None:
+    """Answers that nobody takes do not pile up: the stream stalls, and ends."""
+    rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), (1 << 30,) * 32_000) for n in range(2)]
+    frame = Question("Predict", oracle.message("simple", rows)).bytes(1)
+    assert len(frame) > 300_000
+    before = patient.gateway.status("VmRSS")
+    with Client(address, _SLOW_S * 4) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises((ConnectionError, TimeoutError)):
+            client.socket.sendall(frame * 3000)
+    assert patient.gateway.status("VmRSS") - before < 48 << 20
+
+
+def test_connections_of_one_client_are_bounded(patient: Patient, address: str) -> None:
+    """Over the limit they are closed, whatever they speak; when some leave there is room again."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(address)) for _ in range(60)]
+        for number, client in enumerate(clients):
+            send(client, [b"P", PREDICT.bytes(1), b"GET /GrpsBrpcService/"][number % 3])
+        time.sleep(0.2)
+        refused = 0
+        for client in clients:
+            client.socket.settimeout(0.01)
+            try:
+                refused += client.socket.recv(1) == b""
+            except ConnectionError:
+                refused += 1
+            except TimeoutError:
+                continue
+    assert refused >= 12
+    assert eventually(lambda: patient.gateway.alive)
+    with Client(address) as client:
+        assert is_good(client)
+
+
+def test_frames_and_http_do_not_mix(address: str) -> None:
+    """What a connection began with it goes on with."""
+    with Client(address) as client:
+        assert is_good(client)
+        send(client, b"GET /GrpsBrpcService/CheckLiveness HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert client.answer() is None
+    with Client(address) as client:
+        send(client, b"GET /GrpsBrpcService/CheckLiveness HTTP/1.1\r\nHost: h\r\n\r\n")
+        first = client.socket.recv(65536)
+        send(client, PREDICT.bytes(1))
+        rest = b""
+        with suppress(ConnectionError):
+            while piece := client.socket.recv(65536):
+                rest += piece
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert rest.startswith(b"HTTP/1.1 400 ")
+    assert b"PRPC" not in rest[:4]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /GrpsBrpcService/" + b"a" * 40_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"POST /GrpsBrpcService/Predict HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999\r\n\r\n",
+        (
+            b"POST /GrpsBrpcService/Predict HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        ),
+        b"POST /GrpsBrpcService/Predict HTTP/9.9\r\nHost: h\r\n\r\n",
+        b"GET /../v2/health/ready HTTP/1.1\r\nHost: h\r\n\r\n",
+        GOOD,
+    ],
+    ids=["a long path", "a large body", "two lengths", "a version", "a path above", "another's"],
+)
+def test_hostile_http_is_refused_there_too(address: str, data: bytes) -> None:
+    """The limits and checks of HTTP hold on the port of brpc, and only its service is served."""
+    with Client(address) as client:
+        send(client, data)
+        answer = client.socket.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 4"), answer[:100]

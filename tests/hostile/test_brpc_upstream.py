@@ -1,0 +1,286 @@
+"""A hostile server of brpc behind the gateway: its callers get an error in time, then good answers.
+
+The server is honest about everything but `Predict`, which it answers as each test says.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.cases import brpc_oracle as oracle
+from tests.cases.brpc_oracle import FLOAT32, GZIP, INT32, NONE, SNAPPY, Tensor
+from tests.hostile.judge import bugs_of, check_text
+from tests.hostile.process import Gateway, running
+from tests.hostile.wire import Raw, ask, post
+
+pytestmark = pytest.mark.hostile
+
+_FREE = ("--http", "127.0.0.1:0", "--grpc", "off", "--admin", "127.0.0.1:0")
+_MIB = 1 << 20
+_IN_TIME_S = 3.0
+BODY = json.dumps(
+    {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
+).encode()
+QUESTION = post(BODY, "X-Request-Timeout: 600ms", path="/v2/models/m/infer")
+
+STATUS = oracle.put(1, oracle.put(1, 200) + oracle.put(2, "OK") + oracle.put(3, oracle.SUCCESS))
+RIGHT = STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 2), (3.0, 4.0))])
+
+BOMB = gzip.compress(bytes(256 << 20))
+
+Answers = Callable[[int], bytes]
+"""What is sent for a question of this number."""
+
+
+def answer(
+    number: int, body: bytes = RIGHT, *, code: int = 0, text: str | bytes = "", compress: int = NONE
+) -> bytes:
+    """Return the frame of an answer."""
+    response = oracle.put(1, code) + (oracle.put(2, text) if text else b"")
+    meta = oracle.put(2, response) + oracle.put(3, compress) + oracle.put(4, number)
+    return oracle.frame(meta, body)
+
+
+class Server:
+    """A server on a thread; `predict` says how it answers."""
+
+    def __init__(self) -> None:
+        self.predict: Answers = answer
+        self.closes = False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._listening.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Stop listening and end every connection."""
+        for sock in (self._listening, *self._open):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        held = b""
+        with suppress(OSError):
+            while piece := connection.recv(65536):
+                held += piece
+                while len(held) >= 12 and len(held) >= 12 + struct.unpack_from(">I", held, 4)[0]:
+                    body, meta = struct.unpack_from(">II", held, 4)
+                    self._answer(connection, oracle.fields(held[12 : 12 + meta]))
+                    held = held[12 + body :]
+
+    def _answer(self, connection: socket.socket, meta: oracle.Fields) -> None:
+        method, number = oracle.fields(meta[1][-1])[2][-1], meta[4][-1]
+        if method == b"Predict":
+            connection.sendall(self.predict(number))
+            if self.closes:
+                connection.close()
+        elif method == b"ServerMetadata":
+            connection.sendall(
+                answer(number, STATUS + oracle.put(4, "models: [{name: m, version: '1'}]"))
+            )
+        else:
+            connection.sendall(answer(number, STATUS))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The server."""
+    found = Server()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def front(server: Server) -> Iterator[Gateway]:
+    """A gateway before it, which stays as it is."""
+    with running("--upstream", f"grps+brpc://127.0.0.1:{server.port}", *_FREE) as gateway:
+        for _ in range(20):
+            assert asked(gateway) == (200, None)
+        memory, descriptors = gateway.status("VmRSS"), gateway.descriptors()
+        yield gateway
+        assert gateway.status("VmRSS") - memory < 48 * _MIB
+        assert gateway.descriptors() <= descriptors + 4
+        assert "Traceback" not in bugs_of(gateway)
+
+
+def asked(gateway: Gateway) -> tuple[int, str | None]:
+    """Ask, and return the status and the error; a good answer is checked."""
+    begun = time.monotonic()
+    found = ask(gateway.http, QUESTION)
+    assert time.monotonic() - begun < _IN_TIME_S
+    assert found is not None
+    if found.status == 200:
+        assert [3.0, 4.0] == found.json["outputs"][0]["data"]
+        return 200, None
+    text: str = found.json["error"]
+    check_text(text)
+    return found.status, text
+
+
+HOSTILE: dict[str, tuple[Answers, int]] = {
+    "another's number": (lambda number: answer(number + 1), 502),
+    "no number": (lambda _: oracle.frame(oracle.put(2, b""), RIGHT), 502),
+    "a number too large": (lambda _: answer(2**63 - 1), 502),
+    "no frame": (lambda _: b"HTTP/1.1 200 OK\r\n\r\n", 502),
+    "a length too large": (lambda _: struct.pack(">4sII", b"PRPC", 0xFFFFFFFF, 10), 502),
+    "metadata beyond the frame": (lambda _: struct.pack(">4sII", b"PRPC", 10, 11), 502),
+    "metadata that is none": (lambda _: oracle.frame(b"\xff" * 20), 502),
+    "a question": (lambda number: oracle.Question("Predict").bytes(number), 502),
+    "no message": (lambda number: answer(number, b""), 502),
+    "a message that is none": (lambda number: answer(number, b"\xff" * 20), 502),
+    "unknown compression": (lambda number: answer(number, compress=9), 502),
+    "a bomb": (
+        lambda number: answer(number, BOMB, compress=GZIP),
+        502,
+    ),
+    "snappy that lies": (
+        lambda number: answer(number, b"\xff\xff\xff\xff\x0f" + bytes(64), compress=SNAPPY),
+        502,
+    ),
+    "an attachment that is not there": (
+        lambda number: oracle.frame(
+            oracle.put(2, b"") + oracle.put(4, number) + oracle.put(5, 1 << 30), RIGHT
+        ),
+        502,
+    ),
+    "fewer elements than the shape": (
+        lambda number: answer(
+            number, STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 9), (3.0, 4.0))])
+        ),
+        502,
+    ),
+    "a shape beyond all memory": (
+        lambda number: answer(
+            number, STATUS + oracle.message("", [Tensor("y", INT32, (2**32 - 1,) * 3, (1,))])
+        ),
+        502,
+    ),
+    "an error code without a text": (lambda number: answer(number, b"", code=2001), 500),
+    "an error code of no kind": (lambda number: answer(number, b"", code=-77, text="odd"), 500),
+    "an error text of controls": (
+        lambda number: answer(number, b"", code=1003, text="\r\n\x00\x1b[31m" * 2_000),
+        400,
+    ),
+    "an error text that is none": (
+        lambda number: answer(number, b"", code=1003, text=b"\xff\xfe"),
+        400,
+    ),
+    "too much load": (lambda number: answer(number, b"", code=2004, text="busy"), 503),
+    "a failure of no kind": (
+        lambda number: answer(number, oracle.put(1, oracle.put(1, 7) + oracle.put(3, 2))),
+        500,
+    ),
+    "silence": (lambda _: b"", 504),
+    "half a header": (lambda _: b"PRPC\0", 504),
+    # So large that what else comes on the connection does not complete it.
+    "half an answer": (lambda number: answer(number, RIGHT + bytes(1 << 20))[:200], 504),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_answers(front: Gateway, server: Server, name: str) -> None:
+    """Each is told in the caller's protocol, in time; the next answer is good again."""
+    server.predict, status = HOSTILE[name]
+    try:
+        found = asked(front)
+    finally:
+        server.predict = answer
+    assert status == found[0], found
+    assert (200, None) == asked(front)
+
+
+@pytest.mark.parametrize("name", ["silence", "half a header", "half an answer"])
+def test_a_server_that_ends_amid_an_answer(front: Gateway, server: Server, name: str) -> None:
+    """The caller is told at once, not at its deadline."""
+    server.predict, server.closes = HOSTILE[name][0], True
+    begun = time.monotonic()
+    try:
+        status, _ = asked(front)
+    finally:
+        server.predict, server.closes = answer, False
+    assert 503 == status
+    assert time.monotonic() - begun < 0.5
+    assert (200, None) == asked(front)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [answer(3), b"PRPC", b"\0" * 64, answer(0) * 50],
+    ids=["another answer", "half a header", "zeros", "many"],
+)
+def test_more_than_was_asked_for(front: Gateway, server: Server, extra: bytes) -> None:
+    """What nobody asked for ends its connection; it never becomes the answer to a question."""
+    wrong = STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 2), (9.0, 9.0))])
+    server.predict = lambda number: answer(number) + extra + answer(number + 1, wrong)
+    try:
+        found = [asked(front) for _ in range(10)]
+    finally:
+        server.predict = answer
+    assert {status for status, _ in found} <= {200, 502, 503}
+    assert (200, None) == asked(front)
+
+
+def test_an_answer_twice_is_one(front: Gateway, server: Server) -> None:
+    """The second of the same number is nobody's."""
+    server.predict = lambda number: answer(number) * 2
+    try:
+        found = [asked(front) for _ in range(10)]
+    finally:
+        server.predict = answer
+    assert {status for status, _ in found} <= {200, 502, 503}
+    assert (200, None) == asked(front)
+
+
+def test_one_bad_answer_does_not_become_another_callers(front: Gateway, server: Server) -> None:
+    """Callers share a connection; each gets its own answer, whatever order they come in."""
+    lock, held = threading.Lock(), []
+
+    def swapped(number: int) -> bytes:
+        with lock:
+            held.append(number)
+            if len(held) % 4:
+                return b""
+            values = [(each, float(each)) for each in reversed(held)]
+            held.clear()
+        return b"".join(
+            answer(each, STATUS + oracle.message("", [Tensor("y", FLOAT32, (1,), (value,))]))
+            for each, value in values
+        )
+
+    server.predict = swapped
+    try:
+        with Raw(front.http) as first:
+            raws = [first, *(Raw(front.http) for _ in range(3))]
+            for raw in raws:
+                assert raw.send([QUESTION])
+            found = [raw.answer() for raw in raws]
+            for raw in raws[1:]:
+                raw.socket.close()
+    finally:
+        server.predict = answer
+    values = [each.json["outputs"][0]["data"][0] for each in found if each is not None]
+    assert 4 == len(set(values))
