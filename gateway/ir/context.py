@@ -59,6 +59,8 @@ class Need(enum.Enum):
     BATCHING is the batch size apart from shapes of one item. OUTPUTS is every output asked for by
     name in a request, and outputs in the model's own order in an answer. STAND_INS is what a codec
     has read: the protocol writes BOOL as UINT8 and BF16 as FP32, and the model knows which it was.
+    WIDENED is likewise: what the protocol lacks is the next wider datatype, UINT16, UINT32 and
+    UINT64 among them as signed integers, and a value beyond what was meant is an error.
     """
 
     NAMES = "names"
@@ -67,6 +69,7 @@ class Need(enum.Enum):
     BATCHING = "batching"
     OUTPUTS = "outputs"
     STAND_INS = "stand-ins"
+    WIDENED = "widened"
 
 
 @dataclass(frozen=True, slots=True)

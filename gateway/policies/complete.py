@@ -33,7 +33,7 @@ from gateway.policies.batching import (
 from gateway.policies.filling import Filling, is_bare, lacks
 from gateway.policies.members import taken_apart
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.policies.stand_ins import StandIns, in_order, may_stand_in
+from gateway.policies.stand_ins import StandIns, in_order, may_stand_in, stand_ins_in
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ class Complete:
     Requests get what *needs* names; answers get what the caller's context needs. A request that is
     nothing but bytes (Open Inference's raw binary request) is always made whole. Where only one
     side keeps the batch size apart from shapes of one item, it is joined or split off. Where one
-    side has no BOOL and no BF16, what it sent for them becomes what the model declares.
+    side lacks BOOL, BF16 or others, what it sent for them becomes what the model declares.
 
     Args:
         inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
@@ -79,7 +79,7 @@ class Complete:
     def __init__(self, inner: Service, needs: frozenset[Need]) -> None:
         self._inner = inner
         self._needs = needs
-        self._stand_ins = Need.STAND_INS in needs
+        self._stand_ins = stand_ins_in(needs)
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -94,7 +94,7 @@ class Complete:
         if isinstance(call, InferRequest):
             request, known = await self._request(call)
             reply = await self._inner(request)
-            if call.context.needs or reply.batch_size is not None or self._stand_ins:
+            if call.context.needs or reply.batch_size is not None or self._stand_ins is not None:
                 reply = await self._answer(_Asked(request, call.batch_size, known), reply)
             return cast("R", reply)
         if isinstance(call, StreamInferRequest):
@@ -102,7 +102,7 @@ class Complete:
             needs = call.context.needs
             whole = call if request is call.request else call.changed(request=request)
             items = await self._inner(whole)
-            if needs or Need.BATCHING in self._needs or self._stand_ins:
+            if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
                 asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
                 items = Mapped(items, lambda item: self._answer(asked, item))
             return cast("R", items)
@@ -119,8 +119,9 @@ class Complete:
         if call.members:
             metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = taken_apart(call, metadata)
-        if Need.STAND_INS in call.context.needs and may_stand_in(call.inputs):
-            call = await self._meant(call)
+        written = stand_ins_in(call.context.needs)
+        if written is not None and may_stand_in(call.inputs, written):
+            call = await self._meant(call, widened=written is Need.WIDENED)
         apart = call.batch_size is not None
         bytes_only = is_bare(call.inputs)
         bare = not apart and (lacks(call.inputs, needs) or bytes_only)
@@ -150,7 +151,7 @@ class Complete:
     async def _answer(self, asked: _Asked, reply: InferResponse) -> InferResponse:
         if reply.error is not None:
             return reply
-        if self._stand_ins and may_stand_in(reply.outputs):
+        if self._stand_ins is not None and may_stand_in(reply.outputs, self._stand_ins):
             reply = await self._meant_reply(asked.request, reply)
         reply = await self._response(asked, reply)
         if len(reply.outputs) > 1 and Need.OUTPUTS in asked.request.context.needs:
@@ -177,12 +178,13 @@ class Complete:
             reply = split_reply(reply, metadata, asked.batch_size)
         return reply
 
-    async def _meant(self, call: InferRequest) -> InferRequest:
+    async def _meant(self, call: InferRequest, *, widened: bool) -> InferRequest:
         metadata = await self._of_stand_ins(call)
         if metadata is None:
             return call
         model = call.model or ModelRef("")
-        inputs = StandIns("input", model, metadata.inputs, InvalidRequest).replace(call.inputs)
+        known = StandIns("input", model, metadata.inputs, InvalidRequest, widened)
+        inputs = known.replace(call.inputs)
         return call if inputs is call.inputs else call.changed(inputs=inputs)
 
     async def _meant_reply(self, call: InferRequest, reply: InferResponse) -> InferResponse:
@@ -191,7 +193,9 @@ class Complete:
             return reply
         declared = _in_order_asked(call, metadata)
         model = call.model or ModelRef("")
-        outputs = StandIns("output", model, declared, UpstreamProtocolError).replace(reply.outputs)
+        widened = self._stand_ins is Need.WIDENED
+        known = StandIns("output", model, declared, UpstreamProtocolError, widened)
+        outputs = known.replace(reply.outputs)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 
     async def _of_stand_ins(self, call: InferRequest) -> ModelMetadata | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ArrayData, RawData, as_items
+from gateway.ir.data import ArrayData, ItemsData, RawData, as_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import TensorMetadata
@@ -131,7 +131,7 @@ class Filling:
         if isinstance(tensor.data, ArrayData):
             shape: Shape = tensor.data.array.shape
         else:
-            shape = self._fit(known, self._count(tensor, known))
+            shape = self._fit(tensor, known, self._count(tensor, known))
         return Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.parameters)
 
     def _count(self, tensor: Tensor, known: TensorMetadata) -> int:
@@ -147,15 +147,20 @@ class Filling:
             )
         return count
 
-    def _fit(self, known: TensorMetadata, count: int) -> Shape:
+    def _fit(self, tensor: Tensor, known: TensorMetadata, count: int) -> Shape:
         """Return the only shape of *count* elements that the declared one allows."""
         if known.shape is None:
+            if count == 1 and isinstance(tensor.data, ItemsData):
+                return (1,)  # one text, or the bytes of one
             raise self._misfit(f"does not tell the shape of {self.kind} {known.name!r}")
         dims = list(known.shape)
         if self.batches and dims:
             dims[0] = 1
         variable = [axis for axis, dim in enumerate(dims) if dim < 0]
         what = f"has {self.kind} {known.name!r} of shape {_text(known.shape)}"
+        if len(variable) > 1 and count == 1:  # no other shape has one element
+            dims = [1 if dim < 0 else dim for dim in dims]
+            variable = []
         if len(variable) > 1:
             raise self._misfit(f"{what}, data without a shape fits at most one variable dimension")
         fixed = math.prod(dim for dim in dims if dim >= 0)

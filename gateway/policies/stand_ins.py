@@ -1,9 +1,10 @@
 """Stand-ins taken back: UINT8 that the model declares BOOL, FP32 that it declares BF16. Pure.
 
 A protocol without these datatypes writes others for them, and only the model's metadata tells
-which was meant. `Complete` asks for the metadata; here it is applied. Values are never rounded.
+which was meant. `Complete` asks for the metadata; here it is applied. Values are never rounded
+and never wrapped.
 
-Source: GraphPipe dossier, section 6.2.
+Source: GraphPipe dossier, section 6.2; grps dossier, section 15.1.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, as_raw
+from gateway.ir.context import ModelRef, Need
+from gateway.ir.data import ArrayData, RawData, TensorData, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import TensorMetadata
@@ -26,12 +27,32 @@ _STAND_INS: Final[Mapping[Datatype, frozenset[Datatype]]] = {
     Datatype.BOOL: frozenset({Datatype.UINT8, Datatype.INT8}),
     Datatype.BF16: frozenset({Datatype.FP32}),
 }
-_ANY: Final = frozenset().union(*_STAND_INS.values())
+_INTEGERS: Final = frozenset(
+    {Datatype.UINT8, Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64}
+)
+_WIDENED: Final[Mapping[Datatype, frozenset[Datatype]]] = {
+    Datatype.BOOL: frozenset({Datatype.UINT8}),
+    Datatype.BF16: frozenset({Datatype.FP32}),
+    Datatype.UINT16: _INTEGERS,
+    Datatype.UINT32: _INTEGERS,
+    Datatype.UINT64: _INTEGERS,
+}
+_ANY: Final = {
+    Need.STAND_INS: frozenset().union(*_STAND_INS.values()),
+    Need.WIDENED: frozenset().union(*_WIDENED.values()),
+}
 
 
-def may_stand_in(tensors: Sequence[Tensor]) -> bool:
+def stand_ins_in(needs: frozenset[Need]) -> Need | None:
+    """Return which kind of stand-ins a codec with *needs* writes, None for none."""
+    if Need.WIDENED in needs:
+        return Need.WIDENED
+    return Need.STAND_INS if Need.STAND_INS in needs else None
+
+
+def may_stand_in(tensors: Sequence[Tensor], need: Need = Need.STAND_INS) -> bool:
     """Return whether some tensor could mean another datatype than it has."""
-    return any(tensor.datatype in _ANY for tensor in tensors)
+    return any(tensor.datatype in _ANY[need] for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +64,25 @@ class StandIns:
         model: For errors.
         declared: As the model declares them; tensors without a name go by place.
         failure: Raised for a value that the declared datatype cannot hold.
+        widened: They are of the kind `Need.WIDENED`.
     """
 
     kind: str
     model: ModelRef
     declared: Sequence[TensorMetadata]
     failure: type[GatewayError]
+    widened: bool = False
 
     def replace(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return *tensors* in the datatypes that the model declares; itself without stand-ins.
 
-        Any byte but 0 is true; bytes of 0 and 1 are not copied. FP32 becomes BF16 when every
-        value keeps all its bits, and copies.
+        Any byte but 0 is true, where they are not widened; bytes of 0 and 1 are not copied. FP32
+        becomes BF16 when every value keeps all its bits, and copies, as do integers.
 
         Raises:
-            GatewayError: Of class `failure`: BF16 cannot hold a value exactly.
+            GatewayError: Of class `failure`: the declared datatype cannot hold a value exactly.
         """
+        table = _WIDENED if self.widened else _STAND_INS
         known = {declared.name: declared for declared in self.declared}
         replaced: list[Tensor] = []
         changed = False
@@ -68,18 +92,35 @@ class StandIns:
             else:
                 declared = self.declared[place] if place < len(self.declared) else None
             meant = None if declared is None else declared.datatype
-            if (
-                declared is None
-                or meant is None
-                or tensor.datatype not in _STAND_INS.get(meant, ())
-            ):
+            if declared is None or meant is None or tensor.datatype not in table.get(meant, ()):
                 replaced.append(tensor)
                 continue
-            truth = meant is Datatype.BOOL
-            data = RawData(_truths(tensor) if truth else self._halved(tensor, declared.name))
+            data = self._data(tensor, meant, declared.name)
             replaced.append(Tensor(tensor.name, meant, tensor.shape, data, tensor.parameters))
             changed = True
         return tuple(replaced) if changed else tensors
+
+    def _data(self, tensor: Tensor, meant: Datatype, name: str) -> TensorData:
+        if meant is Datatype.BF16:
+            return RawData(self._halved(tensor, name))
+        if meant is Datatype.BOOL:
+            if self.widened:
+                self._check_range(tensor, meant, name, 1)
+            return RawData(_truths(tensor))
+        self._check_range(tensor, meant, name, int(np.iinfo(meant.numpy_dtype).max))
+        return ArrayData(as_numpy(tensor).astype(meant.numpy_dtype))
+
+    def _check_range(self, tensor: Tensor, meant: Datatype, name: str, most: int) -> None:
+        values = as_numpy(tensor).reshape(-1)
+        if not values.size or (int(values.min()) >= 0 and int(values.max()) <= most):
+            return
+        index = next(at for at, value in enumerate(values.tolist()) if not 0 <= value <= most)
+        found = "" if tensor.datatype is None else tensor.datatype.value
+        raise self.failure(
+            f"{self.kind} {name!r} of model {str(self.model)!r} is {meant.value} and comes as "
+            f"{found}: element {index} is {int(values[index])}, needed is a value from 0 to {most}",
+            model=self.model,
+        )
 
     def _halved(self, tensor: Tensor, name: str) -> memoryview:
         """Return FP32 as BF16: the upper half of each value, where the lower one is zero."""

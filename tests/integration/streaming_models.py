@@ -77,5 +77,5 @@ async def breaks(_inputs: dict[str, Any], _job: Job) -> Answers:
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def mute(_inputs: dict[str, Any], _job: Job) -> Answers:
     """Say nothing at all."""
-    for word in ():
-        yield word
+    for word in list[str]():
+        yield _token(word)

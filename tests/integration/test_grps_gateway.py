@@ -6,21 +6,16 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
 
-import grpc
 import pytest
 
-from gateway.schema import grps_pb2 as pb
 from tests.integration.cli_kit import Running, serving
+from tests.integration.grps_kit import TIMEOUT_S, Channel, post, values
 from tests.integration.streaming_models import FLOOD_BYTES
 
-SERVICE = "/grps.protos.v1.GrpsService/"
 STREAMED = "/grps/v1/infer/predict?streaming=true"
-TIMEOUT_S = 10.0
 
 MODELS = ("endless", "silent", "flood", "breaks", "mute")
 EXAMPLES = ("simple", "speak", "fail", "identity_uint8")
@@ -93,56 +88,6 @@ def place(request: pytest.FixtureRequest) -> tuple[Running, str]:
     """A gateway that has the models or a way to them, and what their names begin with there."""
     name = "front" if request.param else "behind"
     return request.getfixturevalue(name), f"{request.param}." if request.param else ""
-
-
-def post(
-    address: str, path: str, body: object, kind: str = "application/json", method: str = "POST"
-) -> tuple[int, str, bytes]:
-    """Return status, content type and body."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
-        connection.request(method, path, data, {"Content-Type": kind})
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("Content-Type", ""), answer.read()
-
-
-def values(text: bytes) -> list[dict[str, Any]]:
-    """Return the JSON values of a stream, one after another."""
-    decoder, found, rest = json.JSONDecoder(), [], text.decode()
-    while rest:
-        value, end = decoder.raw_decode(rest)
-        found.append(value)
-        rest = rest[end:]
-    return found
-
-
-class Channel:
-    """A gRPC client that knows nothing but the schema."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._channel.close()
-
-    def ask(self, method: str, **fields: Any) -> pb.GrpsMessage:
-        """Return the answer of a unary method."""
-        call = self._channel.unary_unary(
-            SERVICE + method, pb.GrpsMessage.SerializeToString, pb.GrpsMessage.FromString
-        )
-        return call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
-
-    def stream(self, **fields: Any) -> Any:
-        """Return the answers of PredictStreaming."""
-        call = self._channel.unary_stream(
-            SERVICE + "PredictStreaming",
-            pb.GrpsMessage.SerializeToString,
-            pb.GrpsMessage.FromString,
-        )
-        return call(pb.GrpsMessage(**fields), timeout=TIMEOUT_S)
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from gateway.ir.datatypes import Datatype
 
-NAN, INFINITE, NOT_TEXT, FILLED = "nan", "infinite", "not text", "filled"
+NAN, INFINITE, NOT_TEXT, FILLED, HUGE = "nan", "infinite", "not text", "filled", "huge"
 
 # Scalar, empty, one, a batch, rank 5, and two lengths of a dimension that varies.
 SHAPES = ((), (0,), (2, 0, 3), (1,), (4, 3), (1, 2, 1, 2, 3), (7,), (1, 130))
 
+_INT64_MAX = (1 << 63) - 1
 _ORDINARY_TEXT = [b"", b"a", "Zoë 模型 😀".encode(), b"with \x00 \n\t\x1f", b'"\\/', b"x" * 300]
 
 
@@ -37,8 +38,11 @@ class Case:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Its special one, and whether there is any element."""
-        return frozenset({self.special, FILLED} if self.array.size else {self.special})
+        """Its special one, whether there is any element, and one beyond 64 bits with a sign."""
+        found = {self.special, FILLED} if self.array.size else {self.special}
+        if self.datatype is Datatype.UINT64 and (self.array > _INT64_MAX).any():
+            found.add(HUGE)
+        return frozenset(found)
 
 
 def cases(datatype: Datatype) -> list[Case]:

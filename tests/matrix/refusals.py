@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
-from tests.matrix.cases import FILLED, INFINITE, NAN, NOT_TEXT, Case
+from tests.matrix.cases import FILLED, HUGE, INFINITE, NAN, NOT_TEXT, Case
 
 HALVES = frozenset({Datatype.FP16, Datatype.BF16})
 BF16 = frozenset({Datatype.BF16})
@@ -56,9 +56,17 @@ _NOT_IN_GRPS = frozenset(
     {Datatype.BOOL, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64, Datatype.BF16}
 )
 
+_WIDENED = tuple(f"grps.{carrier}-widened" for carrier in ("http", "grpc", "brpc"))
+
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        clients=("grps",),
+        clients=_WIDENED,
+        traits=frozenset({HUGE}),
+        code=UNSUPPORTED,
+        text=r"'INPUT0' has \d+ at index \d, grps has no integer over 9223372036854775807",
+    ),
+    Refusal(
+        clients=("grps.grpc-plain",),
         datatypes=_NOT_IN_GRPS,
         code=UNSUPPORTED,
         text="'INPUT0' is .*, which grps does not have; the upstream's option 'widen'",
@@ -117,7 +125,13 @@ REFUSALS: tuple[Refusal, ...] = (
         text="'INPUT0' has bytes that are not UTF-8 at index 0.*choose its gRPC port",
     ),
     Refusal(
-        upstreams=("grps",),
+        upstreams=_WIDENED,
+        traits=frozenset({HUGE}),
+        code=UNSUPPORTED,
+        text=r"'INPUT0' has \d+ at index \d, grps has no integer over 9223372036854775807",
+    ),
+    Refusal(
+        upstreams=("grps.grpc-plain",),
         datatypes=_NOT_IN_GRPS,
         code=UNSUPPORTED,
         text="'INPUT0' is .*, which grps does not have; the upstream's option 'widen'",

@@ -404,18 +404,20 @@ def _grps_kept(reply: Any) -> Any:
     return reply
 
 
-def _grps(carrier: str, **fields: Any) -> Carries:
+_GRPS_WIDENED = EVERY - {Datatype.UINT64}  # beyond 2**63 - 1 it has no wider one
+
+
+def _grps(carrier: str, way: str = "", **fields: Any) -> Carries:
     return Carries(
         codec=f"grps.{carrier}",
+        way=way,
         questions=frozenset(
             {InferRequest, ModelMetadataRequest, ServerLiveRequest, ServerReadyRequest}
         ),
-        datatypes=_GRPS_DATATYPES,
-        reply_datatypes=_GRPS_DATATYPES,
         text=True,
         reply_text=True,
         # Only what a field holds in its own width is a view.
-        copied=_GRPS_DATATYPES - {Datatype.FP32, Datatype.FP64},
+        copied=EVERY - {Datatype.FP32, Datatype.FP64},
         versions=False,
         ids=NOTHING,
         parameters=NOTHING,
@@ -427,6 +429,17 @@ def _grps(carrier: str, **fields: Any) -> Carries:
         answers_model=False,
         selects=False,
         kept=_grps_kept,
+        **{"datatypes": _GRPS_DATATYPES, "reply_datatypes": _GRPS_DATATYPES, **fields},
+    )
+
+
+def _grps_widened(carrier: str, **fields: Any) -> Carries:
+    return _grps(
+        carrier,
+        "widened",
+        upstream={"widen": True},
+        datatypes=_GRPS_WIDENED,
+        reply_datatypes=_GRPS_WIDENED,
         **fields,
     )
 
@@ -437,7 +450,7 @@ _GRPS_ERRORS = {
 }
 _GRPS = (
     # NaN is a word in JSON: its bits are lost.
-    _grps(
+    _grps_widened(
         "http",
         finite=True,
         reply_finite=True,
@@ -445,8 +458,9 @@ _GRPS = (
         reply_binary=False,
         errors={**_GRPS_ERRORS, ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE},
     ),
-    _grps("grpc", errors=_GRPS_ERRORS),
-    _grps("brpc", errors=_GRPS_ERRORS),
+    _grps("grpc", "plain", errors=_GRPS_ERRORS),
+    _grps_widened("grpc", errors=_GRPS_ERRORS),
+    _grps_widened("brpc", errors=_GRPS_ERRORS),
 )
 
 CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS)

@@ -61,8 +61,8 @@ class Link:
     """A service on the far side of one codec.
 
     Attributes:
-        request: The last wire request, as it arrived.
-        answer: The last wire answer, as it arrived.
+        request: The last wire request of an inference, as it arrived.
+        answer: Its wire answer, as it arrived.
     """
 
     def __init__(self, carries: Carries, inner: Any) -> None:
@@ -74,11 +74,13 @@ class Link:
 
     async def __call__(self, call: Call[R], /) -> R:
         """Ask through the wire."""
-        self.request = arrived(self.upstream.encode_call(call))
-        read = self.listener.decode_call(self.request)
+        request = arrived(self.upstream.encode_call(call))
+        read = self.listener.decode_call(request)
         reply = await self._inner(read)
-        self.answer = arrived(self.listener.encode_reply(read, reply))
-        return cast("R", self.upstream.decode_reply(call, self.answer))
+        answer = arrived(self.listener.encode_reply(read, reply))
+        if isinstance(call, InferRequest):
+            self.request, self.answer = request, answer
+        return cast("R", self.upstream.decode_reply(call, answer))
 
 
 def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, Answering, list[Link]]:

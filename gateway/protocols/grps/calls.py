@@ -62,7 +62,7 @@ from gateway.protocols.grps.metadata import (
 )
 from gateway.protocols.grps.options import LIVE, Settings
 
-REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.STAND_INS})
+REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
 """What an answer to a client cannot be written without, and what its inputs may stand for."""
 
 PREDICT: Final = "Predict"
@@ -112,7 +112,7 @@ def needs_of(settings: Settings) -> frozenset[Need]:
     Names may be left out, all of them; so may the shape of a text that goes out as text.  What was
     widened on the way out is taken back on the way in.
     """
-    return _NEEDS | {Need.STAND_INS} if settings.widen else _NEEDS
+    return _NEEDS | {Need.WIDENED} if settings.widen else _NEEDS
 
 
 def decode_method(

@@ -151,6 +151,18 @@ CASES = [
         (items_tensor("T", (2,), [b"a", b"b"]),),
     ),
     Case(
+        "one_element_of_two_variable_dimensions",
+        (TensorMetadata("T", BYTES, (-1, 1, -1)),),
+        (Tensor("", BYTES, None, ItemsData([b"a"])),),
+        (items_tensor("T", (1, 1, 1), [b"a"]),),
+    ),
+    Case(
+        "one_text_of_no_declared_shape",
+        (TensorMetadata("T", BYTES, None),),
+        (Tensor("", BYTES, None, ItemsData([b"a"])),),
+        (items_tensor("T", (1,), [b"a"]),),
+    ),
+    Case(
         "whole_tensors_stay",
         (A,),
         (whole("A", INT32, (1, 2), EIGHT),),

@@ -16,7 +16,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, Unavailable, Upstrea
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.policies.complete import Complete
-from gateway.policies.stand_ins import StandIns, in_order, may_stand_in
+from gateway.policies.stand_ins import StandIns, in_order, may_stand_in, stand_ins_in
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")
@@ -117,6 +117,81 @@ def test_only_some_datatypes_can_stand_in() -> None:
         may_stand_in((BYTES,)),
         may_stand_in((array_tensor("x", np.zeros(1, np.int32)),)),
     )
+
+
+def test_integers_may_stand_in_where_the_protocol_widens() -> None:
+    """Only there is an INT32 looked up."""
+    integer = array_tensor("x", np.zeros(1, np.int32))
+    assert (False, True) == (may_stand_in((integer,)), may_stand_in((integer,), Need.WIDENED))
+    assert [None, Need.STAND_INS, Need.WIDENED] == [
+        stand_ins_in(frozenset(needs)) for needs in ((), (Need.STAND_INS,), (Need.WIDENED,))
+    ]
+
+
+WIDENED = StandIns(
+    "input",
+    M,
+    tuple(
+        TensorMetadata(datatype.value, datatype, None)
+        for datatype in (BOOL, BF16, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64)
+    ),
+    InvalidRequest,
+    widened=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("BOOL", np.array([0, 1], np.uint8)),
+        ("BF16", np.array([1.5, -np.inf], np.float32)),
+        ("UINT16", np.array([0, 65535], np.int32)),
+        ("UINT16", np.array([0, 65535], np.int64)),
+        ("UINT16", np.array([255], np.uint8)),
+        ("UINT32", np.array([[0], [2**32 - 1]], np.int64)),
+        ("UINT64", np.array([2**63 - 1], np.int64)),
+        ("UINT64", np.zeros((0, 2), np.int32)),
+    ],
+)
+def test_what_was_widened_is_taken_back(name: str, values: npt.NDArray[Any]) -> None:
+    """Every value that the declared datatype has comes back, in its shape."""
+    (found,) = WIDENED.replace((array_tensor(name, values),))
+    assert (name, values.shape) == (str(found.datatype and found.datatype.value), found.shape)
+    if name != "BF16":
+        assert values.tolist() == as_numpy(found).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("BOOL", np.array([0, 2], np.uint8), "is BOOL and comes as UINT8: element 1 is 2"),
+        ("UINT16", np.array([65536], np.int32), "element 0 is 65536, needed .* from 0 to 65535"),
+        ("UINT16", np.array([0, -1], np.int8), "comes as INT8: element 1 is -1"),
+        ("UINT32", np.array([2**32], np.int64), "element 0 is 4294967296"),
+        ("UINT64", np.array([-(2**63)], np.int64), "element 0 is -9223372036854775808"),
+        ("BF16", np.array([0.1], np.float32), "cannot hold exactly"),
+    ],
+)
+def test_what_cannot_have_been_widened_is_refused(
+    name: str, values: npt.NDArray[Any], said: str
+) -> None:
+    """Nothing is wrapped or rounded: the error names input, datatypes, place and value."""
+    with pytest.raises(InvalidRequest, match=said):
+        WIDENED.replace((array_tensor(name, values),))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("BOOL", np.array([1], np.int8)),
+        ("UINT32", np.array([1.0], np.float32)),
+        ("BF16", np.array([1.0], np.float64)),
+    ],
+)
+def test_no_other_kind_of_number_was_widened(name: str, values: npt.NDArray[Any]) -> None:
+    """Integers are no floats and floats no integers: they stay, and the model refuses them."""
+    given = (array_tensor(name, values),)
+    assert WIDENED.replace(given) is given
 
 
 def test_order_is_that_of_the_names_and_others_follow() -> None:

@@ -1,0 +1,394 @@
+"""Every path and method of grps at a whole gateway: what it takes and what it answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from gateway.schema import grps_pb2 as pb
+from tests.integration.cli_kit import Running, serving
+from tests.integration.grps_kit import TIMEOUT_S, Channel, post, values
+
+SUCCESS = {"code": 200, "msg": "OK", "status": "SUCCESS"}
+PREDICT = "/grps/v1/infer/predict"
+ROW = list(range(16))
+TENSORS = [
+    {"name": name, "dtype": "DT_INT32", "shape": [1, 16], "flat_int32": ROW}
+    for name in ("INPUT0", "INPUT1")
+]
+SUM = {
+    "name": "OUTPUT0",
+    "dtype": "DT_INT32",
+    "shape": [1, 16],
+    "flat_int32": [2 * n for n in ROW],
+}
+
+CHAT = """
+        customized:
+          - path: /v1/chat
+            model: speak
+            inputs: [{name: text, place: "messages[-1].content", shape: [1]}]
+            parameters: {max_tokens: max_tokens}
+            answer: '{"words": "${token[0]}"}'
+            error: '{"error": "${message}", "code": "${code}"}'
+            stream:
+              {mode: body_param, key: stream, content_type: text/event-stream,
+               before: "data: ", after: "\\n\\n", end: "data: [DONE]\\n\\n"}
+          - path: /v1/wide
+            model: wide
+            body: form
+            inputs: [{name: INPUT0, datatype: UINT16, place: number, shape: [1]}]
+            answer: '{"same": "${OUTPUT0}"}'
+          - {path: /predict, model: speak}
+"""
+CONFIG = (
+    f"""
+version: 1
+listeners:
+  - http: 127.0.0.1:0
+    grpc: 127.0.0.1:0
+    options:
+      grps: {CHAT}
+  - name: own
+    http: 127.0.0.1:0
+    grpc: 127.0.0.1:0
+    protocols: [grps]
+    default_model: speak
+    options: {{grps: {{switch: true}}}}
+  - name: cpp
+    http: 127.0.0.1:0
+    protocols: [grps]
+    options: {{grps: {{http_always_200: true}}}}
+admin: {{address: null, metrics: null}}
+models:
+"""
+    + "".join(
+        f'  {name}: {{backend: python, options: {{callable: "gateway.backends.examples:{of}"}}}}\n'
+        for name, of in {
+            "simple": "simple",
+            "speak": "speak",
+            "fail": "fail",
+            "a-b": "identity_bytes",
+            "wide": "identity_uint16",
+            "floats": "identity_fp32",
+            "bytes": "identity_bytes",
+        }.items()
+    )
+    + "lifecycle: {pre_stop: 0s}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with a listener that all protocols share, and two of grps alone."""
+    config = tmp_path_factory.mktemp("grps") / "gateway.yaml"
+    config.write_text(CONFIG)
+    with serving(str(config)) as found:
+        yield found
+
+
+def get(address: str, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    """Return status, content type and body of a request without one."""
+    with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+
+
+def said(answer: tuple[int, str, bytes]) -> Any:
+    """Return the document of an answer, whose HTTP status is the code of its Status."""
+    document = json.loads(answer[2])
+    assert ("application/json", answer[0]) == (answer[1], document["status"]["code"])
+    return document
+
+
+@pytest.mark.parametrize("key", ["simple", "simple-1"])
+@pytest.mark.parametrize("where", ["body", "query", "both"])
+def test_a_model_is_named_in_the_body_or_the_query(running: Running, key: str, where: str) -> None:
+    """By its name or name-version; what the body says counts."""
+    body: dict[str, Any] = {"gtensors": {"tensors": TENSORS}}
+    query = {"body": "", "query": f"?model={key}", "both": "?model=nobody"}[where]
+    if where != "query":
+        body["model"] = key
+    document = said(post(running.addresses["main.http"], PREDICT + query, body))
+    assert SUCCESS == document["status"]
+    assert SUM == document["gtensors"]["tensors"][0]
+    with Channel(running.addresses["main.grpc"]) as channel:
+        data = pb.GenericTensorData(
+            tensors=[
+                pb.GenericTensor(name=name, dtype=pb.DT_INT32, shape=[1, 16], flat_int32=ROW)
+                for name in ("INPUT0", "INPUT1")
+            ]
+        )
+        answer = channel.ask("Predict", model=key, gtensors=data)
+    assert SUM["flat_int32"] == list(answer.gtensors.tensors[0].flat_int32)
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "word"),
+    [
+        ("nobody", 404, "nobody"),
+        ("simple-9", 404, "simple"),
+        ("", 404, "names no model"),
+        ("fail-1", 400, "INPUT0"),
+    ],
+)
+def test_a_model_that_is_not_there_is_a_failure(
+    running: Running, key: str, code: int, word: str
+) -> None:
+    """404 over HTTP; over gRPC the call succeeds, and its Status says the same."""
+    body = {"str_data": "x", "model": key}
+    document = said(post(running.addresses["main.http"], PREDICT, body))
+    assert (code, "FAILURE") == (document["status"]["code"], document["status"]["status"])
+    assert word in document["status"]["msg"]
+    assert {"status"} == document.keys()
+    with Channel(running.addresses["main.grpc"]) as channel:
+        answer = channel.ask("Predict", str_data="x", model=key)
+    assert (code, pb.Status.FAILURE) == (answer.status.code, answer.status.status)
+    assert answer.WhichOneof("data_oneof") is None
+
+
+def test_a_name_with_a_dash_is_itself_and_has_versions(running: Running) -> None:
+    """Nothing is split that is a name."""
+    for key in ("a-b", "a-b-1"):
+        answer = post(running.addresses["main.http"], PREDICT, {"str_data": "x", "model": key})
+        assert "x" == said(answer)["str_data"]
+
+
+def test_without_a_name_it_is_the_listeners_default(running: Running) -> None:
+    """What a real server calls the default DAG."""
+    answer = post(running.addresses["own.http"], PREDICT, {"str_data": "one two"})
+    assert "one two" == said(answer)["str_data"]
+    with Channel(running.addresses["own.grpc"]) as channel:
+        assert "one two" == channel.ask("Predict", str_data="one two").str_data
+
+
+def test_bytes_are_bytes_both_ways(running: Running) -> None:
+    """An octet-stream is one element; the answer is one too, errors are JSON."""
+    address, kind = running.addresses["main.http"], "application/octet-stream"
+    data = bytes(range(256))
+    assert (200, kind, data) == post(address, f"{PREDICT}?model=bytes-1", data, kind)
+    failed = said(post(address, f"{PREDICT}?model=nobody", data, kind))
+    assert 404 == failed["status"]["code"]
+    with Channel(running.addresses["main.grpc"]) as channel:
+        assert data == channel.ask("Predict", model="bytes", bin_data=data).bin_data
+
+
+def test_an_ndarray_in_and_out(running: Running) -> None:
+    """A nested list is one FP32 tensor, and comes back as one where that is asked for."""
+    address = running.addresses["main.http"]
+    body = {"ndarray": [[1.5, -2], [3, 4]], "model": "floats"}
+    (tensor,) = said(post(address, PREDICT, body))["gtensors"]["tensors"]
+    assert ([2, 2], [1.5, -2, 3, 4]) == (tensor["shape"], tensor["flat_float32"])
+    path = f"{PREDICT}?return-ndarray=TRUE"
+    assert [[1.5, -2], [3, 4]] == said(post(address, path, body))["ndarray"]
+    both = said(post(address, f"{path}&streaming=true", body))
+    assert 400 == both["status"]["code"]
+    assert "not supported at the same time" in both["status"]["msg"]
+
+
+def test_integers_become_what_the_model_declares_without_loss(running: Running) -> None:
+    """INT32 in the range of UINT16 is UINT16 to the model; beyond it is an error, not another."""
+    address = running.addresses["main.http"]
+
+    def body(value: int) -> dict[str, Any]:
+        tensor = {"dtype": "DT_INT32", "shape": [1], "flat_int32": [value]}
+        return {"gtensors": {"tensors": [tensor]}, "model": "wide"}
+
+    (tensor,) = said(post(address, PREDICT, body(65535)))["gtensors"]["tensors"]
+    assert ("DT_INT32", [65535]) == (tensor["dtype"], tensor["flat_int32"])
+    failed = said(post(address, PREDICT, body(65536)))
+    assert 400 == failed["status"]["code"]
+    assert "'INPUT0'" in failed["status"]["msg"]
+    assert "is UINT16 and comes as INT32" in failed["status"]["msg"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_health_and_its_switch_are_shared_by_all(running: Running, method: str) -> None:
+    """Offline over one carrier is not ready over the others and in Open Inference, but alive."""
+    own, main = running.addresses["own.http"], running.addresses["main.http"]
+    health = "/grps/v1/health/"
+    with Channel(running.addresses["own.grpc"]) as channel:
+        for switch, code in (("offline", 503), ("online", 200)):
+            assert SUCCESS == said(get(own, health + switch, method))["status"]
+            assert code == said(get(main, f"{health}ready", method))["status"]["code"]
+            assert code == channel.ask("CheckReadiness").status.code
+            assert code == get(main, "/v2/health/ready")[0]
+            assert SUCCESS == said(get(main, f"{health}live", method))["status"]
+            assert 200 == channel.ask("CheckLiveness").status.code
+            predicted = post(own, PREDICT, {"str_data": "still"})
+            assert "still" == said(predicted)["str_data"]
+        assert 200 == channel.ask("Offline").status.code
+        assert "Service Unavailable" == said(get(own, f"{health}ready"))["status"]["msg"]
+        assert 200 == channel.ask("Online").status.code
+        assert 200 == said(get(own, f"{health}ready"))["status"]["code"]
+
+
+def test_a_data_port_lets_nobody_switch(running: Running) -> None:
+    """Unless nothing would change: clients ask to be online before anything else."""
+    main = running.addresses["main.http"]
+    assert SUCCESS == said(get(main, "/grps/v1/health/online"))["status"]
+    refused = said(get(main, "/grps/v1/health/offline"))
+    assert (403, "FAILURE") == (refused["status"]["code"], refused["status"]["status"])
+    with Channel(running.addresses["main.grpc"]) as channel:
+        assert (200, 403) == tuple(
+            channel.ask(method).status.code for method in ("Online", "Offline")
+        )
+    assert 200 == said(get(main, "/grps/v1/health/ready"))["status"]["code"]
+
+
+def test_metadata_is_yaml_with_what_models_take_and_give(running: Running) -> None:
+    """Of the server: every model and version; of a model: by its plain name, over both carriers."""
+    address = running.addresses["main.http"]
+    document = said(get(address, "/grps/v1/metadata/server"))
+    models = {each["name"]: each for each in yaml.safe_load(document["str_data"])["models"]}
+    assert {"simple", "speak", "a-b"} <= models.keys()
+    expected = {
+        "name": "simple",
+        "version": "1",
+        "inferer_type": "python",
+        "inputs": [
+            {"name": name, "dtype": "DT_INT32", "shape": [-1, 16]} for name in ("INPUT0", "INPUT1")
+        ],
+        "outputs": [
+            {"name": name, "dtype": "DT_INT32", "shape": [-1, 16]}
+            for name in ("OUTPUT0", "OUTPUT1")
+        ],
+    }
+    assert expected == models["simple"]
+    path = "/grps/v1/metadata/model"
+    told = said(post(address, path, {"str_data": "simple"}))
+    assert expected == yaml.safe_load(told["str_data"])
+    wide = yaml.safe_load(said(post(address, path, {"str_data": "wide"}))["str_data"])
+    assert ("DT_INT32", "UINT16") == (wide["inputs"][0]["dtype"], wide["inputs"][0]["datatype"])
+    assert 404 == said(post(address, path, {"str_data": "nobody"}))["status"]["code"]
+    assert 400 == said(post(address, path, {"gmap": {}}))["status"]["code"]
+    with Channel(running.addresses["main.grpc"]) as channel:
+        server = channel.ask("ServerMetadata")
+        assert 200 == server.status.code
+        assert yaml.safe_load(document["str_data"]) == yaml.safe_load(server.str_data)
+        answer = channel.ask("ModelMetadata", str_data="simple")
+        assert expected == yaml.safe_load(answer.str_data)
+        assert 404 == channel.ask("ModelMetadata", str_data="nobody").status.code
+
+
+def test_the_page_is_on_a_listener_of_its_own(running: Running) -> None:
+    """At / of a listener of grps alone, and at its own path everywhere."""
+    for name, path in (
+        ("own", "/"),
+        ("own", "/grps/v1/monitor/metrics"),
+        ("main", "/grps/v1/monitor/metrics"),
+    ):
+        status, kind, page = get(running.addresses[f"{name}.http"], path)
+        assert (200, "text/html; charset=utf-8") == (status, kind)
+        assert b"speak" in page
+    assert 404 == get(running.addresses["main.http"], "/")[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/grps/v1/nothing", 404),
+        ("GET", "/grps", 404),
+        ("GET", PREDICT, 405),
+        ("PUT", "/grps/v1/health/ready", 405),
+        ("GET", "/nothing", 404),
+        ("GET", "/grps/v1/monitor/series?name=x", 404),
+    ],
+)
+def test_other_paths_and_methods_are_refused_in_words(
+    running: Running, method: str, path: str, code: int
+) -> None:
+    """On a listener of grps alone every path is its own."""
+    document = said(get(running.addresses["own.http"], path, method))
+    assert (code, "FAILURE") == (document["status"]["code"], document["status"]["status"])
+
+
+def test_status_200_whatever_happens_where_that_is_asked_for(running: Running) -> None:
+    """As the C++ server has it: only the body tells."""
+    status, _, text = post(running.addresses["cpp.http"], PREDICT, {"str_data": "x"})
+    assert (200, 404) == (status, json.loads(text)["status"]["code"])
+
+
+def test_what_is_no_grps_message_ends_the_call(running: Running) -> None:
+    """Over gRPC an unreadable message and an unknown method have statuses of their own."""
+    with grpc.insecure_channel(running.addresses["main.grpc"]) as channel:
+        for method, message, status in (
+            ("Predict", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+            ("Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ):
+            ask = channel.unary_unary(f"/grps.protos.v1.GrpsService/{method}")
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(message, timeout=TIMEOUT_S)
+            assert status is caught.value.code()
+        brpc = channel.unary_unary("/grps.protos.v1.GrpsBrpcService/Predict")
+        with pytest.raises(grpc.RpcError) as caught:
+            brpc(b"", timeout=TIMEOUT_S)
+        assert grpc.StatusCode.UNIMPLEMENTED is caught.value.code()
+
+
+def test_large_messages_pass_over_grpc(running: Running) -> None:
+    """Of 48 MiB both ways, where gRPC's own default is 4."""
+    data = bytes(48 << 20)
+    with Channel(running.addresses["main.grpc"]) as channel:
+        answer = channel.ask("Predict", model="bytes", bin_data=data)
+    assert data == answer.bin_data
+
+
+def test_a_customised_route_answers_in_its_own_words(running: Running) -> None:
+    """A chat request is a text and a parameter; the answer is its template, at once or streamed."""
+    address = running.addresses["main.http"]
+    body = {"messages": [{"content": "no"}, {"content": "one two three"}], "max_tokens": 2}
+    status, kind, text = post(address, "/v1/chat", body)
+    assert (200, "application/json", {"words": "one two"}) == (status, kind, json.loads(text))
+    status, kind, text = post(address, "/v1/chat", {**body, "stream": True})
+    assert (200, "text/event-stream") == (status, kind)
+    expected = 'data: {"words":"one"}\n\ndata: {"words":" two"}\n\ndata: [DONE]\n\n'
+    assert expected == text.decode()
+    status, _, text = post(address, "/v1/chat", {"messages": []})
+    assert (400, 400) == (status, json.loads(text)["code"])
+    assert 404 == get(address, "/v1/chat/more")[0]
+
+
+def test_a_customised_route_takes_forms(running: Running) -> None:
+    """Fields of a form are inputs, read as their datatypes, and what is wrong is named."""
+    address = running.addresses["main.http"]
+    kind = "application/x-www-form-urlencoded"
+    status, _, text = post(address, "/v1/wide", b"number=7", kind)
+    assert (200, {"same": [7]}) == (status, json.loads(text))
+    status, _, text = post(address, "/v1/wide", b"number=70000", kind)
+    assert 400 == status
+    assert b"number is out of the range of UINT16" in text
+
+
+def test_another_path_of_predict(running: Running) -> None:
+    """It takes grps's own messages, streams among them, for its model."""
+    address = running.addresses["main.http"]
+    assert "a b" == said(post(address, "/predict", {"str_data": "a b"}))["str_data"]
+    _, _, text = post(address, "/predict?streaming=true", {"str_data": "a b"})
+    assert ["a", " b"] == [value["str_data"] for value in values(text)]
+
+
+def test_a_request_in_pieces_is_one_request(running: Running) -> None:
+    """However a client's bytes come."""
+    body = json.dumps({"str_data": "hello", "model": "bytes"}).encode()
+    head = (
+        f"POST {PREDICT} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json; charset=utf-8\r\n"
+    )
+    wire = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+    host, _, port = running.addresses["main.http"].rpartition(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
+        for at in range(len(wire)):
+            sock.sendall(wire[at : at + 1])
+        answer = b""
+        while piece := sock.recv(4096):
+            answer += piece
+    assert b'"str_data":"hello"' in answer
