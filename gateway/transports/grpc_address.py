@@ -20,7 +20,7 @@ async def require_free(address: str) -> None:
         if address.startswith(_UNIX):
             await _require_no_listener(address.removeprefix(_UNIX))
         else:
-            await _require_bindable(*_split(address))
+            await _require_bindable(*host_and_port(address))
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(error.errno, f"cannot listen on {address}: {reason}") from error
@@ -33,7 +33,8 @@ def bound_address(address: str, port: int) -> str:
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _split(address: str) -> tuple[str, int]:
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of an address that is no unix socket. Raises OSError."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise OSError(errno.EINVAL, "needed is host:port, with port 0 to 65535")

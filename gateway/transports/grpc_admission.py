@@ -36,11 +36,14 @@ class Admission:
             if self._idle.is_set() and entered == self._entered:
                 return
 
-    def place(self, size: int) -> Place:
-        """Hold a place and *size* bytes. Raises Overloaded when they do not come free in time."""
-        return Place(self, size)
+    def place(self, size: int, held: int = 0) -> Place:
+        """Hold a place and *size* bytes, of which *held* were taken from the budget before.
 
-    async def enter(self, size: int) -> None:
+        Raises Overloaded when they do not come free in time.
+        """
+        return Place(self, size, held)
+
+    async def enter(self, size: int, held: int = 0) -> None:
         """Take a place and *size* bytes; what `place` does at its beginning."""
         self._calls += 1
         self._entered += 1
@@ -49,12 +52,15 @@ class Admission:
             if not self._slots.take():
                 await self._slots.acquire(self._wait_s)
             try:
-                if not self._budget.take(size):
-                    await self._budget.acquire(size, self._wait_s)
+                if held > size:
+                    self._budget.release(held - size)
+                elif not self._budget.take(size - held):
+                    await self._budget.acquire(size - held, self._wait_s)
             except BaseException:
                 self._slots.release()
                 raise
         except BaseException:
+            self._budget.release(held)
             self._gone()
             raise
 
@@ -81,14 +87,15 @@ class Admission:
 class Place:
     """A place held by one call."""
 
-    __slots__ = ("_admission", "_size")
+    __slots__ = ("_admission", "_held", "_size")
 
-    def __init__(self, admission: Admission, size: int) -> None:
+    def __init__(self, admission: Admission, size: int, held: int) -> None:
         self._admission = admission
         self._size = size
+        self._held = held
 
     async def __aenter__(self) -> None:
-        await self._admission.enter(self._size)
+        await self._admission.enter(self._size, self._held)
 
     async def __aexit__(self, *_details: object) -> None:
         self._admission.leave(self._size)

@@ -5,16 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.transports.base import Budget, ClientLimits, GrpcFrontend, GrpcMount, ServerLimits
-from gateway.transports.reference.grpc_client import GrpcClient
-from gateway.transports.reference.grpc_server import GrpcServer
+from gateway.transports.base import (
+    Budget,
+    ClientLimits,
+    GrpcClient,
+    GrpcFrontend,
+    GrpcMount,
+    Server,
+    ServerLimits,
+)
+from gateway.transports.native.grpc_client import GrpcClient as NativeClient
+from gateway.transports.native.grpc_server import GrpcServer as NativeServer
+from gateway.transports.reference.grpc_client import GrpcClient as ReferenceClient
+from gateway.transports.reference.grpc_server import GrpcServer as ReferenceServer
+from gateway.transports.tls import (
+    ClientTls,
+    ServerTls,
+    client_context,
+    grpc_channel_credentials,
+    grpc_server_credentials,
+    server_context,
+)
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
 UNARY = "/test.Echo/Unary"
@@ -95,22 +114,58 @@ class Slow:
         return GrpcResponse(status=_STATUS[error.code], details=error.message)
 
 
+@dataclass
+class Makes:
+    """Which make of server and client the tests run on now; the fixture `grpc_makes` sets it."""
+
+    server: str = "reference"
+    client: str = "reference"
+
+
+MAKES = Makes()
+
+
+def new_server(
+    address: str,
+    frontend: GrpcFrontend | None = None,
+    limits: ServerLimits | None = None,
+    *,
+    budget: Budget | None = None,
+    tls: ServerTls | None = None,
+    extras: Sequence[GrpcMount] = (),
+) -> Server:
+    """Make a server of the make under test; without *frontend* it has no methods."""
+    mounts = () if frontend is None else (GrpcMount(METHODS, frontend),)
+    limits, budget = limits or ServerLimits(), budget or Budget(512 * MIB)
+    if MAKES.server == "native":
+        context = None if tls is None else server_context(tls)
+        return NativeServer(address, mounts, limits, budget, ssl_context=context, extras=extras)
+    credentials = None if tls is None else grpc_server_credentials(tls)
+    return ReferenceServer(address, mounts, limits, budget, credentials=credentials, extras=extras)
+
+
+def new_client(
+    target: str, limits: ClientLimits | None = None, *, tls: ClientTls | None = None
+) -> GrpcClient:
+    """Make a client of the make under test."""
+    limits = limits or ClientLimits()
+    if MAKES.client == "native":
+        context = None if tls is None else client_context(tls)
+        return NativeClient(target, limits, ssl_context=context)
+    credentials = None if tls is None else grpc_channel_credentials(tls)
+    return ReferenceClient(target, limits, credentials=credentials)
+
+
 @asynccontextmanager
 async def serving(
     frontend: GrpcFrontend,
     limits: ServerLimits | None = None,
     *,
-    budget: Budget | None = None,
+    address: str = "127.0.0.1:0",
     **options: Any,
-) -> AsyncIterator[GrpcServer]:
-    """Run a server of all test methods on a free port of the loopback."""
-    server = GrpcServer(
-        options.pop("address", "127.0.0.1:0"),
-        (GrpcMount(METHODS, frontend),),
-        limits or ServerLimits(),
-        budget or Budget(512 * MIB),
-        **options,
-    )
+) -> AsyncIterator[Server]:
+    """Run a server of all test methods, on a free port of the loopback unless told otherwise."""
+    server = new_server(address, frontend, limits, **options)
     await server.start()
     try:
         yield server
@@ -120,11 +175,10 @@ async def serving(
 
 @asynccontextmanager
 async def calling(
-    server: GrpcServer | str, limits: ClientLimits | None = None, **options: Any
+    server: Server | str, limits: ClientLimits | None = None, **options: Any
 ) -> AsyncIterator[GrpcClient]:
     """Run a client of *server*."""
-    target = server if isinstance(server, str) else server.address
-    client = GrpcClient(target, limits or ClientLimits(), **options)
+    client = new_client(server if isinstance(server, str) else server.address, limits, **options)
     try:
         yield client
     finally:

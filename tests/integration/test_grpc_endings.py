@@ -10,8 +10,7 @@ from time import monotonic
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable
-from gateway.transports.base import ClientLimits
-from gateway.transports.reference.grpc_client import GrpcClient
+from gateway.transports.base import ClientLimits, GrpcClient
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     STREAM,
@@ -21,9 +20,12 @@ from tests.integration.grpc_echo import (
     ask,
     calling,
     echo,
+    new_client,
     only_quiet,
     serving,
 )
+
+pytestmark = pytest.mark.usefixtures("grpc_makes")
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +231,7 @@ async def test_closing_the_client_ends_its_calls() -> None:
     """A call in flight gets an error, not a cancellation; a later one is NotSent."""
     frontend = Slow()
     async with serving(frontend) as server:
-        client = GrpcClient(server.address, ClientLimits())
+        client = new_client(server.address)
         call = asyncio.create_task(client.send(ask(), deadline=None))
         await frontend.started.wait()
         await client.close()

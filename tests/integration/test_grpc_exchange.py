@@ -20,6 +20,8 @@ from tests.integration.grpc_echo import (
     serving,
 )
 
+pytestmark = pytest.mark.usefixtures("grpc_makes")
+
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:

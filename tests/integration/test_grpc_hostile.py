@@ -23,6 +23,8 @@ from tests.integration.grpc_echo import (
 HEADERS, DATA, RST, SETTINGS = 1, 0, 3, 4
 END_STREAM, END_HEADERS = 1, 4
 
+pytestmark = pytest.mark.usefixtures("grpc_makes")
+
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
@@ -102,7 +104,7 @@ CASES = {
     "garbage_as_gzip": (
         call(UNARY.encode(), field(b"grpc-encoding", b"gzip"))
         + frame(DATA, END_STREAM, 1, b"\1\0\0\0\3xyz"),
-        GrpcStatus.INTERNAL,  # the C core's own answer
+        GrpcStatus.INVALID_ARGUMENT,
     ),
     "no_time_left": (
         call(UNARY.encode(), field(b"grpc-timeout", b"0n")) + MESSAGE,
@@ -117,9 +119,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_odd_frames_are_answered(name: str) -> None:
+async def test_odd_frames_are_answered(name: str, grpc_makes: tuple[str, str]) -> None:
     """Each gets its status at once, and a good call after it its answer."""
     data, status = CASES[name]
+    if name == "garbage_as_gzip" and grpc_makes[0] == "reference":
+        status = GrpcStatus.INTERNAL  # the C core's own answer
     async with serving(Answers(echo)) as server, calling(server) as client:
         assert status == await status_of(server.address, data)
         assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status

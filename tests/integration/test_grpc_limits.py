@@ -25,6 +25,8 @@ from tests.integration.grpc_echo import (
     serving,
 )
 
+pytestmark = pytest.mark.usefixtures("grpc_makes")
+
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
@@ -61,7 +63,7 @@ async def test_answer_over_the_client_limit_is_too_large(method: str) -> None:
         answers = client.stream(ask(bytes(LIMIT), method), deadline=None)
         assert LIMIT == len((await anext(answers)).view)
         await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
-        with pytest.raises(TooLarge, match=r"100001 vs\. 100000"):
+        with pytest.raises(TooLarge, match=r"100001.+100000"):
             await anext(client.stream(ask(bytes(LIMIT + 1), method), deadline=None))
 
 

@@ -26,6 +26,8 @@ from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_
 
 Serving = health_pb2.HealthCheckResponse
 
+pytestmark = pytest.mark.usefixtures("grpc_makes")
+
 
 @pytest.fixture(autouse=True)
 def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:

@@ -50,34 +50,31 @@ def files(tmp_path: Path) -> Files:
     return files_in(tmp_path / "one")
 
 
+@pytest.mark.usefixtures("grpc_makes")
 async def test_tls(files: Files) -> None:
     """A client that knows the authority is answered; one that does not sends nothing."""
-    good = tls.grpc_channel_credentials(tls.ClientTls(ca=files.ca))
-    stranger = tls.grpc_channel_credentials(tls.ClientTls())
-    async with serving(
-        Answers(echo), credentials=tls.grpc_server_credentials(files.server)
-    ) as server:
-        async with calling(server, credentials=good) as client:
+    good = tls.ClientTls(ca=files.ca)
+    async with serving(Answers(echo), tls=files.server) as server:
+        async with calling(server, tls=good) as client:
             assert b"x" == (await client.send(ask(), deadline=None)).view.tobytes()
-        for options in ({"credentials": stranger}, {}):
-            async with calling(server, **options) as client:
+        for stranger in (tls.ClientTls(), None):
+            async with calling(server, tls=stranger) as client:
                 with pytest.raises(NotSent):
                     await client.send(ask(), deadline=monotonic() + 5)
 
 
+@pytest.mark.usefixtures("grpc_makes")
 async def test_mutual_tls(files: Files, tmp_path: Path) -> None:
     """With a client CA only clients with its certificates are answered."""
     both = tls.ServerTls(cert=files.server.cert, key=files.server.key, client_ca=files.ca)
     other = files_in(tmp_path / "two").client
     wrong = tls.ClientTls(ca=files.ca, cert=other.cert, key=other.key)
     frontend = Answers(echo)
-    async with serving(frontend, credentials=tls.grpc_server_credentials(both)) as server:
-        good = tls.grpc_channel_credentials(files.client)
-        async with calling(server, credentials=good) as client:
+    async with serving(frontend, tls=both) as server:
+        async with calling(server, tls=files.client) as client:
             assert b"x" == (await client.send(ask(), deadline=None)).view.tobytes()
         for refused in (tls.ClientTls(ca=files.ca), wrong):
-            credentials = tls.grpc_channel_credentials(refused)
-            async with calling(server, credentials=credentials) as client:
+            async with calling(server, tls=refused) as client:
                 with pytest.raises(NotSent):
                     await client.send(ask(), deadline=monotonic() + 5)
     assert 1 == len(frontend.asked)

@@ -1,0 +1,317 @@
+"""One call on a server: from its header fields to its trailers.
+
+A call that brings one message has a task only once that message is whole, so slow senders hold
+none, and no place either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    MalformedMessage,
+    TooLarge,
+)
+from gateway.transports.base import Budget, GrpcFrontend, ServerLimits, ask, refuse, session
+from gateway.transports.grpc_admission import Admission, Gate
+from gateway.transports.grpc_fields import sendable
+from gateway.transports.native import http2_frames as h2
+from gateway.transports.native.grpc_heads import (
+    RESPONSE_HEAD,
+    RequestHead,
+    only_block,
+    trailers_block,
+)
+from gateway.transports.native.grpc_incoming import Incoming, Line
+from gateway.transports.native.grpc_messages import Message, framed
+from gateway.transports.native.grpc_plain import plain
+from gateway.transports.native.http2_streams import Stream
+from gateway.transports.native.wheel import Wheel
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
+
+log = structlog.get_logger(__name__)
+
+# The frontend ends the call at its deadline, in its own words; this is for one that does not.
+_GRACE_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How calls of one path are answered."""
+
+    path: str
+    kind: MethodKind
+    frontend: GrpcFrontend
+    admission: Admission
+    budget: Budget
+    limits: ServerLimits
+    wheel: Wheel
+
+
+class Call:
+    """A call that a server answers.
+
+    Args:
+        line: Its connection.
+        stream: Its stream.
+        head: What it began with.
+        method: Who answers.
+    """
+
+    __slots__ = (
+        "_answering",
+        "_deadline",
+        "_ending",
+        "_head",
+        "_incoming",
+        "_line",
+        "_method",
+        "_running",
+        "_sent",
+        "_step",
+        "_stream",
+        "task",
+    )
+
+    def __init__(self, line: Line, stream: Stream, head: RequestHead, method: Method) -> None:
+        self._line = line
+        self._stream = stream
+        self._head = head
+        self._method = method
+        self._incoming = Incoming(
+            line, stream, head.coding, method.limits, method.budget, self._fail
+        )
+        self._sent: asyncio.Future[None] | None = None
+        self._ending: GrpcResponse | None = None
+        self._answering = False
+        self._running = False
+        self._step = 0
+        self._deadline: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        if head.timeout_s is not None:
+            self._deadline = self._incoming.began + head.timeout_s
+
+    def begin(self) -> None:
+        """Take the call up."""
+        if self._deadline is not None:
+            if self._deadline <= self._incoming.began:
+                self.ring()
+                return
+            self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
+        if self._method.kind is MethodKind.BIDIRECTIONAL:
+            self._start(None)
+
+    # -- what the connection tells
+
+    def data(self, view: memoryview, *, end: bool) -> None:
+        """Take a part of the request."""
+        one = self._method.kind is not MethodKind.BIDIRECTIONAL
+        if one and self.task is not None:
+            return  # the one message was there: nobody reads what follows
+        incoming = self._incoming
+        try:
+            incoming.feed(view, end=end)
+        except GatewayError as error:
+            self._fail(error)
+            return
+        if one and incoming.messages:
+            self._start(incoming.messages.popleft())
+        elif one and end:
+            self._fail(MalformedMessage("the call ended without a message"))
+
+    def reset(self) -> None:
+        """The client left, or its connection is lost."""
+        if self.task is not None:
+            self.task.cancel()
+        if not self._running:
+            self._leave()
+
+    def give_up(self) -> None:
+        """End the call with a status that says the server is stopping."""
+        details = "the gateway is shutting down"
+        self._end(GrpcResponse(status=GrpcStatus.UNAVAILABLE, details=details))
+
+    def ring(self) -> None:
+        """The client's deadline has passed."""
+        self._fail(DeadlineExceeded("the call's time is over"))
+
+    def sent(self) -> None:
+        """The client has taken what waited."""
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
+
+    def overdue(self, now: float) -> None:
+        """Give up on a message that comes too slowly."""
+        error = None if self.task is not None else self._incoming.overdue(now)
+        if error is not None:
+            self._fail(error)
+
+    # -- reading
+
+    def _start(self, message: Message | None) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._run(message))
+
+    async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
+        """Give the messages of a bidirectional stream as they come."""
+        async with aclosing(self._incoming.read()) as messages:
+            async for message in messages:
+                yield self._request(await self._plain(message))
+
+    async def _plain(self, message: Message) -> memoryview:
+        """Return a message as it was before it was compressed."""
+        limits = self._method.limits
+        bounds = (
+            limits.message_bytes,
+            limits.decompressed_ratio,
+            limits.decompressed_ratio_floor_bytes,
+        )
+        return message.view if message.coding is None else await plain(message, *bounds)
+
+    def _request(self, view: memoryview) -> GrpcRequest:
+        return GrpcRequest(self._method.path, (view,), self._head.metadata, self._deadline)
+
+    # -- answering
+
+    async def _run(self, message: Message | None) -> None:
+        """Answer, and see to it that the call ends however it ends."""
+        self._running = True
+        try:
+            if message is None:
+                await self._bidirectional()
+            elif self._method.kind is MethodKind.UNARY:
+                await self._unary(message)
+            else:
+                await self._server_stream(message)
+        except asyncio.CancelledError:
+            if self._ending is None:
+                self._line.core.reset(self._stream, h2.CANCEL)
+                self._line.flush_soon()
+                raise
+            self._finish(self._ending)
+        except GatewayError as error:
+            self._finish(self._method.frontend.refuse(error))
+        except Exception:  # a bug of ours ends one call, not the server
+            log.exception("internal error", method=self._method.path)
+            self._finish(GrpcResponse(status=GrpcStatus.INTERNAL, details="internal error"))
+        finally:
+            self._leave()
+
+    async def _unary(self, message: Message) -> None:
+        view = message.view if message.coding is None else await self._plain(message)
+        admission, size = self._method.admission, len(view)
+        await admission.enter(size, self._incoming.take_reserved())
+        try:
+            self._finish(await self._one(self._request(view)))
+            await self._taken()
+        finally:
+            admission.leave(size)
+
+    async def _one(self, request: GrpcRequest) -> GrpcResponse:
+        found = await ask(self._method.frontend, request)
+        if isinstance(found, GrpcResponse):
+            return self._checked(found, request)
+        async with aclosing(found) as answers:
+            async for answer in answers:
+                return self._checked(answer, request)
+        raise InternalError(f"{request.method} was given no answer")
+
+    async def _server_stream(self, message: Message) -> None:
+        view = await self._plain(message)
+        held = self._incoming.take_reserved()
+        request = self._request(view)
+        async with (
+            self._method.admission.place(len(view), held),
+            aclosing(self._method.frontend(request)) as answers,
+        ):
+            await self._relay(answers, request)
+
+    async def _bidirectional(self) -> None:
+        gate = Gate(self._method.admission)
+        wires = self._read()
+        answering = session(self._method.frontend, wires, gate)
+        async with aclosing(wires), aclosing(answering) as answers:
+            await self._relay(answers, None)
+
+    async def _relay(
+        self, answers: AsyncGenerator[GrpcResponse, None], request: GrpcRequest | None
+    ) -> None:
+        """Write the answers of a stream one after the other, each once its forerunner is out."""
+        metadata: Metadata = ()
+        outlet = self._line.core.outlet
+        async for given in answers:
+            answer = given if request is None else self._checked(given, request)
+            metadata = answer.metadata or metadata
+            if answer.status is not GrpcStatus.OK:
+                self._finish(answer)
+                return
+            if not self._answering:
+                outlet.head(self._stream, RESPONSE_HEAD)
+                self._answering = True
+            outlet.data(self._stream, framed(answer.message))
+            self._line.flush_soon()
+            await self._taken()
+        self._finish(GrpcResponse(metadata=metadata), message=False)
+
+    def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
+        """Return *answer*, or the refusal to send so much."""
+        try:
+            self._method.admission.check(answer)
+        except TooLarge as error:
+            return refuse(self._method.frontend, request, error)
+        return answer
+
+    async def _taken(self) -> None:
+        """Wait until the client's windows have let everything pass."""
+        while self._stream.waiting is not None:
+            self._sent = asyncio.get_running_loop().create_future()
+            await self._sent
+
+    def _fail(self, error: GatewayError) -> None:
+        """End the call for what came, or did not come in time."""
+        self._end(self._method.frontend.refuse(error))
+
+    def _end(self, answer: GrpcResponse) -> None:
+        """End the call with *answer*, whatever is being done for it."""
+        if self._running:
+            self._ending = self._ending or answer
+        else:
+            self._finish(answer)
+            self._leave()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _finish(self, answer: GrpcResponse, *, message: bool = True) -> None:
+        """Write the last of the call."""
+        stream, core = self._stream, self._line.core
+        if stream.number not in core.streams or stream.ended_here or stream.end_waits:
+            return
+        metadata = sendable(answer.metadata) if answer.metadata else ()
+        if answer.status is GrpcStatus.OK and message:
+            tail = trailers_block(GrpcStatus.OK, "", metadata)
+            core.outlet.send(stream, RESPONSE_HEAD, framed(answer.message), tail)
+        elif self._answering:
+            core.outlet.end(stream, trailers_block(answer.status, answer.details, metadata))
+        else:
+            block = only_block(answer.status, answer.details, metadata)
+            core.outlet.head(stream, block, end=True)
+        self._line.flush_soon()
+
+    def _leave(self) -> None:
+        self._incoming.close()
+        if self._step:
+            self._method.wheel.leave(self, self._step)
+        core, stream = self._line.core, self._stream
+        if stream.ended_here and not stream.ended_there:
+            core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
+            self._line.flush_soon()
+        stream.owner = None
+        self._line.left()

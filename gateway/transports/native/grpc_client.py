@@ -1,0 +1,145 @@
+"""gRPC client of our own: raw bytes out, raw bytes in, calls multiplexed on few connections.
+
+A status the server sent is an answer, whatever it is: the codec knows what it means.  Raised is
+what happened on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator
+from time import monotonic
+from typing import Final
+
+from gateway.ir.errors import DeadlineExceeded, NotSent, Overloaded
+from gateway.transports.admission import Slots
+from gateway.transports.base import ClientLimits
+from gateway.transports.grpc_fields import sendable
+from gateway.transports.native.addresses import UNIX, upstream_of
+from gateway.transports.native.grpc_exchange import Exchange
+from gateway.transports.native.grpc_heads import request_block
+from gateway.transports.native.grpc_messages import framed
+from gateway.transports.native.grpc_pool import Pool
+from gateway.transports.native.wheel import Wheel
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+
+# The deadline is sent rounded down, and both ends keep it.
+_CLOCK_SLACK_S: Final = 0.02
+
+
+class GrpcClient:
+    """Sends raw messages to one upstream.
+
+    Args:
+        target: "host:port" or "unix:/path".
+        limits: Of this upstream.
+        ssl_context: From `tls.client_context`; None for plain text.
+
+    Raises:
+        ValueError: The target is neither.
+    """
+
+    def __init__(
+        self, target: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        self._target = target
+        self._limits = limits
+        self._authority = "localhost" if target.startswith(UNIX) else target
+        self._scheme = "http" if ssl_context is None else "https"
+        upstream = upstream_of(target, limits.resolve_floor_s)
+        self._pool = Pool(target, upstream, limits, ssl_context)
+        self._slots = Slots("in_flight", limits.in_flight, limits.pending)
+        self._wheel = Wheel()
+        self._closed = False
+
+    async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
+        """Send one message and return its one answer, or the status that came instead.
+
+        Metadata that gRPC cannot carry is left out.
+        """
+        left_s = self._left(deadline)
+        if not self._slots.take():
+            await self._place(left_s, deadline)
+        try:
+            exchange = await self._exchange(wire, deadline)
+            step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
+            try:
+                answer = await exchange.one()
+            except asyncio.CancelledError:
+                exchange.abandon()
+                raise
+            finally:
+                if step:
+                    self._wheel.leave(exchange, step)
+        finally:
+            self._slots.release()
+        self._check_time(answer, deadline)
+        return answer
+
+    async def stream(
+        self, wire: GrpcRequest, /, *, deadline: float | None
+    ) -> AsyncGenerator[GrpcResponse, None]:
+        """Send one message and iterate over its answers; a status other than OK is the last."""
+        left_s = self._left(deadline)
+        if not self._slots.take():
+            await self._place(left_s, deadline)
+        try:
+            exchange = await self._exchange(wire, deadline)
+            step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
+            try:
+                while (answer := await exchange.next()) is not None:
+                    self._check_time(answer, deadline)
+                    yield answer
+                    if answer.status is not GrpcStatus.OK:
+                        return
+            finally:
+                exchange.abandon()
+                if step:
+                    self._wheel.leave(exchange, step)
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        """Close every connection and break off the calls on them; harmless the second time."""
+        self._closed = True
+        await self._pool.close(f"the client of {self._target} was closed during the call")
+        self._wheel.close()
+
+    async def _exchange(self, wire: GrpcRequest, deadline: float | None) -> Exchange:
+        """Begin a call on a connection with room."""
+        connection = self._pool.find()
+        if connection is None:
+            connection = await self._pool.take(deadline)
+            if self._closed:
+                raise NotSent(f"the client of {self._target} is closed")
+        left_s = None if deadline is None else deadline - monotonic()
+        metadata = sendable(wire.metadata) if wire.metadata else ()
+        block = request_block(wire.method, self._authority, self._scheme, metadata, left_s)
+        return connection.call(block, framed(wire.message), self._limits.message_bytes)
+
+    def _check_time(self, answer: GrpcResponse, deadline: float | None) -> None:
+        """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""
+        if answer.status is not GrpcStatus.DEADLINE_EXCEEDED or deadline is None:
+            return
+        if monotonic() >= deadline - _CLOCK_SLACK_S:
+            raise DeadlineExceeded(f"no answer from {self._target} in time")
+
+    async def _place(self, left_s: float | None, deadline: float | None) -> None:
+        """Wait for a place among the calls in flight."""
+        try:
+            await self._slots.acquire(left_s)
+        except Overloaded as error:
+            self._left(deadline)
+            raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
+
+    def _left(self, deadline: float | None) -> float | None:
+        """Return the seconds left. Raises DeadlineExceeded when there are none."""
+        if self._closed:
+            raise NotSent(f"the client of {self._target} is closed")
+        if deadline is None:
+            return None
+        left_s = deadline - monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+        return left_s

@@ -1,0 +1,249 @@
+"""One call of a client: what is sent, and what of the answer has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final, Protocol
+
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    MalformedMessage,
+    NotSent,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.transports.native import http2_frames as h2
+from gateway.transports.native.grpc_heads import ResponseHead, status_of_http
+from gateway.transports.native.grpc_messages import Message, MessageReader
+from gateway.transports.native.grpc_plain import plain
+from gateway.transports.native.http2 import STREAM_WINDOW, Http2
+from gateway.transports.native.http2_streams import Stream
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+
+_RATIO: Final = 200
+_RATIO_FLOOR_BYTES: Final = 1 << 20
+# Source: gRPC over HTTP/2, "Errors".
+_OF_RESET: Final = {
+    h2.CANCEL: GrpcStatus.CANCELLED,
+    h2.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
+    h2.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
+}
+
+
+class Line(Protocol):
+    """The part of a connection that a call uses."""
+
+    core: Http2
+    name: str
+
+    def flush_soon(self) -> None:
+        """Write soon what the core has to say."""
+
+    def flush(self) -> None:
+        """Write it now."""
+
+
+class Exchange:
+    """A call under way.
+
+    Args:
+        line: Its connection.
+        limit_bytes: Of an answer.
+
+    Attributes:
+        stream: Its stream.
+        turn: The connection's turn in which it was written.
+    """
+
+    __slots__ = (
+        "_end",
+        "_error",
+        "_head",
+        "_limit",
+        "_line",
+        "_messages",
+        "_reader",
+        "_waiter",
+        "stream",
+        "turn",
+    )
+
+    def __init__(self, line: Line, stream: Stream, limit_bytes: int, turn: int) -> None:
+        self._line = line
+        self._limit = limit_bytes
+        self.stream = stream
+        self.turn = turn
+        self._head: ResponseHead | None = None
+        self._reader: MessageReader | None = None
+        self._messages: deque[Message] = deque()
+        self._end: ResponseHead | None = None
+        self._error: GatewayError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # -- what the connection tells
+
+    def head(self, head: ResponseHead, *, end: bool) -> None:
+        """Take the fields before the messages, or those after."""
+        if self._head is None:
+            if head.http_status is not None and 100 <= head.http_status < 200:  # noqa: PLR2004
+                return  # an interim answer says nothing of the call
+            self._head = head
+            self._reader = MessageReader(self._limit, head.coding)
+            if head.http_status != 200 and head.status is None:  # noqa: PLR2004  # OK
+                status = status_of_http(head.http_status or 0)
+                details = f"HTTP status {head.http_status} without a gRPC status"
+                self._end = ResponseHead(None, True, status, details, head.metadata, "")
+            elif not head.is_grpc and head.status is None:
+                self._error = self._broken("an answer that is no gRPC")
+        if end or self._end is not None or self._error is not None:
+            self._finish(head)
+
+    def data(self, view: memoryview, *, end: bool) -> None:
+        """Take a part of the answer."""
+        if self._done:
+            return
+        reader = self._reader
+        if reader is None:
+            self.fail(self._broken("data before header fields"))
+            return
+        try:
+            self._messages += reader.feed(view)
+        except TooLarge as error:
+            why = f"the answer of {self._line.name} is too large: {error.message}"
+            self.fail(TooLarge(why, limit=error.limit))
+            return
+        except GatewayError as error:
+            self.fail(self._broken(error.message))
+            return
+        if end:
+            self.fail(self._broken("an answer that ends without a status"))
+        elif self._messages:
+            self._wake()
+        elif reader.missing > self.stream.window:
+            self._line.core.grant(self.stream, reader.missing - self.stream.window)
+            reader.reserve()
+            self._line.flush_soon()
+
+    def reset(self, code: int) -> None:
+        """The stream is gone."""
+        if code == h2.REFUSED_STREAM:
+            self.fail(NotSent(f"{self._line.name} refused the call before it looked at it"))
+        elif not self._done:
+            details = f"{self._line.name} reset the stream: {h2.code_name(code)}"
+            status = _OF_RESET.get(code, GrpcStatus.INTERNAL)
+            self._end = ResponseHead(None, True, status, details, (), "")
+            self._wake()
+
+    def ring(self) -> None:
+        """The deadline has passed."""
+        self.fail(DeadlineExceeded(f"no answer from {self._line.name} in time"))
+
+    def fail(self, error: GatewayError) -> None:
+        """End the call with *error*, unless it has ended."""
+        if not self._done:
+            self._error = error
+            self.abandon()
+            self._wake()
+
+    def lost(self, why: str, *, written: bool) -> None:
+        """The connection is lost."""
+        kind = Unavailable if written else NotSent
+        self.fail(kind(f"{self._line.name} broke the connection before it answered: {why}"))
+
+    # -- what the client asks
+
+    def abandon(self) -> None:
+        """Reset the stream unless it has ended."""
+        core = self._line.core
+        if self.stream.number in core.streams:
+            core.reset(self.stream, h2.CANCEL)
+            self._line.flush()
+
+    async def one(self) -> GrpcResponse:
+        """Return the one answer, or the status that came instead."""
+        message: Message | None = None
+        while True:
+            found = await self._next()
+            if found is None:
+                break
+            if message is not None:
+                self.abandon()
+                raise self._broken("two answers where one was asked for")
+            message = found
+        end = self._ended()
+        if end.status is not GrpcStatus.OK:
+            return end
+        if message is None:
+            raise self._broken("status OK without an answer")
+        return GrpcResponse((await self._plain(message),), metadata=end.metadata)
+
+    async def next(self) -> GrpcResponse | None:
+        """Return the next of many answers; a status other than OK; None after the last."""
+        found = await self._next()
+        if found is None:
+            end = self._ended()
+            return None if end.status is GrpcStatus.OK else end
+        self._widen()
+        return GrpcResponse((await self._plain(found),))
+
+    async def _next(self) -> Message | None:
+        """Return the next message; None at the end."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._end is not None:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._messages.popleft()
+
+    def _widen(self) -> None:
+        """Let more come once what has come is taken."""
+        window = self.stream.window
+        if self._messages or self._done or self._reader is None:
+            return
+        wanted = max(self._reader.missing, STREAM_WINDOW if window < STREAM_WINDOW // 2 else 0)
+        if wanted > window:
+            self._line.core.grant(self.stream, wanted - window)
+            self._line.flush_soon()
+
+    def _finish(self, head: ResponseHead) -> None:
+        """Take the end of the call."""
+        if self._end is None and self._error is None:
+            if head.status is None:
+                self._error = self._broken("an answer that ends without a status")
+            elif self._reader is not None and not self._reader.empty:
+                self._error = self._broken("an answer that ends in the middle of a message")
+            else:
+                self._end = head
+        self.abandon()  # what was not sent yet need not be
+        self._wake()
+
+    @property
+    def _done(self) -> bool:
+        return self._end is not None or self._error is not None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _ended(self) -> GrpcResponse:
+        end = self._end
+        assert end is not None  # noqa: S101  # `_next` returned None
+        assert end.status is not None  # noqa: S101  # `_finish` looked
+        return GrpcResponse(status=end.status, details=end.details, metadata=end.metadata)
+
+    async def _plain(self, message: Message) -> Any:
+        if message.coding is None:
+            return message.view
+        try:
+            return await plain(message, self._limit, _RATIO, _RATIO_FLOOR_BYTES)
+        except (MalformedMessage, Unsupported) as error:
+            raise self._broken(f"a message that cannot be decoded: {error.message}") from error
+
+    def _broken(self, what: str) -> UpstreamProtocolError:
+        return UpstreamProtocolError(f"answer of {self._line.name}: {what}")

@@ -1,0 +1,181 @@
+"""gRPC server of our own: plain Python on the event loop, raw bytes in, raw bytes out.
+
+The same contract and the same limits as the reference make; beside it, connections are counted,
+slow senders are asked for a rate and readers that never read are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Final
+from weakref import WeakSet
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import ConnectionCount
+from gateway.transports.base import Budget, GrpcMount, ServerLimits
+from gateway.transports.grpc_address import bound_address, host_and_port, require_free
+from gateway.transports.grpc_admission import Admission
+from gateway.transports.native.grpc_call import Method
+from gateway.transports.native.grpc_connection import ServerConnection
+from gateway.transports.native.wheel import Wheel
+from gateway.transports.unix_socket import PREFIX, UnixSocket
+
+_UNBOUNDED: Final = 1 << 62
+_BACKLOG: Final = 1024
+_LAST_WORDS_S: Final = 0.5
+_QUIET_S: Final = 0.25
+_SWEEP_S: Final = 1.0
+_SWEEPS_PER_LIMIT: Final = 5
+_SOONEST_S: Final = 0.02
+_JITTER: Final = 0.1
+
+
+def _ignore(_error: GatewayError) -> None: ...
+
+
+class GrpcServer:
+    """Serves mounts on one address.
+
+    Args:
+        address: "host:port", "[v6]:port" or "unix:/path"; port 0 takes a free one.
+        mounts: Who answers which methods; of a method named twice the first mount answers.
+        limits: Of this listener.
+        budget: Bytes in flight, of the whole process.
+        ssl_context: From `tls.server_context`; None for plain text.
+        extras: Further mounts, whose calls take no place and no bytes: health, reflection.
+        refused: Told of connections and calls refused before a frontend was asked.
+    """
+
+    def __init__(  # all by name but the first
+        self,
+        address: str,
+        mounts: Sequence[GrpcMount],
+        limits: ServerLimits,
+        budget: Budget,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        extras: Sequence[GrpcMount] = (),
+        refused: Callable[[GatewayError], None] = _ignore,
+    ) -> None:
+        self._address = address
+        self._limits = limits
+        self._ssl = ssl_context
+        self._refused = refused
+        self._admission = Admission(budget, limits)
+        self._wheel = Wheel()
+        self._methods: dict[str, Method] = {}
+        unbounded = Budget(_UNBOUNDED)
+        self._mount(extras, Admission(unbounded, limits, places=_UNBOUNDED), unbounded)
+        self._mount(mounts, self._admission, budget)
+        self._count = ConnectionCount(limits.connections, limits.connections_per_address)
+        # Some are accepted and not yet connections; those that never will be leave by themselves.
+        self._connections: WeakSet[ServerConnection] = WeakSet()
+        self._server: asyncio.Server | None = None
+        self._socket: UnixSocket | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, the real port included."""
+        return self._address
+
+    async def start(self) -> None:
+        """Listen. Raises OSError, naming the address, when it cannot be had."""
+        await require_free(self._address)
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {"backlog": _BACKLOG}
+        if self._ssl is not None:
+            self._ssl.set_alpn_protocols(["h2"])
+            options |= {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
+        if self._address.startswith(PREFIX):
+            self._socket = UnixSocket(self._address.removeprefix(PREFIX))
+            sock = self._socket.bind()
+            self._server = await loop.create_unix_server(self._connection, sock=sock, **options)
+        else:
+            host, port = host_and_port(self._address)
+            self._server = await loop.create_server(
+                self._connection, host, port, reuse_address=True, **options
+            )
+            bound = self._server.sockets[0].getsockname()[1]
+            self._address = bound_address(self._address, bound)
+        self._sweep()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Send GOAWAY, finish what is in flight, then cancel the rest and close."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.leave()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._admission.quiet(_QUIET_S)
+        except TimeoutError:
+            pass
+        for connection in list(self._connections):
+            connection.give_up()
+        tasks = self._tasks()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+        await asyncio.sleep(0)  # for the last words to be written
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Close at once; harmless the second time."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._wheel.close()
+        tasks = self._tasks()
+        for connection in list(self._connections):
+            connection.end()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+        for connection in list(self._connections):
+            connection.cut()
+        if self._socket is not None:
+            self._socket.remove()
+
+    def _mount(self, mounts: Sequence[GrpcMount], admission: Admission, budget: Budget) -> None:
+        for mount in reversed(mounts):
+            for path, kind in mount.methods.items():
+                self._methods[path] = Method(
+                    path, kind, mount.frontend, admission, budget, self._limits, self._wheel
+                )
+
+    def _connection(self) -> ServerConnection:
+        age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
+        connection = ServerConnection(
+            self._methods, self._limits, self._count, self._refused, age_s
+        )
+        self._connections.add(connection)
+        return connection
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for connection in self._connections for task in connection.tasks]
+
+    def _sweep(self) -> None:
+        now = monotonic()
+        for connection in list(self._connections):
+            connection.sweep(now)
+        self._sweeper = asyncio.get_running_loop().call_later(self._interval_s, self._sweep)
+
+    @property
+    def _interval_s(self) -> float:
+        limits = self._limits
+        shortest = min(
+            limits.header_timeout_s,
+            limits.body_idle_timeout_s,
+            limits.body_timeout_s,
+            limits.body_min_rate_grace_s,
+            limits.write_idle_timeout_s,
+            limits.keepalive_s,
+        )
+        return max(_SOONEST_S, min(_SWEEP_S, shortest / _SWEEPS_PER_LIMIT))

@@ -1,0 +1,158 @@
+"""Frames of HTTP/2 as bytes: kinds, flags, error codes, and how each is written.
+
+Source: RFC 9113.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client begins with."""
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITY_FLAG: Final = 0x20
+
+NO_ERROR: Final = 0
+PROTOCOL_ERROR: Final = 1
+INTERNAL_ERROR: Final = 2
+FLOW_CONTROL_ERROR: Final = 3
+SETTINGS_TIMEOUT: Final = 4
+STREAM_CLOSED: Final = 5
+FRAME_SIZE_ERROR: Final = 6
+REFUSED_STREAM: Final = 7
+CANCEL: Final = 8
+COMPRESSION_ERROR: Final = 9
+CONNECT_ERROR: Final = 10
+ENHANCE_YOUR_CALM: Final = 11
+INADEQUATE_SECURITY: Final = 12
+HTTP_1_1_REQUIRED: Final = 13
+
+_CODE_NAMES: Final = (
+    "NO_ERROR",
+    "PROTOCOL_ERROR",
+    "INTERNAL_ERROR",
+    "FLOW_CONTROL_ERROR",
+    "SETTINGS_TIMEOUT",
+    "STREAM_CLOSED",
+    "FRAME_SIZE_ERROR",
+    "REFUSED_STREAM",
+    "CANCEL",
+    "COMPRESSION_ERROR",
+    "CONNECT_ERROR",
+    "ENHANCE_YOUR_CALM",
+    "INADEQUATE_SECURITY",
+    "HTTP_1_1_REQUIRED",
+)
+
+HEADER_TABLE_SIZE: Final = 1
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST_SIZE: Final = 6
+
+DEFAULT_WINDOW: Final = 65_535
+DEFAULT_FRAME: Final = 16_384
+MAX_WINDOW: Final = (1 << 31) - 1
+LARGEST_FRAME: Final = (1 << 24) - 1
+
+FRAME_HEAD: Final = struct.Struct(">BHBBI")
+"""Length in two parts, kind, flags, stream."""
+
+HEAD_BYTES: Final = 9
+_SETTING = struct.Struct(">HI")
+_UPDATE = struct.Struct(">BHBBII")
+_TWO = struct.Struct(">II")
+
+
+class H2Fault(Exception):
+    """A peer broke HTTP/2 so that the connection cannot go on.
+
+    Args:
+        code: Error code of the GOAWAY that ends it.
+        message: What was wrong.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class StreamFault(Exception):
+    """A peer broke HTTP/2 on one stream only.
+
+    Args:
+        code: Error code of the RST_STREAM that ends it.
+        message: What was wrong.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
+    """Return the nine bytes before a payload of *size* bytes."""
+    return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return one frame."""
+    return frame_head(len(payload), kind, flags, stream) + payload
+
+
+def settings(values: Iterable[tuple[int, int]]) -> bytes:
+    """Return a SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values))
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """Return the settings of a frame, in order. Raises H2Fault."""
+    if len(payload) % _SETTING.size:
+        raise H2Fault(FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
+    return list(_SETTING.iter_unpack(payload))
+
+
+def window_update(stream: int, size: int) -> bytes:
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return _UPDATE.pack(0, 4, WINDOW_UPDATE, 0, stream, size)
+
+
+def reset(stream: int, code: int) -> bytes:
+    """Return a RST_STREAM frame."""
+    return _UPDATE.pack(0, 4, RST_STREAM, 0, stream, code)
+
+
+def goaway(last: int, code: int, message: str = "") -> bytes:
+    """Return a GOAWAY frame: *last* is the highest stream that was taken."""
+    return frame(GOAWAY, 0, 0, _TWO.pack(last, code) + message.encode()[:200])
+
+
+def read_two(payload: bytes) -> tuple[int, int]:
+    """Return the two numbers that a GOAWAY frame begins with, the stream's bit aside."""
+    last, code = _TWO.unpack_from(payload)
+    return last & MAX_WINDOW, code
+
+
+def code_name(code: int) -> str:
+    """Return the name of an error code, or its number."""
+    return _CODE_NAMES[code] if code < len(_CODE_NAMES) else str(code)

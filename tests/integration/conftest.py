@@ -1,0 +1,24 @@
+"""Fixtures that run a module's tests on both makes of the transports, in every pairing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.grpc_echo import MAKES
+
+_PAIRS = [
+    ("reference", "reference"),
+    ("native", "native"),
+    ("native", "reference"),
+    ("reference", "native"),
+]
+
+
+@pytest.fixture(params=_PAIRS, ids=lambda pair: f"{pair[0]}-server-{pair[1]}-client")
+def grpc_makes(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """Run the test once for each pairing of a server's make and a client's."""
+    MAKES.server, MAKES.client = request.param
+    yield request.param
+    MAKES.server = MAKES.client = "reference"

@@ -1,0 +1,65 @@
+"""Deadlines on a wheel: late by a step at most, never early, and gone when taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from gateway.transports.native.wheel import STEP_S, Wheel
+
+
+class Bell:
+    """Notes when it rang."""
+
+    def __init__(self) -> None:
+        self.rang = asyncio.Event()
+        self.at = 0.0
+
+    def ring(self) -> None:
+        self.at = monotonic()
+        self.rang.set()
+
+
+async def test_items_ring_in_their_time() -> None:
+    """Each item rings once its time has come, whatever the order they were entered in."""
+    wheel, now = Wheel(), monotonic()
+    bells = {delay: Bell() for delay in (0.06, 0.02, 0.04)}
+    for delay, bell in bells.items():
+        wheel.enter(bell, now + delay)
+    async with asyncio.timeout(5):
+        for bell in bells.values():
+            await bell.rang.wait()
+    assert [0.02, 0.04, 0.06] == sorted(bells, key=lambda delay: bells[delay].at)
+    assert all(bell.at >= now + delay for delay, bell in bells.items())
+
+
+async def test_past_time_rings_soon() -> None:
+    """What is late already rings in the next step."""
+    wheel, bell = Wheel(), Bell()
+    wheel.enter(bell, monotonic() - 1)
+    async with asyncio.timeout(5):
+        await bell.rang.wait()
+
+
+async def test_items_taken_back_do_not_ring() -> None:
+    """One of two is taken back; taking back what rang is harmless."""
+    wheel, kept, gone = Wheel(), Bell(), Bell()
+    when = monotonic() + STEP_S
+    step = wheel.enter(kept, when)
+    wheel.leave(gone, wheel.enter(gone, when))
+    async with asyncio.timeout(5):
+        await kept.rang.wait()
+    wheel.leave(kept, step)
+    assert not gone.rang.is_set()
+
+
+async def test_closed_wheel_is_silent() -> None:
+    """After closing nothing rings."""
+    wheel, bell, other = Wheel(), Bell(), Bell()
+    wheel.enter(bell, monotonic())
+    wheel.close()
+    second = Wheel()
+    second.enter(other, monotonic() + 2 * STEP_S)
+    async with asyncio.timeout(5):
+        await other.rang.wait()
+    assert not bell.rang.is_set()
