@@ -22,14 +22,19 @@ PROPERTY_TIMEOUT_S = 180.0
 
 # Real sockets and processes on a machine that others use too: what fails there is tried twice
 # more, and the summary counts it ("rerun"). What is wrong fails three times.
-_ON_THE_CLOCK = ("integration", "hostile", "interop")
+_ON_THE_CLOCK = (
+    "tests/integration/",
+    "tests/hostile/",
+    "tests/interop/",
+    "tests/matrix/test_streams",
+)
 _TRIES_MORE = 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     for item in items:
-        if any(f"tests/{folder}/" in item.nodeid for folder in _ON_THE_CLOCK):
+        if any(place in item.nodeid for place in _ON_THE_CLOCK):
             item.add_marker(pytest.mark.flaky(reruns=_TRIES_MORE))
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:

@@ -24,6 +24,7 @@ from gateway.ir.metadata import TensorMetadata as Tensor
 Arrays = dict[str, npt.NDArray[Any]]
 
 _PAIR = (-1, 16)
+_MOST_SEQUENCES = 1000
 
 
 def _pair(prefix: str, datatype: Datatype) -> tuple[Tensor, Tensor]:
@@ -129,6 +130,32 @@ def simple_sequence(inputs: Arrays, job: Job) -> Arrays:
         "ID": np.full(given.shape, sequence.id, np.uint64),
         "END": np.full(given.shape, sequence.end),
     }
+
+
+@declares(
+    inputs=(Tensor("INPUT", Datatype.INT32, (-1, 1)),),
+    outputs=(Tensor("OUTPUT", Datatype.INT32, (-1, 1)),),
+)
+class SequenceSum:
+    """Give the sum of what a sequence has sent so far, whatever its id; forget it at its end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int | str, int] = {}
+
+    def __call__(self, inputs: Arrays, job: Job) -> Arrays:
+        """Add to the sum; a sequence that was not begun is refused, as Triton refuses it."""
+        sequence = job.sequence
+        if sequence is None:
+            raise InvalidRequest("this model is asked within sequences: give a sequence_id")
+        if sequence.start:
+            if len(self._sums) >= _MOST_SEQUENCES:  # forget the one begun first
+                del self._sums[next(iter(self._sums))]
+            self._sums[sequence.id] = 0
+        elif sequence.id not in self._sums:
+            raise InvalidRequest(f"sequence {sequence.id!r} was not begun with sequence_start")
+        self._sums[sequence.id] += int(inputs["INPUT"].sum())
+        total = self._sums.pop(sequence.id) if sequence.end else self._sums[sequence.id]
+        return {"OUTPUT": np.array([[total]], np.int32)}
 
 
 @declares(

@@ -46,7 +46,11 @@ async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
 async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
-    """Say one word and nothing more; write to the file *text* when it was stopped."""
+    """Say one word and nothing more; write to the file *text* when it was stopped.
+
+    The file *text*.begun is there once it speaks.
+    """
+    _path(inputs).with_suffix(".begun").touch()
     try:
         yield _token("word")
         await asyncio.Event().wait()

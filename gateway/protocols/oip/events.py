@@ -51,18 +51,21 @@ class EventSplitter:
         self._most = limits.json_bytes
         self._held = bytearray()
         self._searched = 0
+        self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
-        """Return the events that *part* completes; an answer that is an error as it is.
+        """Return the events that *part* completes; an answer of another status comes at the end.
 
         Raises:
             TooLarge: An event is longer than the limit.
         """
-        if part.status != HTTP_OK:
-            return [part]
         held = self._held
         held += part.view
-        found = []
+        found: list[HttpResponse] = []
+        if part.status != HTTP_OK:
+            self._failed = part
+            self._check_held()
+            return found
         while (end := _END.search(held, self._searched)) is not None:
             data = _data_of(bytes(held[: end.start()]))
             del held[: end.end()]
@@ -70,23 +73,29 @@ class EventSplitter:
             if data is not None:
                 found.append(HttpResponse(part.status, JSON_HEADERS, (data,)))
         self._searched = max(0, len(held) - _LONGEST_END)
-        if len(held) > self._most:
-            raise TooLarge(
-                f"an event of the upstream has over {self._most} bytes, which are allowed",
-                limit="json_bytes",
-            )
+        self._check_held()
         return found
 
-    def end(self) -> None:
-        """Check that the stream ends between events.
+    def end(self) -> list[HttpResponse]:
+        """Return the answer that was no stream, if it was none.
 
         Raises:
-            MalformedMessage: It ends within one.
+            MalformedMessage: The stream ends within an event.
         """
+        if self._failed is not None:
+            return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
         if self._held.strip():
             raise MalformedMessage(
                 f"the stream ended after {len(self._held)} bytes of an event, which begins with "
                 f"{bytes(self._held[:16])!r}"
+            )
+        return []
+
+    def _check_held(self) -> None:
+        if len(self._held) > self._most:
+            raise TooLarge(
+                f"an event of the upstream has over {self._most} bytes, which are allowed",
+                limit="json_bytes",
             )
 
 

@@ -18,7 +18,7 @@ def cut(pieces: list[bytes], limits: MessageLimits = DEFAULT_LIMITS) -> list[byt
     found = []
     for piece in pieces:
         found += [bytes(each.view) for each in splitter.receive(HttpResponse(200, body=(piece,)))]
-    splitter.end()
+    assert [] == splitter.end()
     return found
 
 
@@ -53,6 +53,15 @@ def test_an_event_has_a_limit() -> None:
 
 
 def test_an_error_is_no_stream() -> None:
-    """An answer with another status is passed on as it is."""
-    refusal = HttpResponse(404, body=(b"{}",))
-    assert [refusal] == EventSplitter(DEFAULT_LIMITS).receive(refusal)
+    """An answer with another status is one message, when all of it is there."""
+    splitter = EventSplitter(DEFAULT_LIMITS)
+    for piece in (b'{"error":', b' "no"}'):
+        assert [] == splitter.receive(HttpResponse(404, body=(piece,)))
+    (whole,) = splitter.end()
+    assert (404, b'{"error": "no"}') == (whole.status, bytes(whole.view))
+
+
+def test_an_error_has_a_limit() -> None:
+    """What is held of it is bounded as well."""
+    with pytest.raises(TooLarge, match="over 32 bytes"):
+        EventSplitter(MessageLimits(json_bytes=32)).receive(HttpResponse(500, body=(b"x" * 33,)))

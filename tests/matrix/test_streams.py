@@ -1,0 +1,320 @@
+"""Every frontend that streams over every target that does: order, failure, leaving, slow readers.
+
+Two gateways in processes of their own, real sockets between and before them.  What the streams of
+one protocol alone can do is tested where its other tests are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli_kit import Running, serving
+from tests.integration.streaming_models import FLOOD_BYTES
+from tests.matrix.streams import (
+    CLIENTS,
+    Client,
+    Heard,
+    OipGrpc,
+    TrtisGrpc,
+    channel_to,
+    stream_of,
+    taken,
+)
+
+MODELS = {
+    "endless": "tests.integration.streaming_models",
+    "silent": "tests.integration.streaming_models",
+    "flood": "tests.integration.streaming_models",
+    "breaks": "tests.integration.streaming_models",
+    "mute": "tests.integration.streaming_models",
+    "speak": "gateway.backends.examples",
+    "SequenceSum": "gateway.backends.examples",
+}
+BEHIND = (
+    """
+version: 1
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
+admin: {address: null, metrics: null}
+models:
+"""
+    + "".join(
+        f"  {name}: {{backend: python, options: "
+        f'{{callable: "{module}:{name}", instances: {4 if name == "speak" else 1}}}}}\n'
+        for name, module in MODELS.items()
+    )
+    + "lifecycle: {pre_stop: 0s}\n"
+)
+# What carries a stream, and what carries one answer only.
+STREAMING = {
+    "oip-grpc": "oip+grpc://{grpc}",
+    "oip-http": "oip+http://{http}",
+    "grps-grpc": "grps+grpc://{grpc}",
+    "grps-http": "grps+http://{http}",
+}
+SINGLE = {
+    "trtis-grpc": "trtis+grpc://{grpc}",
+    "trtis-http": "trtis+http://{http}",
+    "graphpipe-http": "graphpipe+http://{http}/graphpipe/speak",
+}
+FRONT = """
+version: 1
+listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+upstreams:
+{upstreams}
+routes:
+{routes}
+lifecycle: {{pre_stop: 0s}}
+"""
+LOCAL = "in-process"
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with models of its own."""
+    config = tmp_path_factory.mktemp("behind") / "gateway.yaml"
+    config.write_text(BEHIND)
+    with serving(str(config)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def front(behind: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway that asks the one behind in every protocol."""
+    addresses = {"http": behind.addresses["main.http"], "grpc": behind.addresses["main.grpc"]}
+    urls = {way: url.format(**addresses) for way, url in {**STREAMING, **SINGLE}.items()}
+    config = tmp_path_factory.mktemp("front") / "gateway.yaml"
+    config.write_text(
+        FRONT.format(
+            upstreams="".join(f"  {way}: {{url: '{url}'}}\n" for way, url in urls.items()),
+            routes="".join(
+                f"  - {{match: {{model: {way}.{name}}}, "
+                f"targets: [{{upstream: {way}, model: {name}}}]}}\n"
+                for way in urls
+                for name in MODELS
+            ),
+        )
+    )
+    with serving(str(config)) as running:
+        yield running
+
+
+@pytest.fixture(params=[LOCAL, *STREAMING])
+def place(request: pytest.FixtureRequest) -> tuple[Running, str]:
+    """A gateway that has the models or a way to them, and what their names begin with there."""
+    if request.param == LOCAL:
+        return request.getfixturevalue("behind"), ""
+    return request.getfixturevalue("front"), f"{request.param}."
+
+
+@pytest.fixture(params=CLIENTS, ids=lambda client: client.name)
+def client(request: pytest.FixtureRequest) -> Client:
+    """A client of one protocol."""
+    found: Client = request.param
+    return found
+
+
+def stopped_at(path: Path) -> float:
+    """Return when a model was stopped, once it was."""
+    until = time.monotonic() + 10
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < until, "the model was not stopped"
+        time.sleep(0.002)
+    return float(path.read_text())
+
+
+def settled(path: Path) -> int:
+    """Return the number in a file once it has not changed for half a second."""
+    until = time.monotonic() + 10
+    seen, since = "", time.monotonic()
+    while time.monotonic() - since < 0.5:
+        assert time.monotonic() < until, f"the model never stops: {seen}"
+        time.sleep(0.02)
+        found = path.read_text() or seen
+        if found != seen:
+            seen, since = found, time.monotonic()
+    return int(seen)
+
+
+def resident(running: Running) -> int:
+    """Return the resident memory of a gateway, in bytes."""
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    return 1024 * int(status.split("VmRSS:")[1].split()[0])
+
+
+def test_answers_come_in_order_as_they_are_made(place: tuple[Running, str], client: Client) -> None:
+    """Every word is heard, the first of them long before the last was made."""
+    running, prefix = place
+    with client.ask(running, f"{prefix}speak", "a b c d e f g h i j") as stream:
+        began = time.monotonic()
+        first = taken(stream, 1)
+        waited = time.monotonic() - began
+        rest = list(stream)
+        assert time.monotonic() - began - waited > 0.1
+    words = ["a", *(f" {letter}" for letter in "bcdefghij")]
+    assert [Heard(word) for word in words] == first + rest
+
+
+def test_failure_in_the_middle_is_said_in_the_protocols_form(
+    place: tuple[Running, str], client: Client
+) -> None:
+    """What came before is heard, and then what went wrong; the stream itself ends well."""
+    running, prefix = place
+    with client.ask(running, f"{prefix}breaks", "x") as stream:
+        *said, failed = stream
+    assert [Heard("one "), Heard("two")] == said
+    assert "ValueError: this model breaks on purpose" in failed.error
+
+
+def test_a_stream_may_be_empty(place: tuple[Running, str], client: Client) -> None:
+    """A model that says nothing is heard to say nothing."""
+    running, prefix = place
+    with client.ask(running, f"{prefix}mute", "x") as stream:
+        assert [] == list(stream)
+
+
+@pytest.mark.parametrize("model", ["endless", "silent"])
+def test_who_leaves_stops_the_model(
+    place: tuple[Running, str], client: Client, model: str, tmp_path: Path
+) -> None:
+    """Within 100 ms, whether it speaks or thinks, and whatever lies between."""
+    running, prefix = place
+    path = tmp_path / "stopped"
+    with client.ask(running, f"{prefix}{model}", str(path)) as stream:
+        assert 1 == len(taken(stream, 1))
+        assert not path.exists()
+        left = time.monotonic()
+        stream.leave()
+        assert stopped_at(path) - left < 0.1
+
+
+def test_a_slow_reader_holds_the_model_back(
+    place: tuple[Running, str], client: Client, tmp_path: Path
+) -> None:
+    """What is not read is not made: memory stays as it was, however long the model could go on."""
+    running, prefix = place
+    path = tmp_path / "made"
+    with client.ask(running, f"{prefix}flood", str(path)) as stream:
+        if client.name.endswith("grpc"):
+            taken(stream, 1)
+        before = resident(running)
+        made = settled(path)
+        # JSON of a MiB of FP32 is a few times as long.
+        assert resident(running) - before < 48 * FLOOD_BYTES
+        stream.leave()
+    assert made < 32
+
+
+@pytest.mark.parametrize("way", SINGLE)
+def test_a_target_without_streams_gives_its_one_answer(
+    front: Running, client: Client, way: str
+) -> None:
+    """A stream over a protocol that has none is that protocol's one answer."""
+    with client.ask(front, f"{way}.speak", "hello out there") as stream:
+        assert [Heard("hello out there")] == list(stream)
+
+
+def test_stream_infer_has_one_answer_from_any_model(place: tuple[Running, str]) -> None:
+    """TensorRT v1 has one answer to a request: a model that can give one gives it."""
+    running, prefix = place
+    with TrtisGrpc().ask(running, f"{prefix}speak", "hello out there") as stream:
+        assert [Heard("hello out there")] == list(stream)
+
+
+def test_stream_infer_says_that_a_model_has_several_answers(place: tuple[Running, str]) -> None:
+    """In the stream, with the id of the request, and what to do."""
+    running, prefix = place
+    with TrtisGrpc().ask(running, f"{prefix}breaks", "x") as stream:
+        (failed,) = stream
+    assert "more than one answer: ask it with a stream" in failed.error
+
+
+def test_who_leaves_stream_infer_stops_the_model(
+    place: tuple[Running, str], tmp_path: Path
+) -> None:
+    """Within 100 ms, though nothing was answered yet."""
+    running, prefix = place
+    path = tmp_path / "stopped"
+    with TrtisGrpc().ask(running, f"{prefix}silent", str(path)) as stream:
+        until = time.monotonic() + 10
+        while not path.with_suffix(".begun").exists():
+            assert time.monotonic() < until, "the model was not asked"
+            time.sleep(0.002)
+        left = time.monotonic()
+        stream.leave()
+        assert stopped_at(path) - left < 0.1
+
+
+class _Session:
+    """ModelStreamInfer, held open."""
+
+    def __init__(self, running: Running, messages: list[Any]) -> None:
+        self._running = running
+        self._messages = messages
+
+    def answers(self) -> list[Any]:
+        with channel_to(self._running) as channel:
+            return list(stream_of(channel)(iter(self._messages), timeout=10))
+
+
+def test_requests_on_one_stream_are_answered_side_by_side(place: tuple[Running, str]) -> None:
+    """Two models speak at the same time; one that fails leaves the other alone."""
+    running, prefix = place
+    ask = OipGrpc.question
+    found = _Session(
+        running,
+        [
+            ask(f"{prefix}speak", "a b c d e", "1"),
+            ask(f"{prefix}breaks", "x", "2"),
+            ask(f"{prefix}speak", "v w x y z", "3"),
+        ],
+    ).answers()
+    heard: dict[str, list[Heard]] = {"1": [], "2": [], "3": []}
+    for message in found:
+        heard[message.infer_response.id].append(OipGrpc.heard(message))
+    assert ["a", " b", " c", " d", " e"] == [each.word for each in heard["1"]]
+    assert ["v", " w", " x", " y", " z"] == [each.word for each in heard["3"]]
+    assert ["one ", "two", ""] == [each.word for each in heard["2"]]
+    assert "on purpose" in heard["2"][-1].error
+    ids = [message.infer_response.id for message in found]
+    assert ids.index("3") < len(ids) - 1 - ids[::-1].index("1")
+
+
+@pytest.mark.parametrize("sequence_id", [812, "seq-a"])
+@pytest.mark.parametrize("way", [LOCAL, "oip-grpc", "oip-http", "trtis-grpc"])
+def test_requests_of_a_sequence_keep_their_order_on_a_stream(
+    behind: Running, front: Running, way: str, sequence_id: int | str
+) -> None:
+    """All are sent at once, and the model sees them one after the other, as they were sent."""
+    if way == "trtis-grpc" and isinstance(sequence_id, str):
+        pytest.skip("TensorRT v1 has numbers for sequences")
+    running, prefix = (behind, "") if way == LOCAL else (front, f"{way}.")
+    messages = [
+        _in_sequence(f"{prefix}SequenceSum", sequence_id, value, last=40) for value in range(1, 41)
+    ]
+    found = _Session(running, messages).answers()
+    assert [""] * 40 == [message.error_message for message in found]
+    sums = [
+        int.from_bytes(message.infer_response.raw_output_contents[0], "little") for message in found
+    ]
+    assert [value * (value + 1) // 2 for value in range(1, 41)] == sums
+
+
+def _in_sequence(model: str, sequence_id: int | str, value: int, *, last: int) -> Any:
+    message = OipGrpc.question(model, "", str(value))
+    parameters = message.parameters
+    if isinstance(sequence_id, str):
+        parameters["sequence_id"].string_param = sequence_id
+    else:
+        parameters["sequence_id"].int64_param = sequence_id
+    parameters["sequence_start"].bool_param = value == 1
+    parameters["sequence_end"].bool_param = value == last
+    del message.inputs[:], message.raw_input_contents[:]
+    message.inputs.add(name="INPUT", datatype="INT32", shape=[1, 1])
+    message.raw_input_contents.append(value.to_bytes(4, "little"))
+    return message
