@@ -1,0 +1,288 @@
+"""TensorRT v1 through whole gateways, over real sockets: sizes, forms, streams, shared memory."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from time import monotonic
+
+import grpc
+import pytest
+from google.protobuf import text_format
+
+from gateway.schema import tensorrt_v1_pb2 as pb
+from tests.integration.cli_kit import Running, serving
+
+SERVICE = "/nvidia.inferenceserver.GRPCService/"
+CONTROL = "/api/sharedmemorycontrol"
+PAIR = struct.pack("<16i", *range(16)) + struct.pack("<16i", *[3] * 16)
+SUM = struct.pack("<16i", *range(3, 19))
+HEADER = (
+    'batch_size: 1 input { name: "INPUT0" dims: 16 } input { name: "INPUT1" dims: 16 } '
+    'output { name: "OUTPUT0" }'
+)
+FLOATS = 'input { name: "INPUT0" dims: %d } output { name: "OUTPUT0" } batch_size: 1'
+MIB = 1 << 20
+
+CONFIG = """
+version: 1
+listeners:
+  - {http: "127.0.0.1:0", grpc: "127.0.0.1:0", shared_memory: map}
+  - {name: passing, http: "127.0.0.1:0", shared_memory: forward}
+admin: {address: null, metrics: null}
+lifecycle: {pre_stop: 0s}
+models:
+  simple: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+  slow: {backend: python, options: {callable: "gateway.backends.examples:slow", instances: 8}}
+  floats:
+    backend: python
+    options: {callable: "gateway.backends.examples:identity_fp32"}
+    signature:
+      max_batch_size: 0
+      inputs: [{name: INPUT0, datatype: FP32, shape: [-1]}]
+      outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1]}]
+  halves:
+    backend: python
+    options: {callable: "gateway.backends.examples:identity_bf16"}
+    signature:
+      inputs: [{name: INPUT0, datatype: BF16, shape: [1]}]
+      outputs: [{name: OUTPUT0, datatype: BF16, shape: [1]}]
+"""
+FORWARDING = """
+version: 1
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0", shared_memory: forward}]
+admin: {address: null, metrics: null}
+lifecycle: {pre_stop: 0s}
+upstreams: {old: {url: "trtis+http://ADDRESS"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with models of its own."""
+    file = tmp_path_factory.mktemp("trtis") / "gateway.yaml"
+    file.write_text(CONFIG)
+    with serving(str(file)) as running:
+        yield running
+
+
+@pytest.fixture
+def segment(server: Running) -> Iterator[Path]:
+    """A segment with both inputs and room for one output; it is registered as "r" by nobody yet."""
+    file = Path(f"/dev/shm/trtis-{os.getpid()}")  # noqa: S108  # where segments are
+    file.write_bytes(PAIR + bytes(64))
+    try:
+        yield file
+    finally:
+        post(server.addresses["main.http"], f"{CONTROL}/unregisterall")
+        file.unlink()
+
+
+def post(
+    address: str, path: str, header: str = "", body: bytes = b"", **fields: str
+) -> tuple[HTTPResponse, bytes]:
+    """Return answer and body of a POST."""
+    headers = {name.replace("_", "-"): value for name, value in fields.items()}
+    if header:
+        headers["NV-InferRequest"] = header
+    with closing(HTTPConnection(address, timeout=10)) as connection:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer, answer.read()
+
+
+def infer(server: Running, model: str, header: str, body: bytes) -> tuple[HTTPResponse, bytes]:
+    """Return answer and body of an inference."""
+    return post(server.addresses["main.http"], f"/api/infer/{model}?format=binary", header, body)
+
+
+def status(answer: HTTPResponse) -> pb.RequestStatus:
+    """Return what NV-Status says."""
+    return text_format.Parse(answer.getheader("NV-Status", ""), pb.RequestStatus())
+
+
+def channel(server: Running) -> grpc.Channel:
+    """Return a channel without the library's own limit of 4 MiB."""
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    return grpc.insecure_channel(server.addresses["main.grpc"], options=options)
+
+
+def request(model: str, header: str, *raws: bytes, number: int = 0) -> bytes:
+    """Return an InferRequest over gRPC."""
+    message = pb.InferRequest(model_name=model, model_version=-1, raw_input=raws)
+    text_format.Parse(header, message.meta_data)
+    message.meta_data.id = number
+    return message.SerializeToString()
+
+
+def ask(server: Running, method: str, message: bytes) -> bytes:
+    """Return the answer to a call over gRPC."""
+    with channel(server) as opened:
+        found: bytes = opened.unary_unary(SERVICE + method)(message, timeout=10)
+        return found
+
+
+def test_answers_have_a_length_and_no_other_form(server: Running) -> None:
+    """Content-Length, no chunks, no coding though one is accepted, and the header comes twice."""
+    answer, body = post(
+        server.addresses["main.http"], "/api/infer/simple", HEADER, PAIR, Accept_Encoding="gzip"
+    )
+    assert (200, str(len(body))) == (answer.status, answer.getheader("Content-Length"))
+    assert answer.getheader("Transfer-Encoding") is None
+    assert answer.getheader("Content-Encoding") is None
+    assert SUM == body[:64]
+    line = text_format.Parse(answer.getheader("NV-InferResponse", ""), pb.InferResponseHeader())
+    assert line == text_format.Parse(body[64:].decode(), pb.InferResponseHeader())
+
+
+@pytest.mark.parametrize("size", [8000, 63 << 10])
+def test_long_headers_are_taken(server: Running, size: int) -> None:
+    """Models with many tensors need NV-InferRequest of 8 KiB and much more."""
+    answer, body = infer(server, "simple", HEADER + " " * (size - len(HEADER)), PAIR)
+    assert (200, SUM) == (answer.status, body[:64])
+
+
+def test_large_tensors_are_taken_over_http(server: Running) -> None:
+    """A body of 8 MiB, more than many HTTP servers take."""
+    data = os.urandom(8 * MIB)
+    answer, body = infer(server, "floats", FLOATS % (2 * MIB), data)
+    assert (200, True) == (answer.status, body[: len(data)] == data)
+
+
+def test_large_tensors_are_taken_over_grpc(server: Running) -> None:
+    """A message of 8 MiB each way, more than gRPC libraries take by themselves."""
+    data = os.urandom(8 * MIB)
+    found = ask(server, "Infer", request("floats", FLOATS % (2 * MIB), data))
+    answer = pb.InferResponse.FromString(found)
+    assert (pb.SUCCESS, True) == (answer.request_status.code, answer.raw_output[0] == data)
+
+
+def test_empty_tensors_are_taken(server: Running) -> None:
+    """A dimension of 0 needs no bytes, and the body of such a request may be empty."""
+    answer, body = infer(server, "floats", FLOATS % 0, b"")
+    assert 200 == answer.status
+    header = pb.InferResponseHeader.FromString(body)
+    assert [0] == list(header.output[0].raw.dims)
+    found = pb.InferResponse.FromString(ask(server, "Infer", request("floats", FLOATS % 0, b"")))
+    assert [b""] == list(found.raw_output)
+
+
+def test_no_output_asked_none_returned(server: Running) -> None:
+    """A request that names no output is answered with none, unlike later protocols."""
+    answer, body = infer(server, "simple", HEADER.partition(" output")[0], PAIR)
+    assert 200 == answer.status
+    assert [] == list(pb.InferResponseHeader.FromString(body).output)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/api/infer/simple/1", pb.SUCCESS),
+        ("/api/infer/simple/01", pb.SUCCESS),
+        ("/api/infer/simple/2", pb.UNAVAILABLE),
+        ("/api/infer/simple/0", pb.UNAVAILABLE),
+        ("/api/infer/nobody", pb.UNAVAILABLE),
+    ],
+)
+def test_versions_are_honoured(server: Running, path: str, code: int) -> None:
+    """A version that is there answers; one that is not, and a model that is not, are refused."""
+    answer, _ = post(server.addresses["main.http"], path, HEADER, PAIR)
+    assert code == status(answer).code
+    assert (200 if code == pb.SUCCESS else 400) == answer.status
+
+
+def test_what_v1_has_no_type_for_is_named(server: Running) -> None:
+    """A model of BF16 is left out of the list of all, and refused by its datatype's name."""
+    with closing(HTTPConnection(server.addresses["main.http"], timeout=10)) as connection:
+        connection.request("GET", "/api/status?format=binary")
+        whole = pb.ServerStatus.FromString(connection.getresponse().read())
+        connection.request("GET", "/api/status/halves?format=binary")
+        answer = connection.getresponse()
+        answer.read()
+    assert {"simple", "slow", "floats"} == set(whole.model_status)
+    found = status(answer)
+    assert (pb.UNSUPPORTED, True) == (found.code, "BF16" in found.msg)
+    header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
+    refused, _ = infer(server, "halves", header, bytes(2))
+    assert (pb.UNSUPPORTED, True) == (status(refused).code, "BF16" in status(refused).msg)
+
+
+def test_a_stream_works_side_by_side_and_answers_in_order(server: Running) -> None:
+    """Four requests of 300 ms take less than three of them, and come as they were asked."""
+    header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
+    asked = [
+        request("slow", header, struct.pack("<i", wait), number=wait) for wait in (300, 299, 298, 1)
+    ]
+    bad = request("slow", header, b"", number=7)
+    began = monotonic()
+    with channel(server) as opened:
+        call = opened.stream_stream(SERVICE + "StreamInfer")(iter([*asked, bad, *asked]))
+        found = [pb.InferResponse.FromString(data) for data in call]
+        assert grpc.StatusCode.OK is call.code()
+    assert monotonic() - began < 1.2
+    ids = [300, 299, 298, 1]
+    assert [*ids, 7, *ids] == [answer.meta_data.id for answer in found]
+    assert [4] == [
+        place for place, answer in enumerate(found) if answer.request_status.code != pb.SUCCESS
+    ]
+
+
+def test_regions_are_the_servers(server: Running, segment: Path) -> None:
+    """What one protocol registers the other uses, lists and forgets."""
+    address = server.addresses["main.http"]
+    answer, body = post(address, f"{CONTROL}/register/r//{segment.name}/0/192")
+    assert (200, b"") == (answer.status, body)
+    listed = ask(server, "SharedMemoryControl", b"\x22\x00")
+    (region,) = pb.SharedMemoryControlResponse.FromString(
+        listed
+    ).shared_memory_status.shared_memory_region
+    assert ("r", 192) == (region.name, region.byte_size)
+    header = (
+        'batch_size: 1 input { name: "INPUT0" dims: 16 shared_memory { name: "r" byte_size: 64 } } '
+        'input { name: "INPUT1" dims: 16 } '
+        'output { name: "OUTPUT0" shared_memory { name: "r" offset: 128 byte_size: 64 } } '
+        'output { name: "OUTPUT1" }'
+    )
+    found = pb.InferResponse.FromString(ask(server, "Infer", request("simple", header, PAIR[64:])))
+    assert pb.SUCCESS == found.request_status.code
+    assert [0, 64] == [len(raw) for raw in found.raw_output]
+    assert [64, 64] == [one.raw.batch_byte_size for one in found.meta_data.output]
+    assert SUM == segment.read_bytes()[128:]
+    forget = pb.SharedMemoryControlRequest()
+    forget.unregister.name = "r"
+    ask(server, "SharedMemoryControl", forget.SerializeToString())
+    gone, _ = infer(server, "simple", header, PAIR[64:])
+    assert pb.NOT_FOUND == status(gone).code
+
+
+@pytest.mark.parametrize(("size", "said"), [(64, "CUDA"), (63, "63 bytes")])
+def test_cuda_handles_are_read_raw_whatever_their_type_says(
+    server: Running, tmp_path: Path, size: int, said: str
+) -> None:
+    """Clients send the bytes of a handle as a form; forwarded, they reach the next server whole."""
+    file = tmp_path / "forward.yaml"
+    file.write_text(FORWARDING.replace("ADDRESS", server.addresses["main.http"]))
+    form = {"Content_Type": "application/x-www-form-urlencoded"}
+    path = f"{CONTROL}/cudaregister/c/64/0"
+    with serving(str(file)) as first:
+        for address in (server.addresses["main.http"], first.addresses["main.http"]):
+            answer, _ = post(address, path, "", bytes(range(256))[-size:], **form)
+            assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
+            assert said in status(answer).msg
+
+
+def test_forwarding_to_what_has_no_shared_memory_is_refused(server: Running) -> None:
+    """A listener that forwards has no upstream here: each request says what is missing."""
+    address = server.addresses["passing.http"]
+    nobody, _ = post(address, f"{CONTROL}/register/r//seg/0/64")
+    assert (400, pb.UNSUPPORTED) == (nobody.status, status(nobody).code)
+    header = HEADER.replace("dims: 16 }", 'dims: 16 shared_memory { name: "r" byte_size: 64 } }', 1)
+    given, _ = post(address, "/api/infer/simple", header, PAIR[64:])
+    assert (pb.INVALID_ARG, True) == (status(given).code, "region 'r'" in status(given).msg)
+    header = HEADER.replace('"OUTPUT0" }', '"OUTPUT0" shared_memory { name: "r" byte_size: 64 } }')
+    wanted, _ = post(address, "/api/infer/simple", header, PAIR)
+    assert (pb.UNSUPPORTED, True) == (status(wanted).code, "'OUTPUT0'" in status(wanted).msg)
