@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
-from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamProtocolError
+from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import Mapped
 from gateway.ir.tensor import RequestedOutput
@@ -44,6 +44,16 @@ _REQUEST_LACKS: Final = "the request leaves out names, datatypes or shapes"
 _ANSWER_LACKS: Final = "the answer leaves out names, datatypes or shapes"
 # Asks whether the model batches too, which may take a second question.
 _BATCHING: Final = Context(needs=frozenset({Need.BATCHING}))
+# What is said where a model is no longer as it was when its metadata were asked for.
+_DOUBTFUL: Final = frozenset(
+    {
+        ErrorCode.INVALID_ARGUMENT,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.NOT_READY,
+        ErrorCode.UPSTREAM,
+        ErrorCode.BAD_UPSTREAM,
+    }
+)
 _MEMBERS_UNKNOWN: Final = "the request does not tell inputs from parameters"
 _ORDER_UNKNOWN: Final = "outputs without names have an order"
 
@@ -92,11 +102,12 @@ class Complete:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest):
-            request, known = await self._request(call)
-            reply = await self._inner(request)
-            if call.context.needs or reply.batch_size is not None or self._stand_ins is not None:
-                reply = await self._answer(_Asked(request, call.batch_size, known), reply)
-            return cast("R", reply)
+            try:
+                return cast("R", await self._infer(call))
+            except GatewayError as error:
+                if error.code in _DOUBTFUL:
+                    self._metadata.doubt(call.model)
+                raise
         if isinstance(call, StreamInferRequest):
             request, known = await self._request(call.request)
             needs = call.context.needs
@@ -112,6 +123,13 @@ class Complete:
             finally:
                 self._metadata.forget(call.model)
         return await self._inner(call)
+
+    async def _infer(self, call: InferRequest) -> InferResponse:
+        request, known = await self._request(call)
+        reply = await self._inner(request)
+        if call.context.needs or reply.batch_size is not None or self._stand_ins is not None:
+            reply = await self._answer(_Asked(request, call.batch_size, known), reply)
+        return reply
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""

@@ -16,6 +16,7 @@ from gateway.service import Service
 R = TypeVar("R")
 
 _REMEMBERED = 1024
+_BELIEVED_S = 1.0
 _NO_NEEDS: frozenset[Need] = frozenset()
 _BATCHING = frozenset({Need.BATCHING})
 
@@ -67,6 +68,19 @@ class MetadataCache:
         """Ask again about every version of *model*, which may have changed."""
         for key in [key for key in self._known if model is not None and key[0].name == model.name]:
             del self._known[key]
+
+    def doubt(self, model: ModelRef | None) -> None:
+        """Ask again about *model*, with which something went wrong: it may have been reloaded.
+
+        What was asked a moment ago is believed, so that wrong requests do not double the calls.
+        """
+        if model is None:
+            return
+        asked_before = self._clock() - _BELIEVED_S
+        for key in ((model, False), (model, True)):
+            known = self._known.get(key)
+            if known is not None and known[0] - self._ttl_s <= asked_before:
+                del self._known[key]
 
     async def _metadata(self, key: _Key) -> ModelMetadata:
         known = self._known.get(key)

@@ -106,6 +106,7 @@ SHARED = {
 }
 CLOSED = {"shared_is_off": "refused", "control_is_off": ["refused"] * 3}
 OPEN = {"labels": LABELLED, "shared": SHARED, "index": [True, False, True]}
+CONTROLLED = {"control": [False, True, "refused"]}
 
 
 @pytest.fixture(scope="session")
@@ -178,9 +179,10 @@ def test_triton_over_grpc(
 def test_triton_with_everything_allowed(
     triton_server: RunningServer, tensorrt_client: Client, protocol: str, tmp_path: Path
 ) -> None:
-    """Labels from YAML, shared memory and the index, with the real Triton behind."""
+    """Labels from YAML, shared memory, control and the index, with the real Triton behind."""
     with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as gateway:
-        assert OPEN == seen_by(tensorrt_client, gateway, protocol, *OPEN)
+        allowed = {**OPEN, **CONTROLLED}
+        assert allowed == seen_by(tensorrt_client, gateway, protocol, *allowed)
 
 
 @PROTOCOLS
@@ -214,6 +216,7 @@ def test_second_gateway_with_everything_allowed(
     with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as second:
         behind = second.addresses[f"main.{carrier}"]
         with allowing(f"trtis+{carrier}://{behind}", tmp_path, "forward") as first:
-            assert OPEN == seen_by(tensorrt_client, first, protocol, *OPEN)
+            allowed = {**OPEN, **CONTROLLED}
+            assert allowed == seen_by(tensorrt_client, first, protocol, *allowed)
             found = seen_by(tensorrt_client, first, protocol, "sequence")
             assert {"sequence": [[11], [20], [30]]} == found

@@ -11,10 +11,12 @@ from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, 
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import RawData, ShareData, as_numpy
 from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.policies.complete import Complete
-from tests.fakes import ScriptedService
+from gateway.policies.metadata_cache import MetadataCache
+from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")
 WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
@@ -37,6 +39,10 @@ def answering(reply: InferResponse) -> ScriptedService:
 
 def sent(inner: ScriptedService) -> InferRequest:
     return next(call for call in inner.calls if isinstance(call, InferRequest))
+
+
+def questions(inner: ScriptedService) -> int:
+    return sum(isinstance(call, ModelMetadataRequest) for call in inner.calls)
 
 
 def output(shape: tuple[int, ...], datatype: Datatype | None) -> Tensor:
@@ -102,3 +108,20 @@ async def test_stream_of_a_v1_target_is_joined() -> None:
         StreamInferRequest(model=M, request=request)
     )
     assert [(2, 2)] == [item.outputs[0].shape async for item in stream]
+
+
+async def test_a_model_that_was_reloaded_is_asked_about_again() -> None:
+    """When a request does not fit what is remembered, the next one is judged by what is true."""
+    clock = FakeClock()
+    inner = answering(InferResponse(model=M, outputs=(output((2, 2), Datatype.INT32),)))
+    service = Complete(MetadataCache(inner, clock=clock), WHOLE)
+    wider = V1_CALL.changed(batch_size=5)
+    for _ in range(2):  # what was asked just now is believed
+        with pytest.raises(InvalidRequest, match=r"batch size 5, .* takes from 1 to 4"):
+            await service(wider)
+        clock.advance(2)
+    assert 1 == questions(inner)
+    for _ in range(2):
+        await service(V1_CALL)
+        clock.advance(2)
+    assert 2 == questions(inner)

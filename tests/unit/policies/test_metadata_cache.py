@@ -112,3 +112,21 @@ async def test_other_calls_pass() -> None:
     assert reply == await cache(InferRequest(model=M))
     assert FOUND == await cache(ModelMetadataRequest())
     assert 2 == len(service.calls)
+
+
+async def test_doubted_answers_are_asked_for_again() -> None:
+    """After an error the model is asked about anew, at most once a second, whatever was asked."""
+    needs = frozenset({Need.BATCHING})
+    clock, service = FakeClock(), ScriptedService(always=FOUND)
+    cache = MetadataCache(service, clock=clock)
+    batching = ModelMetadataRequest(model=M, context=Context(needs=needs))
+    for call in (CALL, batching):
+        await cache(call)
+    for seconds, asked in ((0.5, 2), (0.5, 4), (0.9, 4), (5.0, 6)):
+        clock.advance(seconds)
+        cache.doubt(M)
+        cache.doubt(ModelRef("other"))
+        cache.doubt(None)
+        for call in (CALL, batching):
+            await cache(call)
+        assert asked == len(service.calls)
