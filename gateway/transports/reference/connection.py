@@ -23,7 +23,9 @@ from gateway.ir.errors import GatewayError, Overloaded
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import ServerLimits
 from gateway.transports.faults import HttpFault, plain
-from gateway.transports.reference.response import Sent, write_response
+from gateway.transports.http_answers import write_response
+from gateway.transports.http_exchange import CONTINUE
+from gateway.transports.reference.incoming import Sent
 from gateway.transports.sockets import (
     descriptors_short,
     pause_until_taken,
@@ -33,7 +35,6 @@ from gateway.transports.sockets import (
 
 log = structlog.get_logger(__name__)
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _READ_BYTES = 256 * 1024
 _PROBE_AFTER_S = 0.05
 _CHECK_AFTER_S = 0.02

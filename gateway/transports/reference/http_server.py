@@ -7,13 +7,10 @@ a connection, in `connection`.
 from __future__ import annotations
 
 import asyncio
-import posixpath
-import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
@@ -21,14 +18,14 @@ from aiohttp.web_request import BaseRequest
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import HttpFrontend, HttpMount, ServerLimits
-from gateway.transports.faults import HttpFault
+from gateway.transports.http_exchange import Exchange, Listener
+from gateway.transports.http_table import Table
 from gateway.transports.reference.connection import Connection
-from gateway.transports.reference.exchange import Exchange, Listener
+from gateway.transports.reference.incoming import Incoming, Sent
 
 _BACKLOG = 1024
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.01
-_PATH_PARAMETER = re.compile(r";[^/]*")
 
 
 def _ignore(_error: GatewayError) -> None: ...
@@ -75,7 +72,7 @@ class HttpServer:
         self._sock = sock
         self._ssl = ssl_context
         self._limits = limits
-        self._table = _Table(mounts, fallback)
+        self._table = Table(mounts, fallback)
         self._listener = Listener(
             limits=limits,
             budget=budget,
@@ -153,8 +150,9 @@ class HttpServer:
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)  # noqa: S101  # the manager makes no other
-        answer: Any = await Exchange(self._listener, connection, request).run()
-        return answer  # type: ignore[no-any-return]  # it has what aiohttp asks of a response
+        keep = await Exchange(self._listener, connection, Incoming(request)).run()
+        sent: Any = Sent(keep_alive=keep)
+        return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response
 
 
 class _Manager(web.Server):
@@ -181,42 +179,3 @@ class _Manager(web.Server):
             refused=self._listener.refused,
             reserve=self._reserve,
         )
-
-
-class _Table:
-    """Frontends by path prefix."""
-
-    def __init__(self, mounts: Sequence[HttpMount], fallback: HttpFrontend | None) -> None:
-        prefixes = [
-            (prefix.rstrip("/"), mount.frontend) for mount in mounts for prefix in mount.prefixes
-        ]
-        self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
-        self._fallback = fallback
-
-    def find(self, path: str) -> HttpFrontend:
-        """Return who answers *path*.
-
-        Raises:
-            HttpFault: Nobody does, or it is a claimed path in disguise: a server behind the
-                fallback might undo that, and would be reached past the codec.
-        """
-        frontend = self._claimed(path)
-        if frontend is not None:
-            return frontend
-        if self._fallback is None:
-            raise HttpFault(404, f"nothing is served at {path[:200]!r}")
-        if self._claimed(_plain_path(path)) is not None:
-            raise HttpFault(400, "the path is not in its normal form")
-        return self._fallback
-
-    def _claimed(self, path: str) -> HttpFrontend | None:
-        for prefix, frontend in self._prefixes:
-            if path == prefix or path.startswith(f"{prefix}/"):
-                return frontend
-        return None
-
-
-def _plain_path(path: str) -> str:
-    """Undo what servers undo in a path: escapes (twice), backslashes, ";x", "..", "//"."""
-    text = _PATH_PARAMETER.sub("", unquote(unquote(path)).replace("\\", "/"))
-    return posixpath.normpath(f"/{text.lstrip('/')}")

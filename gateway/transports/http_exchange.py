@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-
-from aiohttp.web_request import BaseRequest
+from typing import Protocol
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
@@ -21,19 +20,83 @@ from gateway.transports.base import HttpFrontend, ServerLimits, ask
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
 from gateway.transports.deadlines import deadline_of
 from gateway.transports.faults import HttpFault
-from gateway.transports.reference import body as bodies
-from gateway.transports.reference.connection import CONTINUE, Connection
-from gateway.transports.reference.head import Head, read_head
-from gateway.transports.reference.response import (
-    NotTaken,
-    Sent,
-    flushed,
+from gateway.transports.http_answers import (
     write_end,
     write_part,
     write_response,
     write_stream_head,
 )
+from gateway.transports.http_body import EMPTY, check_declared, undo_coding
+from gateway.transports.http_head import Head, Version
+from gateway.transports.waiting import NotTaken, flushed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection it is on.
+
+    Attributes:
+        transport: None once it is lost.
+        taken: Set while the kernel has all that was written.
+        head_sent: The answer has begun.
+        answered: Requests answered so far.
+        give_up: Ends the exchange with an error, at a drain's end; None between exchanges.
+    """
+
+    transport: asyncio.Transport | None
+    taken: asyncio.Event
+    head_sent: bool
+    answered: int
+    give_up: Callable[[], None] | None
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written is the last."""
+        ...
+
+    def cut(self) -> None:
+        """Close at once, without the end of what was being written."""
+        ...
+
+
+class Incoming(Protocol):
+    """One request as its connection reads it.
+
+    Attributes:
+        closes: The connection ends with its answer, as the client wants it.
+    """
+
+    method: str
+    version: Version
+    closes: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        ...
+
+    def head(self, limits: ServerLimits, /) -> Head:
+        """Return its head; raises HttpFault."""
+        ...
+
+    async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
+        """Return its body as one read-only view, its content coding still on.
+
+        Args:
+            length: Its Content-Length, within the limit and leased; None when it comes in chunks.
+            limits: Of the listener.
+            lease: Grows by what is held of a body in chunks.
+
+        Raises:
+            TooLarge: More bytes or chunks than allowed.
+            MalformedMessage: The framing broke.
+            Overloaded: No room in the budget.
+            HttpFault: It comes too slowly.
+            ConnectionError: The client has left.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +114,19 @@ class Listener:
 class Exchange:
     """A request of a connection, until its answer is written."""
 
-    def __init__(self, listener: Listener, connection: Connection, request: BaseRequest) -> None:
+    def __init__(self, listener: Listener, connection: Connection, incoming: Incoming) -> None:
         self._listener = listener
         self._connection = connection
-        self._request = request
-        self._version = (request.version.major, request.version.minor)
+        self._incoming = incoming
+        self._version = incoming.version
         self._head: Head | None = None
         self._task = asyncio.current_task()
         self._given_up = False
         self._frontend: HttpFrontend | None = None
-        # An upgrade is declined; what may follow it on the connection is not ours to guess.
-        self._close = not request.keep_alive or "upgrade" in request.headers
+        self._close = incoming.closes
 
-    async def run(self) -> Sent:
-        """Answer the request, whatever it is."""
+    async def run(self) -> bool:
+        """Answer the request, whatever it is; return whether the connection goes on."""
         lease = Lease(self._listener.budget, self._listener.limits.queue_wait_s)
         self._connection.head_sent = False
         self._connection.give_up = self._give_up
@@ -80,7 +142,7 @@ class Exchange:
             self._connection.give_up = None
             self._connection.answered += 1
             lease.close()
-        return Sent(keep_alive=not self._close)
+        return not self._close
 
     async def _run(self, lease: Lease) -> None:
         try:
@@ -103,7 +165,7 @@ class Exchange:
 
     async def _answer(self, lease: Lease) -> None:
         limits = self._listener.limits
-        head = self._head = read_head(self._request, limits)
+        head = self._head = self._incoming.head(limits)
         self._frontend = self._listener.find(head.path)
         now = time.monotonic()
         try:
@@ -122,18 +184,20 @@ class Exchange:
             self._listener.slots.release()
 
     async def _body(self, head: Head, lease: Lease) -> memoryview:
-        payload = self._request.content
         if head.length is None and not head.chunked:
-            return bodies.EMPTY
+            return EMPTY
         limits = self._listener.limits
+        incoming = self._incoming
         coded = head.headers.get("content-encoding") is not None
         codings = head.all("content-encoding") if coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
-        bodies.check_declared(head.length, limits)
-        if head.expects and not payload.is_eof() and self._connection.transport is not None:
+        check_declared(head.length, limits)
+        if head.expects and not incoming.whole and self._connection.transport is not None:
             self._connection.transport.write(CONTINUE)
-        body = await bodies.read_body(payload, head.length, limits, lease)
-        return await bodies.undo_coding(body, codings, limits, lease) if coded else body
+        if head.length is not None:
+            await lease.grow(head.length)
+        body = await incoming.body(head.length, limits, lease)
+        return await undo_coding(body, codings, limits, lease) if coded else body
 
     async def _ask(self, frontend: HttpFrontend, wire: HttpRequest) -> None:
         """Relay the frontend's answers: one of known length, or many in chunks.
@@ -181,7 +245,7 @@ class Exchange:
 
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
-        if transport is not None and self._request.method != "HEAD":
+        if transport is not None and self._incoming.method != "HEAD":
             write_part(transport, part.body, self._version)
 
     async def _refuse(self, error: GatewayError) -> None:
@@ -205,7 +269,7 @@ class Exchange:
         transport = self._connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        unread = not self._request.content.is_eof()
+        unread = not self._incoming.whole
         self._close |= unread or self._connection.must_close
         self._connection.head_sent = True
         write_response(
@@ -213,12 +277,12 @@ class Exchange:
             response,
             keep=not self._close,
             version=self._version,
-            head_only=self._request.method == "HEAD",
+            head_only=self._incoming.method == "HEAD",
         )
         await self._flush()
         if unread and transport.can_write_eof():
-            # The client, which is still sending, sees the answer and its end; aiohttp reads on for
-            # a moment, so that no reset destroys what is on its way.
+            # The client, which is still sending, sees the answer and its end; the connection reads
+            # on for a moment, so that no reset destroys what is on its way.
             transport.write_eof()
 
     async def _coded(self, response: HttpResponse) -> HttpResponse:

@@ -1,7 +1,7 @@
-"""Writing answers: status line, fields and body in one go, or in chunks.
+"""Writing answers of HTTP/1: status line, fields and body in one go, or in chunks.
 
-Straight to the socket's transport: aiohttp's own response objects join what we hold in pieces, and
-name their versions in a field.
+Straight to the socket's transport, for both makes of the server: aiohttp's own response objects
+join what we hold in pieces, and name their versions in a field.
 """
 
 from __future__ import annotations
@@ -14,27 +14,11 @@ from functools import lru_cache
 from http import HTTPStatus
 
 from gateway.transports.headers import writable
-from gateway.transports.waiting import NotTaken as NotTaken  # noqa: PLC0414  # raised by the next
-from gateway.transports.waiting import flushed as flushed  # noqa: PLC0414  # part of writing
+from gateway.transports.http_head import Version
 from gateway.wire.http import Buffer, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
-
-Version = tuple[int, int]
-
-
-class Sent:
-    """What aiohttp's protocol asks of a response that is already written."""
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
-
-    async def prepare(self, _request: object) -> None:
-        """Do nothing: the head is out."""
-
-    async def write_eof(self) -> None:
-        """Do nothing: the body is out."""
 
 
 def write_response(

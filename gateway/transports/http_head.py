@@ -1,14 +1,14 @@
-"""A request's head as aiohttp's parser leaves it: checked once more, and taken over.
+"""A request's head as a parser leaves it: checked once more, and taken over.
 
-What two HTTP parsers might read in two ways is refused here, when the parser has let it pass.
+What two HTTP parsers might read in two ways is refused here, when the parser has let it pass. Both
+makes of the server read heads by it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from aiohttp.web_request import BaseRequest
 
 from gateway.transports.base import ServerLimits
 from gateway.transports.faults import HttpFault
@@ -20,6 +20,9 @@ _HOST = re.compile(r"[A-Za-z0-9.\-_~%!$&'()*+,;=:\[\]]*", re.ASCII)
 _LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
 _PATH_START = re.compile(r"[/?]")
 _FIELD_OVERHEAD = 4  # ": " and the line's end
+_VERSIONS = ((1, 0), (1, 1))
+
+Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +49,34 @@ class Head:
         return [value for key, value in self.headers if key.lower() == name]
 
 
-def read_head(request: BaseRequest, limits: ServerLimits) -> Head:
-    """Check the head of *request* and return it.
+def read_head(
+    method: str,
+    target: str,
+    version: Version,
+    fields: Sequence[tuple[bytes, bytes]],
+    limits: ServerLimits,
+) -> Head:
+    """Check the head of a request and return it.
+
+    Args:
+        method: In capitals.
+        target: As on the wire.
+        version: Of HTTP.
+        fields: As they were sent, names too.
+        limits: Of the listener.
 
     Raises:
         HttpFault: It is not one we answer.
     """
-    version = (request.version.major, request.version.minor)
-    if version not in ((1, 0), (1, 1)):
+    if version not in _VERSIONS:
         raise HttpFault(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
-    message = request._message  # noqa: SLF001  # the only way to the fields as they were sent
-    _check_size(message.raw_headers, limits)
-    pairs = tuple(
-        [(name.decode("ascii"), decode_field(value)) for name, value in message.raw_headers]
-    )
-    headers = Headers(pairs)
+    _check_size(fields, limits)
+    headers = Headers([(name.decode("ascii"), decode_field(value)) for name, value in fields])
     _check_host(headers)
-    path, query = _target(request)
+    path, query = _target(method, target)
     chunked = _chunked(headers, version)
     return Head(
-        method=request.method,
+        method=method,
         path=path,
         query=query,
         headers=headers,
@@ -75,8 +86,8 @@ def read_head(request: BaseRequest, limits: ServerLimits) -> Head:
     )
 
 
-def _check_size(raw_headers: tuple[tuple[bytes, bytes], ...], limits: ServerLimits) -> None:
-    sizes = [len(name) + len(value) for name, value in raw_headers]
+def _check_size(fields: Sequence[tuple[bytes, bytes]], limits: ServerLimits) -> None:
+    sizes = [len(name) + len(value) for name, value in fields]
     total = sum(sizes) + _FIELD_OVERHEAD * len(sizes)
     if total <= limits.header_field_bytes and total <= limits.header_total_bytes:
         return  # so no single one is too large either
@@ -103,9 +114,8 @@ def _check_host(headers: Headers) -> None:
         raise HttpFault(400, "the Host field is malformed", close=True)
 
 
-def _target(request: BaseRequest) -> tuple[str, str]:
-    target = request._message.path  # noqa: SLF001
-    if request.method == "CONNECT":
+def _target(method: str, target: str) -> tuple[str, str]:
+    if method == "CONNECT":
         raise HttpFault(405, "CONNECT is not supported", close=True)
     if _TARGET.fullmatch(target) is None or "#" in target:
         raise HttpFault(400, "the request target holds characters it must not", close=True)
@@ -129,7 +139,7 @@ def _length(headers: Headers) -> int | None:
     return int(value)
 
 
-def _chunked(headers: Headers, version: tuple[int, int]) -> bool:
+def _chunked(headers: Headers, version: Version) -> bool:
     value = headers.get("transfer-encoding")
     if value is None:
         return False
@@ -140,7 +150,7 @@ def _chunked(headers: Headers, version: tuple[int, int]) -> bool:
     return True
 
 
-def _expects(headers: Headers, version: tuple[int, int]) -> bool:
+def _expects(headers: Headers, version: Version) -> bool:
     value = headers.get("expect")
     if value is None or version < (1, 1):
         return False
