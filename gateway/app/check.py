@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gateway.app.graphs import check_graphs
 from gateway.app.signatures import metadata_of
 from gateway.config.load import Loaded
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
@@ -39,6 +40,7 @@ def _found(loaded: Loaded) -> Iterator[Found]:
             yield from _raised((*at, "signature"), metadata_of, name, model.signature)
         if model.batching is not None and model.signature is not None:
             yield from _raised((*at, "batching"), _batched, model.batching, model.signature)
+    yield from check_graphs(config)
 
 
 def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:

@@ -16,6 +16,7 @@ from gateway.app.check import check
 from gateway.app.listeners import Shared, build_listener, received_bytes
 from gateway.app.memory import keep_large_buffers
 from gateway.app.models import BuiltModels, build_models
+from gateway.app.pipelines import build_pipelines
 from gateway.app.routes import BuiltRoute, Place, build_route
 from gateway.app.rules import named_models, ruled_routes
 from gateway.app.sharing import shared_upstream
@@ -111,12 +112,12 @@ class Gateway:
             )
             for name, built in self._upstreams.items()
         }
-        routes = [
-            build_route(ruled, config, places, self._models.places)
-            for ruled in ruled_routes(config)
-        ]
+        self._pipelines = build_pipelines(config, self.metrics)
+        own = {**self._models.places, **self._pipelines.places}
+        routes = [build_route(ruled, config, places, own) for ruled in ruled_routes(config)]
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         self._server = self._server_answers(routes, matcher)
+        self._pipelines.inside.connect(routes, own, self._server)
         self._routes = [route for built in routes for route in built.routes()]
         self.service: Service = self._observed("", Refused())
         self._budget = Budget(config.in_flight_bytes or default_budget())
@@ -161,6 +162,7 @@ class Gateway:
         try:
             await self._models.load()
             await self._first_probes()
+            await self._pipelines.check()
             for server in self._data.values():
                 await server.start()
             await self._start_admin()
@@ -258,6 +260,7 @@ class Gateway:
         by_name = {built.ruled.name: built for built in routes}
         named = {name: by_name[route].ready for route, name in _named(self._config, routes)}
         indexes = [Index("local", self._models.index, ttl_s=0)]
+        indexes.append(Index("pipelines", self._pipelines.index, ttl_s=0))
         indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
         return ServerAnswers(
             ServerOptions(

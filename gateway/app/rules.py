@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.config.models import Config, MatchConfig, RouteConfig, TargetConfig
+from gateway.config.pipelines import StepConfig
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.routing.match import Matcher, Rule
@@ -30,8 +31,8 @@ class RuledRoute:
 def ruled_routes(config: Config) -> list[RuledRoute]:
     """Return the routes of *config* in order of precedence.
 
-    A configuration without routes serves each of its own models, and every upstream's models,
-    under their own names.
+    A configuration without routes serves each of its own models and pipelines, and every
+    upstream's models, under their own names.
     """
     if config.routes:
         return [
@@ -42,6 +43,9 @@ def ruled_routes(config: Config) -> list[RuledRoute]:
         RuledRoute(name, (Rule(model=_literal(name)),), model=name)
         for name, model in config.models.items()
         if model.backend is not None
+    ]
+    made += [
+        RuledRoute(name, (Rule(model=_literal(name)),), model=name) for name in config.pipelines
     ]
     if config.upstreams:
         made.append(RuledRoute("upstreams", (Rule(),)))
@@ -115,8 +119,9 @@ def explain_call(
 def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
     if route.config is None:
         if route.model:
-            shares = _shared_text(config, route.model, own=True)
-            yield f"model {route.model!r} of this gateway{shares}"
+            yield _own_text(config, route.model) + _shared_text(config, route.model, own=True)
+            if route.model in config.pipelines:
+                yield from _steps(config, route.model)
         else:
             shares = _shared_text(config, model, own=False)
             yield f"the first of {', '.join(config.upstreams)} that serves the model{shares}"
@@ -125,11 +130,13 @@ def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
     for target in route.config.targets:
         share = f"{100 * target.weight / total:.4g}%"
         yield f"{share} to {_target_text(config, target, model)}"
+        if target.upstream is None and target.model and target.model in config.pipelines:
+            yield from _steps(config, target.model)
 
 
 def _target_text(config: Config, target: TargetConfig, model: str) -> str:
     if target.upstream is None:
-        text = f"model {target.model!r} of this gateway"
+        text = _own_text(config, target.model or "")
     else:
         urls = ", ".join(str(url) for url in config.upstreams[target.upstream].all_urls)
         text = f"upstream {target.upstream!r} ({urls})"
@@ -138,6 +145,28 @@ def _target_text(config: Config, target: TargetConfig, model: str) -> str:
     if target.version:
         text += f" version {target.version!r}"
     return text + _shared_text(config, target.model or model, own=target.upstream is None)
+
+
+def model_of(name: str, step: StepConfig) -> ModelRef:
+    """Return the model that the step *name* of a pipeline asks."""
+    return ModelRef(step.model or name, step.version or "")
+
+
+def _steps(config: Config, name: str) -> Iterator[str]:
+    """Yield a line for each step of a pipeline: which model it asks, and by which route."""
+    routes = ruled_routes(config)
+    matcher = Matcher([rule for route in routes for rule in route.rules])
+    owners = [route for route in routes for _ in route.rules]
+    for step, given in config.pipelines[name].steps.items():
+        model = model_of(step, given)
+        index = matcher.find(InferRequest(model=model))
+        way = "directly" if index is None else f"by route {owners[index].name}"
+        sources = ", ".join(f"{key} from {source}" for key, source in given.inputs.items())
+        yield f"  step {step!r} asks model {str(model)!r} {way}, with {sources}"
+
+
+def _own_text(config: Config, name: str) -> str:
+    return f"{'pipeline' if name in config.pipelines else 'model'} {name!r} of this gateway"
 
 
 def _shared_text(config: Config, model: str, *, own: bool) -> str:

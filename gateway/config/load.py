@@ -164,6 +164,7 @@ def _broken_references(tree: Tree) -> Iterator[Problem]:
     upstreams = _mapping(root.get("upstreams"))
     models = _mapping(root.get("models"))
     own = {name for name, model in models.items() if _mapping(model).get("backend")}
+    own |= _mapping(root.get("pipelines")).keys()
 
     def problem(path: KeyPath, message: str) -> Problem:
         return Problem(tree.place(path), path_text(path), message)

@@ -22,6 +22,7 @@ from gateway.config.fields import (
     Text,
     UpstreamUrl,
 )
+from gateway.config.pipelines import PipelineConfig
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import Address, Url
 
@@ -371,6 +372,8 @@ class Config(Model):
     admin: AdminConfig | None = None
     upstreams: Mapping[Name, UpstreamConfig] = Field(default_factory=dict)
     models: Mapping[Name, ModelConfig] = Field(default_factory=dict)
+    pipelines: Mapping[Name, PipelineConfig] = Field(default_factory=dict)
+    """Graphs of models, each of which is a model to callers."""
     routes: tuple[RouteConfig, ...] = ()
     """Left out: each model and every upstream's models, under their own names."""
     policies: PoliciesConfig = PoliciesConfig()

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
 from gateway.telemetry.sharing import SharingMetrics
+from gateway.telemetry.steps import StepMetrics
 
 UNKNOWN = "_unknown"
 
@@ -56,6 +57,7 @@ class Metrics:
 
     Attributes:
         sharing: Batches and kept answers.
+        steps: Steps of pipelines.
     """
 
     def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
@@ -95,6 +97,7 @@ class Metrics:
             registry=self.registry,
         )
         self.sharing = SharingMetrics(self.registry)
+        self.steps = StepMetrics(self.registry, _BUCKETS)
         Gauge(
             "gateway_build_info", "Version of the gateway.", ("version",), registry=self.registry
         ).labels(version).set(1)

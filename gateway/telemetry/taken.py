@@ -6,6 +6,8 @@ outside both. The note belongs to the task that answers the call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -33,3 +35,13 @@ def note_target(name: str) -> None:
     taken = TAKEN.get()
     if taken is not None:
         taken.target = name
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """Note nothing of what is done within: it is the gateway's own, for the call in progress."""
+    token = TAKEN.set(None)
+    try:
+        yield
+    finally:
+        TAKEN.reset(token)

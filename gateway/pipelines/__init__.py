@@ -1,0 +1,1 @@
+"""Graphs of models that are called like one model; they know only the IR and Service."""

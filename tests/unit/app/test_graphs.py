@@ -1,0 +1,181 @@
+"""Pipelines of the configuration: everything wrong with them, with line and column."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app import check, explain_call
+from gateway.config.load import ConfigError, load_text
+
+HEAD = """
+version: 1
+listeners: [{http: 8000}]
+models:
+  own: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+"""
+
+
+def problems(text: str) -> list[str]:
+    try:
+        return [str(problem) for problem in check(load_text(HEAD + text.strip("\n")))]
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+
+
+GOOD = """
+pipelines:
+  p:
+    steps:
+      own: {inputs: {INPUT0: request.a, INPUT1: request.b}}
+      more: {model: own, version: 1, inputs: {INPUT0: own.OUTPUT0, INPUT1: request.b}}
+    outputs: {sum: more.OUTPUT0}
+  q:
+    version: 7
+    steps:
+      first: {model: p, inputs: {a: request.a, b: request.b}}
+    outputs: {sum: first.sum}
+"""
+
+
+def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
+    """Models and pipelines of the file are steps."""
+    assert [] == problems(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "sum: more.OUTPUT0",
+            "sum: more",
+            "11:20: pipelines.p.outputs.sum: 'more' is neither request.INPUT nor STEP.OUTPUT",
+        ),
+        (
+            "INPUT0: own.OUTPUT0",
+            "INPUT0: mine.OUTPUT0",
+            "10:55: pipelines.p.steps.more.inputs.INPUT0: there is no step 'mine' to give 'mine.",
+        ),
+        (
+            "own: {inputs: {INPUT0: request.a",
+            "own: {inputs: {INPUT0: more.OUTPUT0",
+            "9:12: pipelines.p.steps.own: steps wait for one another: own <- more <- own",
+        ),
+        (
+            "sum: more.OUTPUT0",
+            "sum: own.OUTPUT0",
+            "10:13: pipelines.p.steps.more: nobody uses what this step gives",
+        ),
+        (
+            "model: own, version",
+            "model: other, version",
+            "10:21: pipelines.p.steps.more.model: no route takes model 'other', and there is none in",
+        ),
+        (
+            "      own: {inputs",
+            "      owner: {inputs",
+            "9:14: pipelines.p.steps.owner: no route takes model 'owner'",
+        ),
+        (
+            "model: own, version",
+            "model: q, version",
+            "10:21: pipelines.p.steps.more.model: the pipeline would ask itself: p -> q -> p",
+        ),
+        (
+            "first: {model: p",
+            "first: {model: q",
+            "15:22: pipelines.q.steps.first.model: the pipeline would ask itself: q -> q",
+        ),
+        ("  q:\n", "  own:\n", "13:5: pipelines.own: the name 'own' is taken by a model"),
+        ("    version: 7\n", "    versions: 7\n", "13:5: pipelines.q.versions: unknown key"),
+        (
+            "    outputs: {sum: first.sum}\n",
+            "    outputs: {}\n",
+            "16:14: pipelines.q.outputs: needs at least one item",
+        ),
+        (
+            "    version: 7\n",
+            "    signature: {inputs: [{name: a, datatype: INT32, shape: [-1]}]}\n",
+            "13:25: pipelines.q.signature.inputs: the pipeline's inputs are a, b",
+        ),
+        (
+            "    version: 7\n",
+            "    signature: {outputs: [{name: sum, datatype: INT33, shape: [-1]}]}\n",
+            "13:16: pipelines.q.signature: tensor 'sum' has datatype 'INT33'",
+        ),
+    ],
+    ids=[
+        "source", "step", "steps in a circle", "unused", "model", "model by name", "pipelines",
+        "itself", "name", "key", "outputs", "signature", "datatype",
+    ],
+)  # fmt: skip
+def test_problems_have_line_and_column(old: str, new: str, expected: str) -> None:
+    """What is wrong is said where it stands."""
+    assert old in GOOD
+    found = problems(GOOD.replace(old, new, 1))
+    assert any(text.startswith(expected) for text in found), found
+
+
+ROUTED = (
+    GOOD
+    + """
+upstreams: {far: {url: "grpc://far:8001"}}
+routes:
+  - name: to-p
+    match: {model: [p, "sums-*"], headers: {x-new: "yes"}}
+    targets: [{model: p}]
+  - name: far
+    match: {model: "*-far"}
+    targets: [{upstream: far}]
+  - {name: q, match: {model: q}, targets: [{model: q}, {upstream: far, model: other}]}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("own", []),
+        ("any-far", []),
+        ("sums-1", ["the pipeline would ask itself: p -> p"]),
+        ("q", ["the pipeline would ask itself: p -> q -> p"]),
+        ("nowhere", ["no route takes model 'nowhere', and there is none in this file"]),
+    ],
+)
+def test_steps_are_found_by_the_routes(model: str, expected: list[str]) -> None:
+    """Whatever route a step may take, it must not come back to its own pipeline."""
+    found = problems(ROUTED.replace("model: own, version", f"model: {model}, version", 1))
+    assert len(expected) == len(found)
+    for text, words in zip(found, expected, strict=True):
+        assert words in text
+
+
+def test_routes_may_lead_to_pipelines() -> None:
+    """A pipeline is a target by its name, as a model is."""
+    assert [] == problems(ROUTED)
+    found = problems(ROUTED.replace("targets: [{model: p}]", "targets: [{model: r}]"))
+    assert "there is no model 'r' in this file; there is: own, p, q" in found[0]
+
+
+MORE = (
+    "  step 'more' asks model 'own version 1' directly, "
+    "with INPUT0 from own.OUTPUT0, INPUT1 from request.b"
+)
+
+
+def test_explain_tells_the_steps() -> None:
+    """Which models are asked, with what, and by which way."""
+    config = load_text(HEAD + ROUTED).config
+    found = explain_call(
+        config, model="sums-2", version="", protocol="oip.http", headers={"x-new": "yes"}
+    )
+    assert (
+        "100% to pipeline 'p' of this gateway",
+        "  step 'own' asks model 'own' directly, with INPUT0 from request.a, INPUT1 from request.b",
+        MORE,
+    ) == found.targets
+    config = load_text(HEAD + GOOD).config
+    found = explain_call(config, model="q", version="", protocol="oip.http", headers={})
+    assert (
+        "pipeline 'q' of this gateway",
+        "  step 'first' asks model 'p' by route p, with a from request.a, b from request.b",
+    ) == found.targets

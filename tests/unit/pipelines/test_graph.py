@@ -1,0 +1,160 @@
+"""Graphs of pipelines: what they say of their steps, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.pipelines.graph import Graph, Source, Step, cycles, faults, parsed_source
+
+
+def step(name: str, **inputs: str) -> Step:
+    return Step(name, ModelRef(f"m-{name}"), {key: parsed_source(s) for key, s in inputs.items()})
+
+
+def outputs(**given: str) -> dict[str, Source]:
+    return {name: parsed_source(text) for name, text in given.items()}
+
+
+DIAMOND = Graph(
+    "p",
+    "1",
+    [
+        step("last", x="left.y", z="right.y", t="request.t"),
+        step("left", x="first.a"),
+        step("right", x="first.b"),
+        step("first", x="request.x"),
+        step("aside", x="request.x"),
+    ],
+    outputs(y="last.y", a="first.a", x="request.x", s="aside.s", l="left.y"),
+)
+
+
+def test_what_the_request_gives() -> None:
+    """Inputs of the request are what anybody uses of it, in the order of first use."""
+    assert ("t", "x") == DIAMOND.inputs
+
+
+def test_what_is_asked_of_a_step() -> None:
+    """Outputs that nobody uses are not asked for; those that several use are asked for once."""
+    asked = {one.name: DIAMOND.asked(one) for one in DIAMOND.steps}
+    assert {
+        "last": ("y",),
+        "left": ("y",),
+        "right": ("y",),
+        "first": ("a", "b"),
+        "aside": ("s",),
+    } == asked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        (("y",), ["last", "left", "right", "first"]),
+        (("a",), ["first"]),
+        (("x",), []),
+        (("s", "l"), ["left", "first", "aside"]),
+        (("y", "a", "x", "s", "l"), ["last", "left", "right", "first", "aside"]),
+    ],
+)
+def test_steps_that_are_needed(wanted: tuple[str, ...], names: list[str]) -> None:
+    """Only what leads to the outputs is run."""
+    for _ in range(2):
+        assert names == [one.name for one in DIAMOND.needed(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("request.x", Source("request", "x")),
+        ("step.out.with.dots", Source("step", "out.with.dots")),
+        ("a b.c d", Source("a b", "c d")),
+    ],
+)
+def test_sources_are_read(text: str, source: Source) -> None:
+    """Tensors may have dots in their names, steps may not."""
+    assert source == parsed_source(text)
+    assert text == str(source)
+
+
+@pytest.mark.parametrize("text", ["", "x", "x.", ".x", "."])
+def test_what_is_no_source(text: str) -> None:
+    """A source has a step and a tensor."""
+    with pytest.raises(ValueError, match=r"is neither request\.INPUT nor STEP\.OUTPUT"):
+        parsed_source(text)
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "expected"),
+    [
+        (
+            [step("a", x="nobody.y")],
+            {"y": "a.y"},
+            [
+                (
+                    "steps.a.inputs.x",
+                    "there is no step 'nobody' to give 'nobody.y'; there is: reques",
+                )
+            ],
+        ),
+        (
+            [step("a", x="request.x")],
+            {"y": "a.y", "z": "b.z"},
+            [("outputs.z", "there is no step 'b' to give 'b.z'; there is: request, a")],
+        ),
+        (
+            [step("a", x="request.x"), step("b", x="a.y")],
+            {"y": "a.y"},
+            [("steps.b", "nobody uses what this step gives")],
+        ),
+        (
+            [step("request", x="request.x")],
+            {"y": "request.y"},
+            [
+                ("steps.request", "a step is not called 'request'"),
+            ],
+        ),
+        (
+            [step("a.b", x="request.x")],
+            {"y": "request.y"},
+            [("steps.a.b", "has no dot in its name"), ("steps.a.b", "nobody uses")],
+        ),
+        (
+            [step("a", x="b.y"), step("b", x="c.y"), step("c", x="a.y")],
+            {"y": "a.y"},
+            [("steps.a", "steps wait for one another: a <- b <- c <- a")],
+        ),
+        (
+            [step("a", x="a.y")],
+            {"y": "a.y"},
+            [("steps.a", "steps wait for one another: a <- a")],
+        ),
+    ],
+    ids=["input", "output", "unused", "request", "dot", "cycle", "itself"],
+)
+def test_faults_have_a_place(
+    steps: list[Step], given: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
+    """Everything wrong is found, and the graph is not made."""
+    found = [(".".join(path), text) for path, text in faults(steps, outputs(**given))]
+    assert [path for path, _ in expected] == [path for path, _ in found]
+    for (_, text), (_, words) in zip(found, expected, strict=True):
+        assert words in text
+    with pytest.raises(ValueError, match=f"pipeline 'p': {expected[0][0]}: "):
+        Graph("p", "1", steps, outputs(**given))
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        ({}, []),
+        ({"a": ["b"], "b": []}, []),
+        ({"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}, []),
+        ({"a": ["b"], "b": ["c"], "c": ["b"]}, [["b", "c", "b"]]),
+        ({"a": ["a"], "b": ["b"]}, [["a", "a"], ["b", "b"]]),
+        ({"a": ["gone"]}, []),
+    ],
+)
+def test_cycles(edges: dict[str, list[str]], found: list[list[str]]) -> None:
+    """A graph has cycles exactly when some are found."""
+    assert found == cycles(edges)

@@ -1,0 +1,449 @@
+"""Pipelines as services: tensors by reference, one deadline, one error, no more than is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    NotSent,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.pipelines.graph import Graph, Step, parsed_source
+from gateway.pipelines.pipeline import Pipeline
+from gateway.pipelines.signature import MisfitError
+from tests.fakes import FakeClock, ScriptedService, settle
+
+R = TypeVar("R")
+
+P = ModelRef("p")
+ANSWERED = ModelRef("p", "3")
+X = array_tensor("x", np.array([1.0, 2.0], np.float32))
+T = array_tensor("t", np.array([5], np.int64))
+
+
+def step(name: str, model: str = "", **inputs: str) -> Step:
+    sources = {key: parsed_source(text) for key, text in inputs.items()}
+    return Step(name, ModelRef(*(model or f"m-{name}").split("@")), sources)
+
+
+def graph(*steps: Step, **outputs: str) -> Graph:
+    return Graph("p", "3", steps, {name: parsed_source(text) for name, text in outputs.items()})
+
+
+SPLIT = graph(
+    step("a", i="request.x"),
+    step("b", i="request.t"),
+    step("c", "m-c@7", left="a.o", right="b.o"),
+    out="c.o",
+    same="a.o",
+    given="request.x",
+)
+
+
+def tensors(*given: tuple[str, Datatype]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(name, datatype, (-1,)) for name, datatype in given)
+
+
+FP32, INT64 = Datatype.FP32, Datatype.INT64
+MODELS = {
+    "m-a": ModelMetadata(name="m-a", inputs=tensors(("i", FP32)), outputs=tensors(("o", FP32))),
+    "m-b": ModelMetadata(name="m-b", inputs=tensors(("i", INT64)), outputs=tensors(("o", INT64))),
+    "m-c": ModelMetadata(
+        name="m-c",
+        inputs=tensors(("left", FP32), ("right", INT64)),
+        outputs=tensors(("o", FP32)),
+    ),
+}
+
+
+class Metadata:
+    """Answers for the models' metadata; counts the questions."""
+
+    def __init__(self, models: Mapping[str, Any] = MODELS) -> None:
+        self.models = dict(models)
+        self.asked = 0
+
+    async def __call__(self, call: Call[R], /) -> R:
+        assert isinstance(call, ModelMetadataRequest)
+        assert call.model is not None
+        self.asked += 1
+        found = self.models[call.model.name]
+        if isinstance(found, BaseException):
+            raise found
+        return cast("R", found)
+
+
+def pipeline(inner: Any, given: Graph = SPLIT, metadata: Any = None, **settings: Any) -> Pipeline:
+    return Pipeline(given, inner, metadata or Metadata(), **settings)
+
+
+def call(*inputs: Tensor, **fields: Any) -> InferRequest:
+    return InferRequest(model=P, inputs=inputs or (X, T), **fields)
+
+
+def asked(inner: ScriptedService) -> list[str]:
+    return [str(one.model) for one in inner.calls]
+
+
+def answer(request: InferRequest) -> InferResponse:
+    """Answer with the first input as output o, and with another one that nobody asks for."""
+    first = request.inputs[0]
+    assert request.model is not None
+    return InferResponse(model=request.model, outputs=(first.renamed("more"), first.renamed("o")))
+
+
+async def test_tensors_go_by_reference_from_step_to_step() -> None:
+    """Every model is given the very data that came in, or that another model gave."""
+    inner = ScriptedService(always=answer)
+    reply = await pipeline(inner)(call(id="7"))
+    assert (ANSWERED, "7", True) == (reply.model, reply.id, reply.final)
+    assert [("out", X.data), ("same", X.data), ("given", X.data)] == [
+        (tensor.name, tensor.data) for tensor in reply.outputs
+    ]
+    last = cast("InferRequest", inner.calls[-1])
+    assert ModelRef("m-c", "7") == last.model
+    assert [("left", X.data), ("right", T.data)] == [
+        (tensor.name, tensor.data) for tensor in last.inputs
+    ]
+
+
+async def test_steps_are_asked_for_what_is_used() -> None:
+    """Outputs by name; the caller's own id, priority and parameters, and none of its wire form."""
+    inner = ScriptedService(always=answer)
+    context = Context(
+        protocol="oip.http",
+        metadata=(("x-tenant", "a"),),
+        request_id="r",
+        deadline=5.0,
+        session=3,
+        needs=frozenset({Need.BATCHING}),
+        origin=Origin("oip.http", b""),
+    )
+    request = call(id="7", priority=2, timeout_us=9, parameters={"k": 1}, context=context)
+    await pipeline(inner)(request)
+    whole = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+    expected = Context("oip.http", (("x-tenant", "a"),), "r", 5.0, None, whole)
+    for one in inner.calls:
+        assert isinstance(one, InferRequest)
+        assert ((RequestedOutput("o"),), "7", 2, None, {"k": 1}, expected, None) == (
+            one.outputs,
+            one.id,
+            one.priority,
+            one.timeout_us,
+            one.parameters,
+            one.context,
+            one.context.origin,
+        )
+
+
+async def test_steps_run_side_by_side() -> None:
+    """What needs nothing of one another is asked at the same time."""
+    inner = ScriptedService()
+    task = asyncio.ensure_future(pipeline(inner)(call()))
+    await settle()
+    assert ["m-a", "m-b"] == asked(inner)
+    inner.waiting[1].set_result(answer(cast("InferRequest", inner.calls[1])))
+    await settle()
+    assert 2 == len(inner.calls)
+    inner.waiting[0].set_result(answer(cast("InferRequest", inner.calls[0])))
+    await settle()
+    assert "m-c version 7" == asked(inner)[-1]
+    inner.waiting[2].set_result(answer(cast("InferRequest", inner.calls[2])))
+    assert X.data is (await task).outputs[0].data
+
+
+@pytest.mark.parametrize(
+    ("outputs", "models"),
+    [(("same",), ["m-a"]), (("given",), []), (("out",), ["m-a", "m-b", "m-c version 7"])],
+)
+async def test_only_what_is_needed_is_run(outputs: tuple[str, ...], models: list[str]) -> None:
+    """A caller that wants less of the pipeline pays for less."""
+    inner = ScriptedService(always=answer)
+    wanted = tuple(RequestedOutput(name) for name in outputs)
+    reply = await pipeline(inner)(call(outputs=wanted))
+    assert (models, outputs) == (asked(inner), tuple(one.name for one in reply.outputs))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "limit"),
+    [
+        (InvalidRequest("bad"), InvalidRequest, None),
+        (Overloaded("full", limit="queue"), Overloaded, "queue"),
+        (DeadlineExceeded("late"), DeadlineExceeded, None),
+        (ModelNotFound("gone"), NotReady, None),
+        (NotSent("no line"), Unavailable, None),
+        (UpstreamError("broken", origin=Origin("oip.http", b"wire")), UpstreamError, None),
+    ],
+)
+async def test_errors_name_step_and_model(
+    error: GatewayError, kind: type[GatewayError], limit: str | None
+) -> None:
+    """The kind stays; nothing that would have the pipeline run again, or speak for an upstream."""
+    inner = ScriptedService(error, always=answer)
+    with pytest.raises(GatewayError) as caught:
+        await pipeline(inner)(call())
+    text = f"pipeline 'p', step 'a' (model 'm-a'): {error.message}"
+    found = caught.value
+    assert (kind, text, limit, None, ANSWERED) == (
+        type(found),
+        found.message,
+        found.limit,
+        found.origin,
+        found.model,
+    )
+
+
+async def test_a_failing_step_cancels_the_others() -> None:
+    """The others are told to stop before the caller hears of the failure."""
+    inner = ScriptedService()
+    task = asyncio.ensure_future(pipeline(inner)(call()))
+    await settle()
+    inner.waiting[0].set_exception(UpstreamError("broken"))
+    with pytest.raises(UpstreamError):
+        await task
+    assert (2, 1) == (len(inner.calls), inner.cancelled)
+
+
+async def test_a_caller_who_leaves_cancels_every_step() -> None:
+    """Cancellation reaches what runs."""
+    inner = ScriptedService()
+    task = asyncio.ensure_future(pipeline(inner)(call()))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 2 == inner.cancelled
+
+
+async def test_an_answer_without_what_is_used() -> None:
+    """What the model gave instead is told."""
+    reply = InferResponse(model=ModelRef("m-a"), outputs=(X.renamed("z"),))
+    inner = ScriptedService(reply, always=answer)
+    message = r"step 'a' \(model 'm-a'\): it gave no output 'o'; it gave 'z'"
+    with pytest.raises(UpstreamError, match=message):
+        await pipeline(inner)(call())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (call(X), "model 'p version 3' needs input 't', the request has 'x'"),
+        (call(X, T, X), "input 'x' is in the request twice"),
+        (call(X, T, X.renamed("z")), "has no input 'z'; its inputs are 'x', 't'"),
+        (call(T.renamed("x"), T), "input 'x' has datatype INT64, model 'p version 3' needs FP32"),
+        (
+            call(array_tensor("x", np.zeros((1, 1), np.float32)), T),
+            r"input 'x' has shape \[1, 1\], model 'p version 3' needs \[-1\]",
+        ),
+        (call(outputs=(RequestedOutput("z"),)), "has no output 'z'; its outputs are 'out', 'same'"),
+    ],
+)
+async def test_requests_are_checked_before_anything_runs(
+    request_: InferRequest, message: str
+) -> None:
+    """A pipeline says itself what it takes, in its own names."""
+    inner = ScriptedService(always=answer)
+    with pytest.raises(InvalidRequest, match=message):
+        await pipeline(inner)(request_)
+    assert [] == inner.calls
+
+
+async def test_without_metadata_names_are_checked() -> None:
+    """Models that cannot be asked are asked all the same: they know what they take."""
+    metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
+    clock = FakeClock()
+    inner = ScriptedService(always=answer)
+    service = pipeline(inner, metadata=metadata, clock=clock)
+    assert 3 == len((await service(call(T.renamed("x"), T))).outputs)
+    with pytest.raises(InvalidRequest, match="needs input 't'"):
+        await service(call(X))
+    count = metadata.asked
+    await service(call())
+    assert count == metadata.asked, "who cannot be asked is not asked for each request"
+    metadata.models = dict(MODELS)
+    clock.advance(11)
+    with pytest.raises(InvalidRequest, match="input 'x' has datatype INT64"):
+        await service(call(T.renamed("x"), T))
+
+
+async def test_metadata_follow_from_the_models() -> None:
+    """A pipeline describes itself as a model does."""
+    found = await pipeline(ScriptedService())(ModelMetadataRequest(model=P))
+    assert (
+        ModelMetadata(
+            name="p",
+            versions=("3",),
+            platform="pipeline",
+            inputs=tensors(("x", FP32), ("t", INT64)),
+            outputs=tensors(("out", FP32), ("same", FP32), ("given", FP32)),
+        )
+        == found
+    )
+
+
+async def test_metadata_that_cannot_be_had() -> None:
+    """Which model is missing is said; a signature that says all needs nobody."""
+    metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
+    message = r"pipeline 'p', step 'b' \(model 'm-b'\): away"
+    with pytest.raises(Unavailable, match=message):
+        await pipeline(ScriptedService(), metadata=metadata)(ModelMetadataRequest(model=P))
+    given = ModelMetadata(name="p", inputs=tensors(("x", FP32), ("t", INT64)), outputs=tensors(
+        ("out", FP32), ("same", FP32), ("given", FP32)
+    ))  # fmt: skip
+    service = pipeline(ScriptedService(), metadata=metadata, signature=given)
+    assert given.outputs == (await service(ModelMetadataRequest(model=P))).outputs
+    part = ModelMetadata(name="p", inputs=given.inputs)
+    with pytest.raises(Unavailable, match=message):
+        await pipeline(ScriptedService(), metadata=metadata, signature=part)(
+            ModelMetadataRequest(model=P)
+        )
+
+
+MISFIT = {**MODELS, "m-b": ModelMetadata(name="m-b", inputs=tensors(("j", INT64)))}
+
+
+async def test_models_that_do_not_fit_are_found_at_start_and_at_the_call() -> None:
+    """The same words at start, at the call and for metadata; then the pipeline is not ready."""
+    inner = ScriptedService(always=True)
+    service = pipeline(inner, metadata=Metadata(MISFIT))
+    message = (
+        r"pipeline 'p' does not fit together: step 'b' \(model 'm-b'\) has no input 'i'; "
+        "its inputs are 'j'"
+    )
+    with pytest.raises(MisfitError, match=message):
+        await service.check()
+    for request in (call(), call(), ModelMetadataRequest(model=P)):
+        with pytest.raises(NotReady, match=message):
+            await service(cast("Call[Any]", request))
+    assert [] == inner.calls
+    assert await service(ModelReadyRequest(model=P)) is False
+
+
+async def test_what_cannot_be_checked_at_start_is_no_mistake() -> None:
+    """An upstream that is not up yet keeps no gateway from starting; the log says so."""
+    metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
+    with capture_logs() as logs:
+        await pipeline(ScriptedService(), metadata=metadata).check()
+    assert ["pipeline not checked"] == [line["event"] for line in logs]
+    await pipeline(ScriptedService()).check()
+
+
+@pytest.mark.parametrize(
+    ("answers", "ready"),
+    [
+        ([True, True, True], True),
+        ([True, False, True], False),
+        ([True, ModelNotFound("gone"), True], False),
+        ([Unavailable("away")] * 3, False),
+    ],
+)
+async def test_a_pipeline_is_ready_when_all_its_models_are(answers: list[Any], ready: bool) -> None:
+    """A model that cannot be asked is not ready."""
+    inner = ScriptedService(*answers)
+    assert ready is await pipeline(inner)(ModelReadyRequest(model=P))
+    assert ["m-a", "m-b", "m-c version 7"] == asked(inner)
+
+
+async def test_readiness_needs_no_metadata() -> None:
+    """Models that do not tell what they take may be ready all the same."""
+    metadata = Metadata({**MODELS, "m-b": Unsupported("no metadata")})
+    service = pipeline(ScriptedService(always=True), metadata=metadata)
+    assert await service(ModelReadyRequest(model=P)) is True
+
+
+async def test_a_bug_in_a_readiness_check_is_not_swallowed() -> None:
+    """Only errors that are answers count as not ready."""
+    inner = ScriptedService(ZeroDivisionError(), always=True)
+    with pytest.raises(ZeroDivisionError):
+        await pipeline(inner)(ModelReadyRequest(model=P))
+
+
+async def test_versions() -> None:
+    """A pipeline has one version, which may be asked for."""
+    inner = ScriptedService(always=answer)
+    assert ANSWERED == (await pipeline(inner)(call().changed(model=ANSWERED))).model
+    with pytest.raises(ModelNotFound, match="model 'p' has no version '1'; it has 3"):
+        await pipeline(inner)(call().changed(model=ModelRef("p", "1")))
+
+
+async def test_a_stream_has_one_answer() -> None:
+    """Who asks with a stream is answered once, or told what went wrong."""
+    service = pipeline(ScriptedService(always=answer))
+    items = await service(StreamInferRequest(model=P, request=call()))
+    assert [(ANSWERED, True)] == [(one.model, one.final) async for one in items]
+    items = await service(StreamInferRequest(model=P, request=call(X)))
+    with pytest.raises(InvalidRequest):
+        await anext(items)
+
+
+async def test_sequences_are_refused() -> None:
+    """Steps are answered anywhere: what a sequence left with one server another does not have."""
+    inner = ScriptedService(always=answer)
+    with pytest.raises(Unsupported, match="pipeline 'p' takes no sequences"):
+        await pipeline(inner)(call(sequence=Sequence(1, start=True)))
+    assert [] == inner.calls
+
+
+async def test_what_else_a_pipeline_cannot_be_asked() -> None:
+    """It is not loaded, nor unloaded."""
+    with pytest.raises(Unsupported, match="pipeline 'p' does not support ModelLoadRequest"):
+        await pipeline(ScriptedService())(ModelLoadRequest(model=P))
+
+
+async def test_each_step_is_reported() -> None:
+    """Its outcome and its time, whatever became of it."""
+    seen: list[tuple[str, str, float]] = []
+    clock = FakeClock()
+
+    async def late(request: InferRequest) -> InferResponse:
+        clock.advance(2)
+        return answer(request)
+
+    inner = ScriptedService(late, UpstreamError("broken"))
+    service = pipeline(
+        inner, record=lambda one, code, s: seen.append((one.name, code, s)), clock=clock
+    )
+    with pytest.raises(UpstreamError):
+        await service(call())
+    assert [("a", "ok", 2.0), ("b", ErrorCode.UPSTREAM.value, 0.0)] == seen
+
+
+async def test_a_cancelled_step_is_reported_as_such() -> None:
+    """A step that another one's failure ended did not fail itself."""
+    seen: list[tuple[str, str]] = []
+    inner = ScriptedService()
+    service = pipeline(inner, record=lambda one, code, _s: seen.append((one.name, code)))
+    task = asyncio.ensure_future(service(call()))
+    await settle()
+    inner.waiting[1].set_exception(UpstreamError("broken"))
+    with pytest.raises(UpstreamError):
+        await task
+    assert [("b", "upstream"), ("a", "cancelled")] == seen

@@ -1,0 +1,185 @@
+"""Signatures of pipelines: what follows from the models, and models that do not fit together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.pipelines.graph import Graph, Step, parsed_source
+from gateway.pipelines.signature import MisfitError, signature_of, told, untold
+
+FP32, INT64 = Datatype.FP32, Datatype.INT64
+
+
+def tensor(name: str, datatype: Datatype | None = FP32, *shape: int) -> TensorMetadata:
+    return TensorMetadata(name, datatype, shape or None)
+
+
+def model(
+    inputs: list[TensorMetadata], outputs: list[TensorMetadata], **more: Any
+) -> ModelMetadata:
+    return ModelMetadata(name="?", inputs=tuple(inputs), outputs=tuple(outputs), **more)
+
+
+def step(name: str, **inputs: str) -> Step:
+    return Step(name, ModelRef(f"m-{name}"), {key: parsed_source(s) for key, s in inputs.items()})
+
+
+def graph(*steps: Step, **outputs: str) -> Graph:
+    given = {name: parsed_source(text) for name, text in outputs.items()}
+    return Graph("p", "2", list(steps), given)
+
+
+CHAIN = graph(step("a", x="request.in"), step("b", x="a.y"), out="b.y", given="request.in")
+
+
+def test_a_pipeline_takes_and_gives_what_its_models_do() -> None:
+    """Names are the pipeline's, datatypes and shapes the models', labels go along."""
+    models = {
+        "a": model([tensor("x", FP32, -1, 4)], [tensor("y", INT64, -1)], max_batch_size=8),
+        "b": model(
+            [tensor("x", INT64, -1)],
+            [tensor("y", FP32, -1, 2)],
+            max_batch_size=4,
+            labels={"y": ("no", "yes"), "z": ("?",)},
+        ),
+    }
+    assert ModelMetadata(
+        name="p",
+        versions=("2",),
+        platform="pipeline",
+        inputs=(tensor("in", FP32, -1, 4),),
+        outputs=(tensor("out", FP32, -1, 2), tensor("given", FP32, -1, 4)),
+        max_batch_size=4,
+        labels={"out": ("no", "yes")},
+    ) == signature_of(CHAIN, models)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [((8, 4), 4), ((8, 0), 0), ((0, None), 0), ((8, None), None), ((None, None), None)],
+)
+def test_the_batch_is_what_every_model_takes(
+    sizes: tuple[int | None, int | None], found: int | None
+) -> None:
+    """One that does not batch keeps the others from it; one that does not tell, too."""
+    models = {
+        name: model([tensor("x")], [tensor("y")], max_batch_size=size)
+        for name, size in zip("ab", sizes, strict=True)
+    }
+    assert found == signature_of(CHAIN, models).max_batch_size
+
+
+SHARED = graph(step("a", x="request.in"), step("b", x="request.in"), one="a.y", other="b.y")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ((FP32, -1, 4), (FP32, 2, -1), (FP32, 2, 4)),
+        ((FP32,), (FP32, 2, -1), (FP32, 2, -1)),
+        ((None, 3), (FP32,), (FP32, 3)),
+    ],
+)
+def test_an_input_of_two_models_is_what_both_take(one: Any, other: Any, found: Any) -> None:
+    """What one leaves open the other may tell."""
+    models = {"a": model([tensor("x", *one)], []), "b": model([tensor("x", *other)], [])}
+    assert (tensor("in", *found),) == signature_of(SHARED, models).inputs
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            (FP32, -1, 4),
+            (INT64, -1, 4),
+            r"step 'b' \(model 'm-b'\) takes input 'x' as INT64 .*'request.in' is FP32 \[-1, 4\]",
+        ),
+        ((FP32, -1, 4), (FP32, -1, 5), r"takes input 'x' as FP32 \[-1, 5\], 'request.in' is"),
+        ((FP32, 4), (FP32, 1, 4), r"FP32 \[1, 4\], 'request.in' is FP32 \[4\]"),
+    ],
+)
+def test_an_input_that_two_models_take_differently(one: Any, other: Any, message: str) -> None:
+    """Both ends of the tensor are named."""
+    models = {"a": model([tensor("x", *one)], []), "b": model([tensor("x", *other)], [])}
+    with pytest.raises(MisfitError, match=message):
+        signature_of(SHARED, models)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            model([tensor("x")], [tensor("y", INT64, -1)]),
+            model([tensor("x", FP32, -1)], [tensor("y")]),
+            r"step 'b' \(model 'm-b'\) takes input 'x' as FP32 \[-1\], 'a.y' is INT64 \[-1\]",
+        ),
+        (
+            model([tensor("z")], [tensor("y")]),
+            model([], []),
+            r"step 'a' \(model 'm-a'\) has no input 'x'; its inputs are 'z'",
+        ),
+        (
+            model([tensor("x")], [tensor("z")]),
+            model([], []),
+            "step 'a' .* has no output 'y'; its outputs are 'z'",
+        ),
+    ],
+    ids=["datatype", "input", "output"],
+)
+def test_models_that_do_not_fit(first: ModelMetadata, second: ModelMetadata, message: str) -> None:
+    """What one gives the other must take; what is used must be there."""
+    with pytest.raises(MisfitError, match=message):
+        signature_of(CHAIN, {"a": first, "b": second})
+
+
+def test_inputs_that_are_not_given() -> None:
+    """A model may have optional inputs, unless it is known to need all of them."""
+    models = {"a": model([tensor("x"), tensor("z")], []), "b": model([], [])}
+    signature_of(CHAIN, models)
+    with pytest.raises(MisfitError, match=r"step 'a' .* needs input 'z', and is given 'x'"):
+        signature_of(CHAIN, models, whole=frozenset({"a"}))
+
+
+def test_models_that_tell_nothing() -> None:
+    """Names are known without them."""
+    models = {"a": model([], []), "b": model([], [])}
+    found = signature_of(CHAIN, models)
+    assert (("in",), ("out", "given")) == (
+        tuple(one.name for one in found.inputs),
+        tuple(one.name for one in found.outputs),
+    )
+    assert found == untold(CHAIN)
+
+
+GIVEN = model(
+    [tensor("in", FP32, -1, 4)], [tensor("out", INT64, -1), tensor("given")], max_batch_size=16
+)
+DERIVED = model([tensor("in", FP32, 2, -1)], [tensor("out", INT64, 1)], labels={"out": ("a",)})
+
+
+def test_a_given_signature_is_told() -> None:
+    """What it says wins over what the models say; the rest is theirs."""
+    found = told(CHAIN, GIVEN, DERIVED)
+    assert (GIVEN.inputs, GIVEN.outputs, 16, {"out": ("a",)}, ("2",)) == (
+        found.inputs,
+        found.outputs,
+        found.max_batch_size,
+        found.labels,
+        found.versions,
+    )
+    only = told(CHAIN, model([], [], labels={"out": ("b",)}), DERIVED)
+    assert (DERIVED.inputs, {"out": ("b",)}) == (only.inputs, only.labels)
+    assert GIVEN.inputs == told(CHAIN, GIVEN, None).inputs
+
+
+def test_a_given_signature_that_the_models_contradict() -> None:
+    """A signature cannot make a model take what it does not."""
+    wrong = model([tensor("in", INT64)], [])
+    message = r"the signature's input 'in' is INT64, the models have FP32 \[2, -1\]"
+    with pytest.raises(MisfitError, match=message):
+        told(CHAIN, wrong, DERIVED)
