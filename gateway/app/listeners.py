@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from gateway.app.makes import grpc_server
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
 from gateway.config.units import UNIX, Address, StreamAddress
@@ -25,11 +26,10 @@ from gateway.transports.admission import Budget, ConnectionCount
 from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.grpc_health import Health
 from gateway.transports.grpc_reflection import Reflection
-from gateway.transports.reference.grpc_server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream_beside import Beside
 from gateway.transports.stream_server import StreamServer
-from gateway.transports.tls import ServerTls, grpc_server_credentials, server_context
+from gateway.transports.tls import ServerTls, server_context
 from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
 
 log = structlog.get_logger(__name__)
@@ -98,13 +98,15 @@ def build_listener(
         )
     if config.grpc is not None:
         _check_exposure(config, config.grpc, shared.strict)
-        servers[f"{config.name}.grpc"] = GrpcServer(
+        servers[f"{config.name}.grpc"] = grpc_server(
+            config.transport,
             _grpc_address(config.grpc),
-            grpc,
-            limits,
-            shared.budget,
-            credentials=_grpc_tls(config.tls, shared.directory),
+            mounts=grpc,
             extras=_extras(_services(grpc), descriptors, ready),
+            limits=limits,
+            budget=shared.budget,
+            tls=None if config.tls is None else _files(config.tls, shared.directory),
+            refused=partial(_refused, shared.metrics, "grpc"),
         )
     for stream in config.streams:
         name = f"{config.name}.{stream.protocol}.{_carrier(stream)}"
@@ -257,7 +259,3 @@ def _files(tls: TlsConfig, directory: Path) -> ServerTls:
 
 def _http_tls(tls: TlsConfig | None, directory: Path) -> Any:
     return None if tls is None else server_context(_files(tls, directory))
-
-
-def _grpc_tls(tls: TlsConfig | None, directory: Path) -> Any:
-    return None if tls is None else grpc_server_credentials(_files(tls, directory))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gateway.app.makes import Make, grpc_client
 from gateway.app.signatures import Signatures
 from gateway.config.models import (
     ClientLimitsConfig,
@@ -32,11 +32,10 @@ from gateway.routing.endpoints import Endpoint, Endpoints, Picker
 from gateway.routing.probe import Prober
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.base import ClientLimits
-from gateway.transports.reference.grpc_client import GrpcClient
+from gateway.transports.base import ClientLimits, GrpcClient
 from gateway.transports.reference.http_client import HttpClient
 from gateway.transports.stream_client import StreamClient
-from gateway.transports.tls import ClientTls, client_context, grpc_channel_credentials
+from gateway.transports.tls import ClientTls, client_context
 from gateway.upstream import SettlingUpstream, Upstream
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
@@ -77,6 +76,7 @@ def connect(
     message_limits: MessageLimits | None = None,
     tls: TlsConfig | None = None,
     directory: Path | None = None,
+    transport: Make = "reference",
 ) -> Connected:
     """Make the service that asks the server at *url*; nothing is sent yet.
 
@@ -96,7 +96,8 @@ def connect(
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
     carried = client_limits or _client_limits(url, ClientLimitsConfig())
-    client = _client(url, binding, carried, limits, (tls, directory))
+    files = None if tls is None else _tls_files(tls, directory)
+    client = _client(url, binding, carried, limits, (files, transport))
     codec: Any = binding.codec
     make = partial(_upstream, name, codec, limits, client)
     service = _settled(spec, checked, make)
@@ -110,12 +111,13 @@ def _client(
     binding: HttpBinding | GrpcBinding | StreamBinding,
     carried: ClientLimits,
     limits: MessageLimits,
-    tls: tuple[TlsConfig | None, Path | None],
+    how: tuple[ClientTls | None, Make],
 ) -> HttpClient | GrpcClient | StreamClient:
+    tls, transport = how
     if isinstance(binding, GrpcBinding):
-        return GrpcClient(url.authority, carried, credentials=_channel_tls(*tls))
+        return grpc_client(transport, url.authority, carried, tls=tls)
+    context = None if tls is None else client_context(tls)
     if isinstance(binding, HttpBinding):
-        context = _client_tls(*tls)
         scheme = "http" if context is None else "https"
         return HttpClient(f"{scheme}://{url.authority}{url.path}", carried, ssl_context=context)
     return StreamClient(
@@ -123,7 +125,7 @@ def _client(
         partial(binding.client_framer, limits),
         carried,
         ordered=binding.ordered,
-        ssl_context=None if url.carrier == UNIX else _client_tls(*tls),
+        ssl_context=None if url.carrier == UNIX else context,
     )
 
 
@@ -199,6 +201,7 @@ def build_upstream(
             message_limits=message_limits(config.messages, config.limits.message_bytes),
             tls=config.tls,
             directory=directory,
+            transport=config.transport,
         )
         service: Service = Signatures(Single(connected.service), signatures)
         service = Complete(Describe(service), connected.needs)
@@ -245,14 +248,6 @@ def _client_limits(url: Url, config: ClientLimitsConfig) -> ClientLimits:
         defaults = overridden(defaults, ClientLimitsConfig(connect_timeout=_LOOPBACK_CONNECT_S))
     limits: ClientLimits = overridden(defaults, config)
     return limits
-
-
-def _client_tls(tls: TlsConfig | None, directory: Path | None) -> ssl.SSLContext | None:
-    return None if tls is None else client_context(_tls_files(tls, directory))
-
-
-def _channel_tls(tls: TlsConfig | None, directory: Path | None) -> Any:
-    return None if tls is None else grpc_channel_credentials(_tls_files(tls, directory))
 
 
 def _tls_files(tls: TlsConfig, directory: Path | None) -> ClientTls:

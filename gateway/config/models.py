@@ -136,6 +136,8 @@ class ListenerConfig(Model):
     shared_memory: Literal["off", "forward", "map"] = "off"
     """Tensors in POSIX shared memory: forward passes regions on to the upstreams, map copies from
     and to them here. Whoever can connect reaches every segment that the gateway's user can."""
+    transport: Literal["reference", "native"] = "reference"
+    """What carries gRPC here: grpcio, or our own HTTP/2. HTTP is carried by aiohttp with either."""
     tls: TlsConfig | None = None
     limits: ServerLimitsConfig = ServerLimitsConfig()
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -175,6 +177,8 @@ class UpstreamConfig(Model):
     """Callers' headers that cross, by name, * at the end allowed."""
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     probe: ProbeConfig = ProbeConfig()
+    transport: Literal["reference", "native"] = "reference"
+    """What carries gRPC there, as in a listener."""
     tls: TlsConfig | None = None
     limits: ClientLimitsConfig = ClientLimitsConfig()
     messages: MessageLimitsConfig = MessageLimitsConfig()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -97,9 +98,15 @@ class GrpcServer:
             self._server = await loop.create_unix_server(self._connection, sock=sock, **options)
         else:
             host, port = host_and_port(self._address)
-            self._server = await loop.create_server(
-                self._connection, host, port, reuse_address=True, **options
-            )
+            where: dict[str, Any] = {"host": host, "port": port, "reuse_address": True}
+            if host == "::" and socket.has_dualstack_ipv6():  # both families on one port
+                bound_to = ("", port)
+                where = {
+                    "sock": socket.create_server(
+                        bound_to, family=socket.AF_INET6, dualstack_ipv6=True
+                    )
+                }
+            self._server = await loop.create_server(self._connection, **where, **options)
             bound = self._server.sockets[0].getsockname()[1]
             self._address = bound_address(self._address, bound)
         self._sweep()

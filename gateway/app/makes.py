@@ -1,0 +1,65 @@
+"""Which make of a transport carries what: the reference make's libraries, or our own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import Budget
+from gateway.transports.base import ClientLimits, GrpcClient, GrpcMount, Server, ServerLimits
+from gateway.transports.native import grpc_client as native_client
+from gateway.transports.native import grpc_server as native_server
+from gateway.transports.reference import grpc_client as reference_client
+from gateway.transports.reference import grpc_server as reference_server
+from gateway.transports.tls import (
+    ClientTls,
+    ServerTls,
+    client_context,
+    grpc_channel_credentials,
+    grpc_server_credentials,
+    server_context,
+)
+
+Make = Literal["reference", "native"]
+
+
+def grpc_server(  # noqa: PLR0913  # all by name but the first two
+    make: Make,
+    address: str,
+    *,
+    mounts: Sequence[GrpcMount],
+    extras: Sequence[GrpcMount],
+    limits: ServerLimits,
+    budget: Budget,
+    tls: ServerTls | None,
+    refused: Callable[[GatewayError], None],
+) -> Server:
+    """Return a gRPC server of *make*; *refused* is told of calls that reach no frontend.
+
+    The reference make cannot tell of those.
+
+    Raises:
+        OSError: A TLS file cannot be read.
+        ValueError: A TLS file is not what it should be.
+    """
+    if make == "native":
+        context = None if tls is None else server_context(tls)
+        return native_server.GrpcServer(
+            address, mounts, limits, budget, ssl_context=context, extras=extras, refused=refused
+        )
+    credentials = None if tls is None else grpc_server_credentials(tls)
+    return reference_server.GrpcServer(
+        address, mounts, limits, budget, credentials=credentials, extras=extras
+    )
+
+
+def grpc_client(
+    make: Make, target: str, limits: ClientLimits, *, tls: ClientTls | None
+) -> GrpcClient:
+    """Return a gRPC client of *make*. Raises as `grpc_server`."""
+    if make == "native":
+        context = None if tls is None else client_context(tls)
+        return native_client.GrpcClient(target, limits, ssl_context=context)
+    credentials = None if tls is None else grpc_channel_credentials(tls)
+    return reference_client.GrpcClient(target, limits, credentials=credentials)

@@ -1,0 +1,136 @@
+"""Both makes of gRPC through whole gateways, one in front of the other, chosen in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from gateway.schema import open_inference_pb2 as pb
+from tests.integration.cli_kit import Running, get, serving
+
+MODEL = """
+version: 1
+listeners:
+  - grpc: 127.0.0.1:0
+    transport: {make}
+    limits: {{grpc_metadata_bytes: 8KiB, message_bytes: 1MiB}}
+admin: {{address: null, metrics: null}}
+models:
+  simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+FRONT = """
+version: 1
+listeners:
+  - grpc: 127.0.0.1:0
+    http: 127.0.0.1:0
+    transport: {make}
+admin: {{address: 127.0.0.1:0, metrics: null}}
+upstreams:
+  model: {{url: "oip+grpc://{address}", transport: {make}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def question(model: str = "simple") -> bytes:
+    """Return a request of two rows of sixteen integers."""
+    request = pb.ModelInferRequest(model_name=model, id="q")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=[1, 16])
+        request.raw_input_contents.append(np.arange(16, dtype="<i4").tobytes())
+    return request.SerializeToString()
+
+
+def sums(answer: bytes) -> list[int]:
+    """Return the first output of an answer."""
+    response = pb.ModelInferResponse.FromString(answer)
+    assert "q" == response.id
+    return [int(each) for each in np.frombuffer(response.raw_output_contents[0], "<i4")]
+
+
+@pytest.fixture(scope="module", params=["native", "reference"])
+def front(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A gateway in front of a gateway with a model, both of one make."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "model.yaml").write_text(MODEL.format(make=request.param))
+    with serving(str(folder / "model.yaml")) as model:
+        address = model.addresses["main.grpc"]
+        (folder / "front.yaml").write_text(FRONT.format(make=request.param, address=address))
+        with serving(str(folder / "front.yaml")) as running:
+            yield running
+
+
+def test_inference_through_two_gateways(front: Running) -> None:
+    """A real gRPC client's call is answered, its request id and metadata with it."""
+    with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
+        answer, call = channel.unary_unary(INFER).with_call(
+            question(), metadata=(("x-request-id", "mine"),), timeout=10
+        )
+    assert [2 * number for number in range(16)] == sums(answer)
+    assert "mine" == dict(call.trailing_metadata())["x-request-id"]
+
+
+def test_http_in_grpc_out(front: Running) -> None:
+    """JSON over HTTP reaches the model over gRPC."""
+    row = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+    body = {"inputs": [{"name": name, **row} for name in ("INPUT0", "INPUT1")]}
+    status, answer = get(front.url("/v2/models/simple/infer"), body)
+    assert 200 == status
+    assert [2 * number for number in range(16)] == answer["outputs"][0]["data"]
+
+
+def test_errors_keep_their_status(front: Running) -> None:
+    """What the far gateway says of a model it has not is what the caller reads."""
+    with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
+        call = channel.unary_unary(INFER)
+        with pytest.raises(grpc.RpcError) as unknown:
+            call(question("none"), timeout=10)
+        with pytest.raises(grpc.RpcError) as broken:
+            call(b"\xff", timeout=10)
+    assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
+    assert grpc.StatusCode.INVALID_ARGUMENT is broken.value.code()
+
+
+def test_a_stream_through_two_gateways(front: Running) -> None:
+    """Each message of a bidirectional stream is answered in it."""
+    with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        answers = list(stream(iter([question()] * 3), timeout=10))
+    assert 3 == len(answers)
+
+
+def test_health_and_reflection(front: Running) -> None:
+    """The services of the server itself stand beside the protocols."""
+    with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=10
+        )
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert health_pb2.HealthCheckResponse.SERVING == health.status
+    assert "inference.GRPCInferenceService" in services
+
+
+def test_a_stopped_gateway_exits_well(tmp_path: Path) -> None:
+    """SIGTERM ends a gateway with open native connections at once, with status 0."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(MODEL.format(make="native"))
+    with (
+        serving(str(config)) as running,
+        grpc.insecure_channel(running.addresses["main.grpc"]) as channel,
+    ):
+        assert [0, 2] == sums(channel.unary_unary(INFER)(question(), timeout=10))[:2]
+        began = monotonic()
+        assert 0 == running.stop()
+    assert monotonic() - began < 5
