@@ -73,6 +73,8 @@ def _given(signature: SignatureConfig) -> dict[str, Any]:
         found["outputs"] = tuple(map(_tensor, signature.outputs))
     if signature.max_batch_size is not None:
         found["max_batch_size"] = signature.max_batch_size
+    if signature.stateful is not None:
+        found["stateful"] = signature.stateful
     if signature.labels:
         found["labels"] = signature.labels
     return found

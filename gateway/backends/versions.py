@@ -96,12 +96,4 @@ class Versions:
         return backend
 
     def _all_versions(self, found: ModelMetadata) -> ModelMetadata:
-        return ModelMetadata(
-            name=self.name,
-            versions=tuple(self._backends),
-            platform=found.platform,
-            inputs=found.inputs,
-            outputs=found.outputs,
-            max_batch_size=found.max_batch_size,
-            labels=found.labels,
-        )
+        return found.changed(name=self.name, versions=tuple(self._backends))

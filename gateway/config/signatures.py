@@ -35,6 +35,8 @@ class SignatureConfig(Model):
     """Largest batch, on the first axis of every shape; 0 for a model that does not batch."""
     labels: Mapping[Name, tuple[Text, ...]] = Field(default_factory=dict)
     """Names of the classes of an output, in order."""
+    stateful: bool | None = None
+    """Whether it is asked within sequences."""
 
     @property
     def is_whole(self) -> bool:
@@ -44,5 +46,5 @@ class SignatureConfig(Model):
     @model_validator(mode="after")
     def _something(self) -> SignatureConfig:
         if not self.model_fields_set:
-            raise ValueError("a signature gives inputs, outputs, max_batch_size or labels")
+            raise ValueError("a signature gives at least one of its keys")
         return self

@@ -32,6 +32,7 @@ class ModelMetadata:
         versions: Versions that can be asked for; empty where the server has none.
         max_batch_size: 0: the model does not batch; None: unknown.
         labels: Class labels for an output, by output name.
+        stateful: It is asked within sequences, as far as its server tells.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...] = ()
     max_batch_size: int | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stateful: bool = False
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""
@@ -74,6 +76,11 @@ class ModelConfiguration:
         """The largest batch; 0 for a model that does not batch."""
         found = self.document.get("max_batch_size", 0)
         return found if type(found) is int else 0
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the model is asked within sequences."""
+        return "sequence_batching" in self.document
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,12 @@ class Describe:
             return found
         question = ModelConfigRequest(model=call.model, context=call.context)
         try:
-            most = (await self._inner(question)).max_batch_size
+            told = await self._inner(question)
         except GatewayError as error:
             if error.retryable:
                 raise
             return found  # it has no configuration, or does not show it: shapes have to tell
-        return found.changed(max_batch_size=most)
+        return found.changed(max_batch_size=told.max_batch_size, stateful=told.stateful)
 
 
 def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
@@ -75,6 +75,7 @@ def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
     Source: Triton model configuration extension; dossier, section 10.
     """
     most = metadata.max_batch_size or 0
+    stateful: dict[str, Any] = {"sequence_batching": {}} if metadata.stateful else {}
     return ModelConfiguration(
         {
             "name": metadata.name,
@@ -82,6 +83,7 @@ def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
             "max_batch_size": most,
             "input": [_tensor(tensor, batches=most > 0) for tensor in metadata.inputs],
             "output": [_tensor(tensor, batches=most > 0) for tensor in metadata.outputs],
+            **stateful,
         }
     )
 

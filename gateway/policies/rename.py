@@ -119,13 +119,11 @@ class Rename:
         if self._version:  # whichever version is asked for, this one answers
             versions = (asked.version or self._version,)
         back = self._outputs_back
-        return ModelMetadata(
+        return found.changed(
             name=asked.name,
             versions=versions,
-            platform=found.platform,
             inputs=tuple(_renamed_metadata(tensor, self._inputs_back) for tensor in found.inputs),
             outputs=tuple(_renamed_metadata(tensor, back) for tensor in found.outputs),
-            max_batch_size=found.max_batch_size,
             labels={back.get(name, name): labels for name, labels in found.labels.items()},
         )
 

@@ -106,6 +106,8 @@ SHARED = {
 }
 CLOSED = {"shared_is_off": "refused", "control_is_off": ["refused"] * 3}
 OPEN = {"labels": LABELLED, "shared": SHARED, "index": [True, False, True]}
+# Told to have a state, unlike another one; and the answers.
+SEQUENCE = [True, False, [11], [20], [30]]
 CONTROLLED = {"control": [False, True, "refused"]}
 
 
@@ -171,7 +173,7 @@ def test_triton_over_grpc(
     with sidecar(f"oip+grpc://{triton_server.grpc_address}") as gateway:
         expected = {**EXPECTED, **STREAMS[protocol]}
         assert expected == seen_by(tensorrt_client, gateway, protocol)
-        more = {"sequence": [[11], [20], [30]], "refused_sequence": "refused", **CLOSED}
+        more = {"sequence": SEQUENCE, "refused_sequence": "refused", **CLOSED}
         assert more == seen_by(tensorrt_client, gateway, protocol, *more)
 
 
@@ -219,4 +221,4 @@ def test_second_gateway_with_everything_allowed(
             allowed = {**OPEN, **CONTROLLED}
             assert allowed == seen_by(tensorrt_client, first, protocol, *allowed)
             found = seen_by(tensorrt_client, first, protocol, "sequence")
-            assert {"sequence": [[11], [20], [30]]} == found
+            assert {"sequence": SEQUENCE} == found

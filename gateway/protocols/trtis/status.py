@@ -110,6 +110,8 @@ def write_config(metadata: ModelMetadata, cap: int) -> pb.ModelConfig:
         platform=metadata.platform or _PLATFORM,
         max_batch_size=(metadata.max_batch_size or cap) if batches else 0,
     )
+    if metadata.stateful:
+        config.sequence_batching.SetInParent()
     for tensor in metadata.inputs:
         _write_tensor("input", config.input.add(), tensor, batches=batches)
     for tensor in metadata.outputs:
@@ -215,6 +217,7 @@ def read_model(name: str, model: pb.ModelStatus, limits: MessageLimits) -> Model
         inputs=_read_tensors("inputs", config.input, limits, batches=batches),
         outputs=_read_tensors("outputs", config.output, limits, batches=batches),
         max_batch_size=config.max_batch_size,
+        stateful=config.HasField("sequence_batching"),
     )
 
 

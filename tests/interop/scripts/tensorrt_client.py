@@ -178,8 +178,13 @@ class Checks:
     def sequence(self) -> Any:
         """Send a sequence; its model adds one to the first request."""
         context = self.context("simple_sequence", correlation_id=2**62 + 5)
+        status = api.ServerStatusContext(*self.at).get_server_status()
+        told = [
+            status.model_status[name].config.HasField("sequence_batching")
+            for name in ("simple_sequence", "add_sub")
+        ]
         start, end = 1, 2
-        return [
+        return told + [
             plain(
                 context.run(
                     {"INPUT": [np.array([value], np.int32)]}, {"OUTPUT": RAW}, 1, flags=flags

@@ -43,6 +43,7 @@ async def test_a_whole_signature_needs_no_target() -> None:
     ("signature", "changed"),
     [
         ({"max_batch_size": 0}, {"max_batch_size": 0}),
+        ({"stateful": True}, {"stateful": True}),
         ({"labels": {"y": ("a", "b")}}, {"labels": {"y": ("a", "b")}}),
         ({"inputs": (X,)}, {"inputs": (TensorMetadata("x", Datatype.FP32, (-1, 2)),)}),
         ({"outputs": ()}, {"outputs": ()}),
@@ -54,7 +55,15 @@ async def test_a_part_is_laid_over_what_the_target_says(
     """What the signature leaves out is the target's."""
     inner = ScriptedService(FOUND)
     found = await Signatures(inner, {"m": SignatureConfig(**signature)})(ASKED)
-    for name in ("versions", "platform", "inputs", "outputs", "max_batch_size", "labels"):
+    for name in (
+        "versions",
+        "platform",
+        "inputs",
+        "outputs",
+        "max_batch_size",
+        "labels",
+        "stateful",
+    ):
         assert changed.get(name, getattr(FOUND, name)) == getattr(found, name)
 
 
@@ -99,5 +108,5 @@ def test_half_of_a_signature_is_refused_here() -> None:
 
 def test_an_empty_signature_is_refused() -> None:
     """A signature says something."""
-    with pytest.raises(ConfigError, match="a signature gives inputs, outputs"):
+    with pytest.raises(ConfigError, match="a signature gives at least one"):
         load_text(MODEL.replace("SIGNATURE", "{}"))

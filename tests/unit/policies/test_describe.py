@@ -72,6 +72,15 @@ def test_dimensions_of_a_model_that_batches_are_those_of_one_item() -> None:
     assert (16, [4]) == (document["max_batch_size"], document["input"][0]["dims"])
 
 
+async def test_whether_a_model_is_stateful_is_told_both_ways() -> None:
+    """A configuration with sequence batching makes metadata that say so, and the other way round."""
+    stateful = ModelConfiguration({"max_batch_size": 8, "sequence_batching": {"oldest": {}}})
+    asked = ModelMetadataRequest(model=M, context=BATCHING)
+    found = [await Describe(target(told))(asked) for told in (TOLD, stateful)]
+    assert [False, True] == [one.stateful for one in found]
+    assert [False, True] == [configuration_of(one).stateful for one in found]
+
+
 async def test_a_model_that_is_not_there_has_no_configuration() -> None:
     """The metadata question decides whether the model is known at all."""
     service = target(NotFound("no such path"), ModelNotFound("no model 'm'"))

@@ -66,6 +66,15 @@ def test_every_datatype_comes_back(datatype: Datatype) -> None:
     assert metadata == read_model("m", status.model_status["m"], DEFAULT_LIMITS)
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+def test_clients_are_told_of_state(stateful: bool) -> None:
+    """Tools look for sequence_batching to know how to ask a model."""
+    config = write_config(model(stateful=stateful), 1)
+    assert stateful is config.HasField("sequence_batching")
+    found = read_model("m", pb.ModelStatus(config=config), DEFAULT_LIMITS)
+    assert stateful is found.stateful
+
+
 def test_text_is_type_string() -> None:
     """BYTES is TYPE_STRING."""
     assert write_config(model(Datatype.BYTES), 1).input[0].data_type == pb.TYPE_STRING
