@@ -83,3 +83,13 @@ async def mute(_inputs: dict[str, Any], _job: Job) -> Answers:
     """Say nothing at all."""
     for word in list[str]():
         yield _token(word)
+
+
+_RAW = (Tensor("gmap.s_b.raw", Datatype.BYTES, (1,)),)
+
+
+@declares(inputs=_RAW, outputs=_RAW)
+def mapped(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Give a map of grps back: its bytes are tensors, its other entries parameters."""
+    job.reply_parameters.update(job.parameters)
+    return inputs

@@ -23,6 +23,7 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             # Never imported: it brings the OpenSSL 1.1 that the client's library needs.
             "psycopg2-binary==2.9.5",
         ),
+        "grps": ("grpcio-tools==1.85.1", "requests==2.34.2"),
         "graphpipe": ("numpy==2.4.6", "requests==2.34.2", "flatbuffers==25.12.19"),
     }
 )
