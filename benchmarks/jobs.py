@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import graphpipe, messages, systems, tensorrt
+from benchmarks import graphpipe, grps, messages, systems, tensorrt
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.systems import Running
 
@@ -24,7 +24,7 @@ class Contender:
         front: Carrier it is asked by.
         back: Carrier of its upstream; None for a server that needs none.
         question: What it is asked.
-        path: Of HTTP.
+        path: Of HTTP; of a gRPC method, "" for Open Inference's.
         read: Its answer's outputs.
         exact: Those are the canned ones.
     """
@@ -66,6 +66,8 @@ def all_jobs() -> list[Job]:
         _binary("binary-grpc 602KB", image, 8, "grpc"),
         _binary("binary-http 602KB", image, 8, "http"),
         _json_to_grpc("json-grpc 150k floats", image, 8),
+        _grpc_to_grpc("grpc-grpc small", small, 32),
+        _grpc_to_grpc("grpc-grpc 602KB", image, 8),
     ]
 
 
@@ -118,6 +120,48 @@ def _grpc_to_http(name: str, case: Case, connections: int) -> Job:
             grpc("mlserver itself", systems.mlserver, back=None, exact=case.name == "small"),
         ),
         {"http": messages.binary_reply(case), "grpc": messages.grpc_reply(case)},
+    )
+
+
+def _grpc_to_grpc(name: str, case: Case, connections: int) -> Job:
+    """Grps over brpc and over gRPC beside Open Inference, all to Open Inference over gRPC."""
+    grpc = partial(
+        Contender,
+        front="grpc",
+        back="grpc",
+        question=messages.grpc_request(case),
+        path="",
+        read=messages.read_grpc,
+    )
+    told = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
+    return Job(
+        name,
+        case,
+        connections,
+        (
+            grpc("gateway", systems.gateway),
+            Contender(
+                "gateway, grps in",
+                told,
+                "grpc",
+                "grpc",
+                grps.grpc_request(case),
+                grps.METHOD,
+                grps.read_grpc,
+            ),
+            Contender(
+                "gateway, brpc in",
+                told,
+                "brpc",
+                "grpc",
+                grps.brpc_request(case),
+                "",
+                grps.read_brpc,
+            ),
+            grpc("envoy proxy (nt)", systems.envoy_proxy),
+            grpc("direct (nt)", None),
+        ),
+        {"grpc": messages.grpc_reply(case)},
     )
 
 

@@ -1,6 +1,7 @@
 """Load: so many connections asking again and again for so long; and one question, checked.
 
-wrk and h2load where they are installed; else pyload.py, which is slower and says so.
+wrk and h2load where they are installed; else pyload.py, which is slower and says so. brpc is asked
+by brpcload.py.
 """
 
 import http.client
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import grpc
 
+from benchmarks.grps import ask_brpc
 from benchmarks.messages import GRPC_METHOD, Message
 
 _GRACE_S = 30.0
@@ -43,14 +45,19 @@ class Target:
     """Where to and what: the same question over and over.
 
     Attributes:
-        carrier: "http" or "grpc".
-        path: Of HTTP.
+        carrier: "http", "grpc" or "brpc".
+        path: Of HTTP; of a gRPC method, "" for Open Inference's.
     """
 
     carrier: str
     port: int
     path: str
     message: Message
+
+    @property
+    def method(self) -> str:
+        """The gRPC method."""
+        return self.path or GRPC_METHOD
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ def tools() -> dict[str, str]:
     return {
         "http": "wrk" if shutil.which("wrk") else "pyload",
         "grpc": "h2load" if shutil.which("h2load") else "pyload",
+        "brpc": "brpcload",
     }
 
 
@@ -86,7 +94,7 @@ def run(target: Target, connections: int, seconds: float, core: int) -> Measured
             return _wrk(target, connections, seconds, core, folder)
         if tool == "h2load":
             return _h2load(target, connections, seconds, core, folder)
-        return _pyload(target, connections, seconds, core, folder)
+        return _python(tool, target, connections, seconds, core, folder)
 
 
 def ask(target: Target) -> Message:
@@ -108,9 +116,11 @@ def ask(target: Target) -> Message:
         if answer.status != http.client.OK:
             raise RuntimeError(f"answered with status {answer.status}: {body[:300]!r}")
         return Message(body, tuple(answer.getheaders()))
+    if target.carrier == "brpc":
+        return Message(ask_brpc(target.port, target.message.body, _ASK_S))
     with grpc.insecure_channel(f"127.0.0.1:{target.port}") as channel:
         try:
-            reply: bytes = channel.unary_unary(GRPC_METHOD)(
+            reply: bytes = channel.unary_unary(target.method)(
                 target.message.body, timeout=_ASK_S, wait_for_ready=True
             )
         except grpc.RpcError as error:
@@ -158,24 +168,26 @@ def _h2load(target: Target, connections: int, seconds: float, core: int, folder:
     )
 
 
-def _pyload(target: Target, connections: int, seconds: float, core: int, folder: Path) -> Measured:
+def _python(  # what the others take, and the program
+    tool: str, target: Target, connections: int, seconds: float, core: int, folder: Path
+) -> Measured:
     body = folder / "body"
     body.write_bytes(target.message.body)
     question = {
         "carrier": target.carrier,
         "port": target.port,
-        "path": target.path,
+        "path": target.path if target.carrier == "http" else target.method,
         "body": str(body),
         "fields": dict(target.message.fields),
         "connections": connections,
         "seconds": seconds,
     }
-    words = [sys.executable, "-m", "benchmarks.pyload", json.dumps(question)]
+    words = [sys.executable, "-m", f"benchmarks.{tool}", json.dumps(question)]
     return Measured(**json.loads(_output(words, core, seconds)))
 
 
 def _url(target: Target) -> str:
-    path = target.path if target.carrier == "http" else GRPC_METHOD
+    path = target.path if target.carrier == "http" else target.method
     return f"http://127.0.0.1:{target.port}{path}"
 
 

@@ -18,8 +18,6 @@ from typing import Any
 import aiohttp
 from grpc import aio
 
-from benchmarks.messages import GRPC_METHOD
-
 Ask = Callable[[], Awaitable[bool]]
 
 
@@ -68,7 +66,7 @@ async def _grpc(stack: AsyncExitStack, question: dict[str, Any], body: bytes) ->
     options = [("grpc.use_local_subchannel_pool", 1)]
     address = f"127.0.0.1:{question['port']}"
     channel = await stack.enter_async_context(aio.insecure_channel(address, options))
-    call = channel.unary_unary(GRPC_METHOD)
+    call = channel.unary_unary(question["path"])
 
     async def ask() -> bool:
         try:

@@ -122,8 +122,9 @@ def _started(
 
 
 def _target(contender: Contender, running: Running) -> Target:
-    port = running.http_port if contender.front == "http" else running.grpc_port
-    return Target(contender.front, port, contender.path, contender.question)
+    ports = {"http": running.http_port, "grpc": running.grpc_port, "brpc": running.brpc_port}
+    front = contender.front
+    return Target(front, ports[front], contender.path, contender.question)
 
 
 def _check(job: Job, contender: Contender, target: Target) -> None:

@@ -39,6 +39,7 @@ class Running:
     pid: int
     http_port: int
     grpc_port: int
+    brpc_port: int = 0
 
 
 @contextmanager
@@ -69,10 +70,15 @@ def gateway(
         upstream_port: Where it listens.
         models: What the configuration says of models.
     """
-    http_port, grpc_port = free_port(), free_port()
+    http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
+    listener = {
+        "http": f"127.0.0.1:{http_port}",
+        "grpc": f"127.0.0.1:{grpc_port}",
+        "streams": [{"protocol": "grps", "address": f"127.0.0.1:{brpc_port}"}],
+    }
     config = {
         "version": 1,
-        "listeners": [{"http": f"127.0.0.1:{http_port}", "grpc": f"127.0.0.1:{grpc_port}"}],
+        "listeners": [listener],
         "admin": {"address": None, "metrics": None},
         "upstreams": {
             "server": {
@@ -90,7 +96,7 @@ def gateway(
         with child(words, cores()[0], log) as process:
             wait_listening(http_port, process, log)
             wait_listening(grpc_port, process, log)
-            yield Running(process.pid, http_port, grpc_port)
+            yield Running(process.pid, http_port, grpc_port, brpc_port)
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""The load generator for brpc: so many connections, one question at a time on each.
+
+    python -m benchmarks.brpcload QUESTION-AS-JSON
+
+Plain protocols on uvloop that know nothing but a frame's length; an answer is an error unless it is
+as long as the first.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.grps import bytes_of_frame
+
+
+class Asking(asyncio.Protocol):
+    """A connection that asks again as soon as it is answered, until the end."""
+
+    def __init__(self, frame: bytes, end: float, latencies: list[int]) -> None:
+        self._frame = frame
+        self._end = end
+        self._latencies = latencies
+        self._held = b""
+        self._asked_ns = 0
+        self._size = 0
+        self._transport: Any = None
+        self.errors = 0
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._ask()
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        needed = bytes_of_frame(self._held)
+        if needed == 0 or len(self._held) < needed:
+            return
+        self._latencies.append((time.perf_counter_ns() - self._asked_ns) // 1000)
+        self._size = self._size or needed
+        self.errors += len(self._held) != self._size
+        self._held = b""
+        if time.perf_counter() < self._end:
+            self._ask()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.errors += exc is not None or time.perf_counter() < self._end
+        self.over.set_result(None)
+
+    def _ask(self) -> None:
+        self._asked_ns = time.perf_counter_ns()
+        self._transport.write(self._frame)
+
+
+async def _main(question: dict[str, Any], frame: bytes) -> dict[str, float]:
+    loop = asyncio.get_running_loop()
+    latencies: list[int] = []
+    begun = time.perf_counter()
+    end = begun + question["seconds"]
+    asking = []
+    for _ in range(question["connections"]):
+        _, protocol = await loop.create_connection(
+            lambda: Asking(frame, end, latencies), "127.0.0.1", question["port"]
+        )
+        asking.append(protocol)
+    await asyncio.gather(*(each.over for each in asking))
+    seconds = time.perf_counter() - begun
+    latencies.sort()
+    return {
+        "requests": len(latencies),
+        "errors": sum(each.errors for each in asking),
+        "seconds": seconds,
+        "p50_us": latencies[len(latencies) // 2],
+        "p99_us": latencies[len(latencies) * 99 // 100],
+    }
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(json.dumps(uvloop.run(_main(asked, Path(asked["body"]).read_bytes()))))
