@@ -49,16 +49,31 @@ def tensor_of(torch: Any, array: npt.NDArray[Any], datatype: Datatype, *, copy: 
 
     Args:
         torch: The module.
-        array: Of the datatype's dtype; a read-only, unaligned or strided one is copied.
+        array: Of the datatype's dtype; an unaligned or strided one is copied.
         datatype: Not BYTES.
         copy: In any case: who writes into the tensor must not change what came in.
     """
-    laid = np.require(array, requirements=("A", "C", "W"))
+    laid = np.require(array, requirements=("A", "C"))
     if copy and np.may_share_memory(laid, array):
         laid = laid.copy()
+    if not laid.flags.writeable:
+        laid = np.asarray(_Alias(laid))
     if datatype is Datatype.BF16:  # numpy has none: the bits go in as integers
         return torch.from_numpy(laid.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(laid)
+
+
+class _Alias:
+    """The same memory, not marked as read-only: PyTorch has no tensors that are.
+
+    For those alone who are known not to write into it.
+    """
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self._array = array  # the memory lives as long as this does
 
 
 def array_of(torch: Any, tensor: Any) -> npt.NDArray[Any]:

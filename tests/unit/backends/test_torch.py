@@ -216,12 +216,14 @@ async def test_a_program_that_writes_into_its_input_changes_no_request(
     await model.stop()
 
 
+@pytest.mark.parametrize("writeable", [True, False])
 async def test_an_exported_program_that_only_reads_is_given_the_very_memory(
-    tmp_path: Path,
+    tmp_path: Path, writeable: bool
 ) -> None:
-    """No copy on the way in, none on the way out."""
+    """No copy on the way in, none on the way out; not of a view of a received message either."""
     model = await started(exported(tmp_path, models.Same(), torch.zeros(4, 3)))
     mine = A.copy()
+    mine.flags.writeable = writeable
     reply = await ask(model, x=mine)
     assert np.shares_memory(mine, laid(reply.outputs[0]))
     await model.stop()
