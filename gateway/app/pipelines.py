@@ -20,6 +20,7 @@ from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.pipelines.graph import Graph, Step
+from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
@@ -135,14 +136,15 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
     pipelines: dict[str, Pipeline] = {}
     for name, given in config.pipelines.items():
         graph = graph_of(name, given)
-        pipelines[name] = Pipeline(
+        knowledge = Knowledge(
             graph,
-            inside,
             metadata,
-            signature=None if given.signature is None else metadata_of(name, given.signature),
+            given=None if given.signature is None else metadata_of(name, given.signature),
             whole=frozenset(step.name for step in graph.steps if _runs_here(config, step)),
-            record=partial(metrics.steps.asked, name),
+            doubt=metadata.doubt,
         )
+        record = partial(metrics.steps.asked, name)
+        pipelines[name] = Pipeline(graph, inside, knowledge, record=record)
     places = {
         name: Place(
             Classify(Complete(Describe(pipeline), _NEEDS)), _all_ready(inside, pipeline.graph)

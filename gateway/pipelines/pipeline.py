@@ -22,21 +22,22 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.declared import Declared, listed
+from gateway.ir.data import ArrayData
+from gateway.ir.declared import listed
 from gateway.ir.errors import (
-    ERROR_CLASSES,
     ErrorCode,
     GatewayError,
     ModelNotFound,
-    NotReady,
     Unsupported,
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.pipelines.failures import DOUBTFUL, failure, misfit
 from gateway.pipelines.flow import flow
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
-from gateway.pipelines.signature import MisfitError, signature_of, told, untold
+from gateway.pipelines.knowledge import Knowledge
+from gateway.pipelines.signature import MisfitError
 from gateway.service import Dispatch, Service
 
 log = structlog.get_logger(__name__)
@@ -47,8 +48,6 @@ Record = Callable[[Step, str, float], None]
 """Told of each step that was asked: "ok" or the error's code, and how long it took in seconds."""
 
 _WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-_BATCHING = frozenset({Need.BATCHING})
-_CHECKED_S = 10.0
 
 
 class Pipeline:
@@ -57,10 +56,7 @@ class Pipeline:
     Args:
         graph: Of the steps.
         inner: Answers calls about the steps' models; tensors of its answers are whole.
-        metadata: Answers questions for the models' metadata; asked often.
-        signature: What is told of the pipeline instead of what the models tell; what it leaves out
-            is theirs.
-        whole: Steps whose models must be given every input that they declare.
+        knowledge: Of the models.
         record: Told of each step.
         clock: Monotonic seconds.
     """
@@ -69,23 +65,17 @@ class Pipeline:
         self,
         graph: Graph,
         inner: Service,
-        metadata: Service,
+        knowledge: Knowledge,
         *,
-        signature: ModelMetadata | None = None,
-        whole: frozenset[str] = frozenset(),
         record: Record | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.graph = graph
         self._model = ModelRef(graph.name, graph.version)
         self._inner = inner
-        self._metadata = metadata
-        self._given = signature
-        self._whole = whole
+        self._knowledge = knowledge
         self._record = record
         self._clock = clock
-        self._declared = Declared(untold(graph), graph.version)
-        self._until = float("-inf")
         self._dispatch = Dispatch(
             f"pipeline {graph.name!r}",
             {
@@ -122,9 +112,9 @@ class Pipeline:
             MisfitError: They do not.
         """
         try:
-            await self._signature()
+            await self._knowledge.signature()
         except MisfitError as error:
-            raise MisfitError(self._misfit(error).message) from error
+            raise MisfitError(misfit(self.graph, error).message) from error
         except GatewayError as error:
             log.warning("pipeline not checked", pipeline=self.graph.name, reason=error.message)
 
@@ -134,7 +124,7 @@ class Pipeline:
         context = self._context(call)
         answers = await asyncio.gather(
             *(self._inner(ModelReadyRequest(model=model, context=context)) for model in models),
-            self._fit(),
+            self._knowledge.fits(),
             return_exceptions=True,
         )
         for answer in answers:
@@ -142,63 +132,11 @@ class Pipeline:
                 raise answer
         return all(answer is True for answer in answers)
 
-    async def _fit(self) -> bool:
-        """Return whether the models fit together, as far as is known."""
-        try:
-            await self._signature()
-        except MisfitError:
-            return False
-        except GatewayError as error:
-            log.debug("pipeline not checked", pipeline=self.graph.name, reason=error.message)
-        return True
-
     async def _describe(self, _call: ModelMetadataRequest) -> ModelMetadata:
         try:
-            return await self._signature()
+            return await self._knowledge.signature()
         except MisfitError as error:
-            raise self._misfit(error) from error
-
-    async def _signature(self) -> ModelMetadata:
-        """Return what callers are told.
-
-        Raises:
-            GatewayError: A model cannot be asked, and nobody else tells what it takes or gives.
-            MisfitError: The models do not fit together.
-        """
-        given = self._given
-        try:
-            found = {step.name: await self._of_model(step) for step in self.graph.steps}
-        except GatewayError:
-            if given is None or not (given.inputs and given.outputs):
-                raise
-            return told(self.graph, given, None)
-        derived = signature_of(self.graph, found, whole=self._whole)
-        return derived if given is None else told(self.graph, given, derived)
-
-    async def _of_model(self, step: Step) -> ModelMetadata:
-        question = ModelMetadataRequest(model=step.model, context=Context(needs=_BATCHING))
-        try:
-            return await self._metadata(question)
-        except GatewayError as error:
-            raise self._failure(step, error) from error
-
-    async def _checks(self) -> Declared:
-        """Return what requests are held to: what is told, or names alone while nothing can be."""
-        now = self._clock()
-        if now < self._until:
-            return self._declared
-        self._until = now + _CHECKED_S  # one asks; others go by what was known before
-        try:
-            self._declared = Declared(await self._signature(), self.graph.version)
-        except MisfitError as error:
-            self._until = now
-            raise self._misfit(error) from error
-        except GatewayError as error:
-            log.debug("pipeline not checked", pipeline=self.graph.name, reason=error.message)
-        except BaseException:
-            self._until = now  # whoever asked has left
-            raise
-        return self._declared
+            raise misfit(self.graph, error) from error
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Answer once: a pipeline has no more to say."""
@@ -214,7 +152,15 @@ class Pipeline:
                 "anywhere",
                 model=self._model,
             )
-        declared = await self._checks()
+        try:
+            return await self._run(call)
+        except GatewayError as error:
+            if error.code in DOUBTFUL:
+                self._knowledge.ask_again()
+            raise
+
+    async def _run(self, call: InferRequest) -> InferResponse:
+        declared = await self._knowledge.declared()
         wanted = declared.wanted(call)
         tensors = {Source(REQUEST, name): tensor for name, tensor in declared.inputs(call).items()}
 
@@ -249,9 +195,9 @@ class Pipeline:
             found = self._used(step, reply)
             code = "ok"
         except GatewayError as error:
-            failure = self._failure(step, error)
-            code = failure.code.value
-            raise failure from error
+            failed = failure(self.graph, step, error)
+            code = failed.code.value
+            raise failed from error
         finally:
             if self._record is not None:
                 self._record(step, code, self._clock() - begun)
@@ -262,27 +208,17 @@ class Pipeline:
         for name in self.graph.asked(step):
             if name not in found:
                 raise UpstreamError(f"it gave no output {name!r}; it gave {listed(found)}")
-        return [found[name] for name in self.graph.asked(step)]
-
-    def _failure(self, step: Step, error: GatewayError) -> GatewayError:
-        """Return what the caller is told: the same kind of error, and where it happened.
-
-        Nothing of an upstream's own answer goes with it, and nothing that would have the whole
-        pipeline run again: other steps may have been answered.
-        """
-        kind = ERROR_CLASSES[error.code]
-        if error.code is ErrorCode.NOT_FOUND:  # the pipeline is there, whoever is missing
-            kind = NotReady
-        return kind(
-            f"pipeline {self.graph.name!r}, {step}: {error.message}",
-            model=self._model,
-            limit=error.limit,
-        )
-
-    def _misfit(self, error: MisfitError) -> NotReady:
-        return NotReady(
-            f"pipeline {self.graph.name!r} does not fit together: {error}", model=self._model
-        )
+        return [_kept(found[name]) for name in self.graph.asked(step)]
 
     def _context(self, call: Call[R]) -> Context:
         return call.within(needs=_WHOLE, origin=None, session=None).context
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """Return *tensor* so that no model can write into it: others may be given the same memory."""
+    data = tensor.data
+    if not isinstance(data, ArrayData) or not data.array.flags.writeable:
+        return tensor
+    array = data.array.view()
+    array.flags.writeable = False
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, ArrayData(array), tensor.parameters)

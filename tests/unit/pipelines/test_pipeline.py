@@ -20,6 +20,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
+from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -35,8 +36,9 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.pipelines.graph import Graph, Step, parsed_source
+from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature import MisfitError
 from tests.fakes import FakeClock, ScriptedService, settle
@@ -101,8 +103,12 @@ class Metadata:
         return cast("R", found)
 
 
-def pipeline(inner: Any, given: Graph = SPLIT, metadata: Any = None, **settings: Any) -> Pipeline:
-    return Pipeline(given, inner, metadata or Metadata(), **settings)
+def pipeline(
+    inner: Any, *, metadata: Any = None, record: Any = None, clock: Any = None, **settings: Any
+) -> Pipeline:
+    clock = clock or FakeClock()
+    knowledge = Knowledge(SPLIT, metadata or Metadata(), clock=clock, **settings)
+    return Pipeline(SPLIT, inner, knowledge, record=record, clock=clock)
 
 
 def call(*inputs: Tensor, **fields: Any) -> InferRequest:
@@ -120,19 +126,36 @@ def answer(request: InferRequest) -> InferResponse:
     return InferResponse(model=request.model, outputs=(first.renamed("more"), first.renamed("o")))
 
 
+def shared(one: Tensor, other: Tensor) -> bool:
+    return np.shares_memory(as_numpy(one), as_numpy(other))
+
+
 async def test_tensors_go_by_reference_from_step_to_step() -> None:
     """Every model is given the very data that came in, or that another model gave."""
     inner = ScriptedService(always=answer)
     reply = await pipeline(inner)(call(id="7"))
     assert (ANSWERED, "7", True) == (reply.model, reply.id, reply.final)
-    assert [("out", X.data), ("same", X.data), ("given", X.data)] == [
-        (tensor.name, tensor.data) for tensor in reply.outputs
-    ]
+    assert ["out", "same", "given"] == [tensor.name for tensor in reply.outputs]
+    assert all(shared(X, tensor) for tensor in reply.outputs)
     last = cast("InferRequest", inner.calls[-1])
     assert ModelRef("m-c", "7") == last.model
-    assert [("left", X.data), ("right", T.data)] == [
-        (tensor.name, tensor.data) for tensor in last.inputs
-    ]
+    assert ["left", "right"] == [tensor.name for tensor in last.inputs]
+    assert [shared(X, last.inputs[0]), shared(T, last.inputs[1])] == [True, True]
+
+
+async def test_no_model_can_write_into_what_others_are_given() -> None:
+    """Arrays that a model made go on as read-only ones, and those of BYTES as they are."""
+    made = np.ones(2, np.float32)
+    text = items_tensor("o", (2,), [b"a", b"b"])
+    inner = ScriptedService(
+        InferResponse(model=P, outputs=(array_tensor("o", made),)),
+        InferResponse(model=P, outputs=(text,)),
+        answer,
+    )
+    await pipeline(inner)(call())
+    left, right = (as_numpy(tensor) for tensor in cast("InferRequest", inner.calls[-1]).inputs)
+    assert (True, False) == (np.shares_memory(made, left), left.flags.writeable)
+    assert [b"a", b"b"] == right.tolist()
 
 
 async def test_steps_are_asked_for_what_is_used() -> None:
@@ -177,7 +200,7 @@ async def test_steps_run_side_by_side() -> None:
     await settle()
     assert "m-c version 7" == asked(inner)[-1]
     inner.waiting[2].set_result(answer(cast("InferRequest", inner.calls[2])))
-    assert X.data is (await task).outputs[0].data
+    assert shared(X, (await task).outputs[0])
 
 
 @pytest.mark.parametrize(
@@ -309,6 +332,34 @@ async def test_metadata_follow_from_the_models() -> None:
     )
 
 
+@pytest.mark.parametrize("after", [0.5, 2.0])
+async def test_a_model_that_was_loaded_anew_is_asked_again(after: float) -> None:
+    """What did not fit may fit now: once a moment has passed, the next request finds out."""
+    metadata = Metadata()
+    clock = FakeClock()
+    doubted: list[str] = []
+    service = pipeline(
+        ScriptedService(always=answer),
+        metadata=metadata,
+        clock=clock,
+        doubt=lambda model: doubted.append(model.name),
+    )
+    await service(call())
+    other = {"m-a": MODELS["m-b"], "m-c": ModelMetadata(name="m-c", outputs=tensors(("o", INT64)))}
+    metadata.models = {**MODELS, **other}
+    clock.advance(after)
+    request = call(T.renamed("x"), T)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="input 'x' has datatype INT64"):
+            await service(request)
+        if after > 1:
+            break
+    asked_again = ["m-a", "m-b", "m-c"] if after > 1 else []
+    assert asked_again == doubted
+    if asked_again:
+        assert "out" == (await service(request)).outputs[0].name
+
+
 async def test_metadata_that_cannot_be_had() -> None:
     """Which model is missing is said; a signature that says all needs nobody."""
     metadata = Metadata({**MODELS, "m-b": Unavailable("away")})
@@ -318,11 +369,11 @@ async def test_metadata_that_cannot_be_had() -> None:
     given = ModelMetadata(name="p", inputs=tensors(("x", FP32), ("t", INT64)), outputs=tensors(
         ("out", FP32), ("same", FP32), ("given", FP32)
     ))  # fmt: skip
-    service = pipeline(ScriptedService(), metadata=metadata, signature=given)
+    service = pipeline(ScriptedService(), metadata=metadata, given=given)
     assert given.outputs == (await service(ModelMetadataRequest(model=P))).outputs
     part = ModelMetadata(name="p", inputs=given.inputs)
     with pytest.raises(Unavailable, match=message):
-        await pipeline(ScriptedService(), metadata=metadata, signature=part)(
+        await pipeline(ScriptedService(), metadata=metadata, given=part)(
             ModelMetadataRequest(model=P)
         )
 
