@@ -50,11 +50,6 @@ class Gateway:
         """Address of the HTTP listener with small limits."""
         return self.addresses["main.http"]
 
-    @property
-    def grpc(self) -> tuple[str, int]:
-        """Address of the gRPC listener."""
-        return self.addresses["main.grpc"]
-
     def address(self, name: str) -> str:
         """Return an address as text, "host:port"."""
         host, port = self.addresses[name]

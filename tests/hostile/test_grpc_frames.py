@@ -45,6 +45,12 @@ GOOD = body(message(good_call()))
 _MIB = 1 << 20
 
 
+@pytest.fixture(params=["main.grpc", "native.grpc"], ids=["reference", "native"])
+def address(patient: Patient, request: pytest.FixtureRequest) -> tuple[str, int]:
+    """Return where each make of gRPC listens."""
+    return patient.gateway.addresses[request.param]
+
+
 def _setting(key: int, value: int) -> bytes:
     return frame(SETTINGS, payload=key.to_bytes(2, "big") + value.to_bytes(4, "big"))
 
@@ -186,9 +192,9 @@ CASES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lying_frames_are_answered(patient: Patient, name: str) -> None:
+def test_lying_frames_are_answered(address: tuple[str, int], name: str) -> None:
     """Within seconds there is a status, a reset, the end, or a pong where nothing was wrong."""
-    ended, _ = converse(patient.gateway.grpc, CASES[name])
+    ended, _ = converse(address, CASES[name])
     assert ended in ("status", "reset", "goaway", "closed", "pong")
 
 
@@ -205,9 +211,9 @@ STRANGERS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_strangers_are_turned_away(patient: Patient, name: str) -> None:
+def test_strangers_are_turned_away(address: tuple[str, int], name: str) -> None:
     """What is no HTTP/2 has its connection closed."""
-    ended, _ = converse(patient.gateway.grpc, b"", begin=STRANGERS[name])
+    ended, _ = converse(address, b"", begin=STRANGERS[name])
     assert ended in ("goaway", "closed", "reset")
 
 
@@ -220,12 +226,12 @@ SILENT: dict[str, bytes] = {
 }
 
 
-def test_the_silent_hinder_nobody(patient: Patient) -> None:
+def test_the_silent_hinder_nobody(patient: Patient, address: tuple[str, int]) -> None:
     """Connections that never finish what they began cost others nothing, then are gone."""
     before = patient.gateway.descriptors()
     with ExitStack() as stack:
         for data in list(SILENT.values()) * 6:
-            sock = stack.enter_context(socket.create_connection(patient.gateway.grpc, PATIENCE_S))
+            sock = stack.enter_context(socket.create_connection(address, PATIENCE_S))
             sock.sendall(data)
         begun = time.monotonic()
         for _ in range(20):
@@ -234,10 +240,10 @@ def test_the_silent_hinder_nobody(patient: Patient) -> None:
     assert before >= patient.gateway.descriptors() - 2 * len(SILENT) * 6
 
 
-def test_half_a_message_is_given_up(patient: Patient) -> None:
+def test_half_a_message_is_given_up(address: tuple[str, int]) -> None:
     """A message that stops coming is answered after `body_timeout`."""
     data = opening() + body(message(b"abc", length=100), flags=0)
-    with socket.create_connection(patient.gateway.grpc, PATIENCE_S) as sock:
+    with socket.create_connection(address, PATIENCE_S) as sock:
         sock.sendall(BEGIN + data)
         received = b""
         with suppress(TimeoutError):
@@ -248,12 +254,12 @@ def test_half_a_message_is_given_up(patient: Patient) -> None:
     assert b"grpc-status" in received
 
 
-def test_answers_that_are_never_read(patient: Patient) -> None:
+def test_answers_that_are_never_read(patient: Patient, address: tuple[str, int]) -> None:
     """A client whose window is shut for good holds its own call, and no other."""
     closed = _setting(4, 0)
     with ExitStack() as stack:
         for _ in range(8):
-            sock = stack.enter_context(socket.create_connection(patient.gateway.grpc, PATIENCE_S))
+            sock = stack.enter_context(socket.create_connection(address, PATIENCE_S))
             sock.sendall(BEGIN + closed + opening() + GOOD)
         for _ in range(10):
             assert patient.infers()
