@@ -205,8 +205,9 @@ def build_upstream(
         )
         service: Service = Signatures(Single(connected.service), signatures)
         service = Complete(Describe(service), connected.needs)
-        if not protocol(url.protocol).classifies:
-            service = Classify(service)
+        classifies = protocol(url.protocol).classifies
+        if not classifies:
+            service = Classify(service, ask_first=classifies is None)
         service = Forward(service, config.forward_headers, config.headers)
         endpoint = Endpoint(url.authority, service)
         endpoints.append(endpoint)

@@ -6,7 +6,8 @@ The caller asks for classes; the target is asked for the output as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,10 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import ItemsData, as_raw
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
+from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import Mapped
 from gateway.ir.tensor import RequestedOutput, Tensor
@@ -30,6 +31,10 @@ from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import Service
 
 R = TypeVar("R")
+
+
+class _CannotClassify(Exception):
+    """The target cannot be asked for classes."""
 
 
 class Classify:
@@ -40,10 +45,13 @@ class Classify:
 
     Args:
         inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
+        ask_first: Some targets of this kind compute classes themselves: they are asked, and raise
+            Unsupported before they have done anything where they cannot.
     """
 
-    def __init__(self, inner: Service) -> None:
+    def __init__(self, inner: Service, *, ask_first: bool = False) -> None:
         self._inner = inner
+        self._ask_first = ask_first
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -55,8 +63,14 @@ class Classify:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest) and _asks(call):
+            if await self._targets_may(call):
+                with suppress(_CannotClassify):
+                    return cast("R", await self._by_target(call))
             return cast("R", await self._response(call, await self._inner(_plain(call))))
         if isinstance(call, StreamInferRequest) and _asks(call.request):
+            if await self._targets_may(call.request):
+                with suppress(_CannotClassify):
+                    return cast("R", await self._by_target(call))
             request = call.request.within(needs=call.context.needs)
             items = await self._inner(call.changed(request=_plain(call.request)))
             return cast("R", Mapped(items, lambda item: self._response(request, item)))
@@ -66,6 +80,25 @@ class Classify:
             finally:
                 self._metadata.forget(call.model)
         return await self._inner(call)
+
+    async def _targets_may(self, call: InferRequest) -> bool:
+        """Return whether the target is asked for the classes.
+
+        Not by who keeps the batch apart: that protocol has values as numbers, which a text of six
+        decimals would round. Nor where the configuration gives the labels: the target has others.
+        """
+        if not self._ask_first or Need.BATCHING in call.context.needs:
+            return False
+        metadata = await self._metadata(ModelMetadataRequest(model=call.model or ModelRef("")))
+        return not any(output.classes and output.name in metadata.labels for output in call.outputs)
+
+    async def _by_target(self, call: Call[Any]) -> Any:
+        try:
+            return await self._inner(call)
+        except Unsupported as error:
+            if error.origin is not None:  # the target's own word, about the whole request
+                raise
+            raise _CannotClassify from error
 
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         model = call.model or ModelRef("")
@@ -151,7 +184,7 @@ def _best(item: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
 
 
 def _element(value: np.generic, index: int, labels: Sequence[str]) -> bytes:
-    # numpy writes as many digits as tell the value from its neighbours.
-    text = f"{value!s}:{index}"
+    # All the digits of the value: who wants fewer can round them.
+    text = f"{value.item()!r}:{index}"
     label = labels[index] if index < len(labels) else ""
     return (f"{text}:{label}" if label else text).encode("utf-8", "replace")

@@ -179,6 +179,7 @@ class ProtocolSpec:
         settle: Completes an upstream's options by the name that its server gives itself ("" when
             it gives none); None where every server of the protocol is alike. Options it does not
             change need no server to be asked.
+        classifies: Its servers compute classes of outputs; None: some of them do.
         model_keys: Requests name a model by one text, which may hold a version: "name-version".
         default_model: The option that a listener's default model stands for where requests cannot
             name one; "" for none.
@@ -190,7 +191,7 @@ class ProtocolSpec:
     stream: StreamBinding | None = None
     options: Callable[[Options], Options] = field(default=dict)
     settle: Callable[[Options, str], Options] | None = None
-    classifies: bool = False
+    classifies: bool | None = False
     model_keys: bool = False
     default_model: str = ""
 

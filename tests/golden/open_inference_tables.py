@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from gateway.ir.errors import ErrorCode
 
-_CLASSES = "classification"
-
-# Extensions that this gateway does not serve: each is answered 501 or UNIMPLEMENTED, by its name.
-EXTENSIONS: dict[str, str] = {
-    "049-triton-classification-json": _CLASSES,
-    "050-triton-classification-binary": _CLASSES,
-    "089-triton-shm-infer": "shared memory",
-    "190-triton-classification": _CLASSES,
-}
+# Tensors in shared memory have tests of their own: test_open_inference_shared.py.
+SHARED = "089-triton-shm-infer"
 
 # Streams and the generate extension have tests of their own: test_open_inference_streams.py.
 STREAMS = (

@@ -40,6 +40,7 @@ from gateway.ir.data import as_raw
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor
+from gateway.protocols.oip.outputs import output_parameters
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcStatus
 from tests.cases.oip_options import EVERYTHING
@@ -47,17 +48,17 @@ from tests.golden import open_inference_oracle as oracle
 from tests.golden.open_inference import Exchange, exchanges
 from tests.golden.open_inference_tables import (
     ELSEWHERE,
-    EXTENSIONS,
     NOT_ANSWERED,
     NOT_ASKED,
     ONLY_THERE,
+    SHARED,
     STREAMS,
     WRONG,
 )
 
 SPEC = protocol("oip")
 ALL = {exchange.name: exchange for exchange in exchanges()}
-READ = {name: one for name, one in ALL.items() if name not in {*EXTENSIONS, *STREAMS, *WRONG}}
+READ = {name: one for name, one in ALL.items() if name not in {SHARED, *STREAMS, *WRONG}}
 
 _OK_HTTP = 200
 _PATHS: tuple[tuple[str, type[Call[Any]]], ...] = (
@@ -186,18 +187,8 @@ def in_order(tensors: tuple[Tensor, ...]) -> list[Any]:
 def test_the_tables_name_recorded_exchanges() -> None:
     """No entry of a table is left over, and every file of the index is there."""
     assert 272 == len(ALL)
-    for table in (EXTENSIONS, STREAMS, WRONG, NOT_ASKED, ONLY_THERE, ELSEWHERE, NOT_ANSWERED):
+    for table in ({SHARED}, STREAMS, WRONG, NOT_ASKED, ONLY_THERE, ELSEWHERE, NOT_ANSWERED):
         assert [] == [name for name in table if name not in ALL]
-
-
-@named(EXTENSIONS)
-def test_extensions_are_refused_by_name(exchange: Exchange) -> None:
-    """An extension that is not served is answered 501 or UNIMPLEMENTED, in words that name it."""
-    codec = listener(exchange)
-    with pytest.raises(Unsupported, match=EXTENSIONS[exchange.name]) as caught:
-        codec.decode_call(exchange.request)
-    status = codec.encode_error(None, caught.value).status
-    assert (GrpcStatus.UNIMPLEMENTED if exchange.protocol == "grpc" else 501) == status
 
 
 @named(WRONG)
@@ -221,7 +212,8 @@ def test_requests_are_read_as_recorded(exchange: Exchange) -> None:
         assert sorted(oracle.of_index(exchange.said["inputs"])) == in_order(call.inputs)
     said = said_by(exchange, "request")
     assert said.tensors == told(call.inputs)
-    assert (said.id, said.outputs) == (call.id, [(o.name, o.parameters) for o in call.outputs])
+    assert said.id == call.id
+    assert said.outputs == [(output.name, output_parameters(output)) for output in call.outputs]
     reserved = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
     custom = {key: value for key, value in said.parameters.items() if key not in reserved}
     assert custom == call.parameters

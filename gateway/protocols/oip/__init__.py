@@ -30,4 +30,5 @@ SPEC = ProtocolSpec(
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     settle=settle_dialect,
+    classifies=None,
 )

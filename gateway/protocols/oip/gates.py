@@ -26,6 +26,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ServerMetadata
+from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.oip.control import FILE
 from gateway.protocols.oip.options import GATEWAY, OFF, Extensions
 
@@ -135,3 +136,25 @@ def check_asked(call: Call[Any], dialect: Asked) -> None:
             lacks = "no unloading of dependents"
     if lacks is not None:
         raise Unsupported(f"the dialect {dialect.name!r} has {lacks}", model=call.model)
+
+
+def check_extended(what: str, output: RequestedOutput | None, dialect: Asked) -> None:
+    """Refuse classes and shared memory where a server would pass over them.
+
+    Args:
+        what: Names the tensor.
+        output: What is asked of it; None for an input in shared memory.
+        dialect: The server's.
+
+    Raises:
+        Unsupported: It has no such extension.
+    """
+    if dialect.extended:
+        return
+    if output is None:
+        asked = "lies in shared memory"
+    elif output.classes:
+        asked = f"is asked for as {output.classes} classes"
+    else:
+        asked = "is asked for in shared memory"
+    raise Unsupported(f"{what} {asked}, which the dialect {dialect.name!r} does not know")

@@ -58,11 +58,12 @@ from gateway.protocols.oip.grpc_stream import (
     said_final,
     stream_message,
 )
-from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.messages import SERVICE
 from gateway.protocols.oip.options import read_extensions
+from gateway.protocols.oip.outputs import requested_output, with_c_values
 from gateway.protocols.oip.parameters import join_parameters, split_parameters
 from gateway.protocols.oip.proto import InferReader
+from gateway.protocols.oip.shared import placed
 from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.beside import grpc_metadata
@@ -82,7 +83,6 @@ METHODS: Mapping[str, MethodKind] = {
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 }
 
-_CLASSIFICATION = "classification"
 
 # Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
 # NOT_FOUND, MLServer UNKNOWN; others are failures to answer.
@@ -146,9 +146,11 @@ class GrpcCodec:
         """Write the answer to *call*; the data of large tensors are not copied."""
         if isinstance(reply, InferResponse):
             # The caller's id comes back, never one that a server made up.
-            request_id = call.id if isinstance(call, InferRequest) else reply.id
+            request_id, outputs = reply.id, reply.outputs
+            if isinstance(call, InferRequest):
+                request_id, outputs = call.id, with_c_values(call, reply).outputs
             return GrpcResponse(
-                self._writer.response(reply.model, request_id, reply.parameters, reply.outputs)
+                self._writer.response(reply.model, request_id, reply.parameters, outputs)
             )
         extension = EXTENSIONS.get(type(call))
         if extension is not None:
@@ -279,7 +281,7 @@ class GrpcCodec:
                 wire, StreamForm(reserved.empty_final) if wire.method == STREAM else None
             ),
             inputs=inputs,
-            outputs=tuple([_requested(*output) for output in message.outputs]),
+            outputs=tuple([_requested(*output, self._limits) for output in message.outputs]),
             id=message.id,
             sequence=reserved.sequence,
             priority=reserved.priority,
@@ -325,7 +327,7 @@ class GrpcCodec:
         stream: bool = False,
         final: bool = True,
     ) -> InferResponse:
-        message, outputs = self._reader.response(view)
+        message, outputs = self._reader.response(view, placed(call.outputs))
         if call.id and message.id and message.id != call.id:
             raise MalformedMessage(f"answer has id {message.id!r}, the request had {call.id!r}")
         parameters = message.parameters
@@ -358,19 +360,10 @@ class GrpcCodec:
         return tuple([tensor for tensor in outputs if tensor.name in wanted])
 
 
-def _requested(name: str, parameters: Parameters) -> RequestedOutput:
+def _requested(name: str, parameters: Parameters, limits: MessageLimits) -> RequestedOutput:
     if not parameters:
         return RequestedOutput(name)
-    refuse_shared_memory(f"output {name!r}", parameters)
-    classes = parameters.get(_CLASSIFICATION)
-    if classes is not None:
-        if type(classes) is not int or classes < 1:
-            raise InvalidRequest(
-                f"parameter {_CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), 64)}, "
-                "needed is a number of classes"
-            )
-        raise Unsupported(f"output {name!r} asks for classification, which is not supported")
-    return RequestedOutput(name, parameters=parameters)
+    return requested_output(name, parameters, limits, least_classes=1)
 
 
 def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Parameters
+from gateway.ir.data import SharedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
+from gateway.protocols.oip.gates import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX
 
 
@@ -90,15 +92,13 @@ def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Paramet
                 f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not know",
                 model=request.model,
             )
+        if type(tensor.data) is SharedData:
+            check_extended(f"input {tensor.name!r}", None, dialect)
         if tensor.parameters:
             _check_parameters(dialect, f"input {tensor.name!r}", tensor.parameters)
     for output in request.outputs:
-        if output.classes:
-            raise Unsupported(
-                f"output {output.name!r} is asked for as {output.classes} classes, "
-                "which this upstream connector does not ask for",
-                model=request.model,
-            )
+        if output.classes or output.shared is not None:
+            check_extended(f"output {output.name!r}", output, dialect)
         if output.parameters:
             _check_parameters(dialect, f"output {output.name!r}", output.parameters)
 

@@ -19,6 +19,7 @@ from gateway.ir.errors import GatewayError, ModelNotFound, UpstreamError
 from gateway.protocols.oip.errors import GRPC_STATUS, clip
 from gateway.protocols.oip.grpc_context import NAME
 from gateway.protocols.oip.messages import SERVICE
+from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.proto import parse
 from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
@@ -72,7 +73,8 @@ class StreamWriter:
     def item(self, call: StreamInferRequest, item: InferResponse) -> GrpcResponse:
         """Write one answer; the data of large tensors are not copied."""
         parameters = {**item.parameters, FINAL: item.final}
-        inner = self._writer.response(item.model, call.request.id, parameters, item.outputs)
+        outputs = with_c_values(call.request, item).outputs
+        inner = self._writer.response(item.model, call.request.id, parameters, outputs)
         return GrpcResponse(_envelope(inner))
 
     def end(self, call: StreamInferRequest, last: InferResponse | None) -> GrpcResponse | None:

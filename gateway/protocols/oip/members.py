@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.ir.context import NO_PARAMETERS, Parameter
-from gateway.ir.data import RawData, split_items
+from gateway.ir.data import RawData, SharedData, split_items
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import Shape, Tensor, raw_tensor
 from gateway.protocols.oip.binary import BINARY_SIZE, BinaryPart
@@ -21,8 +21,10 @@ from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.elements import ElementReader
 from gateway.protocols.oip.json import Document
 from gateway.protocols.oip.parameters import check_integer
+from gateway.protocols.oip.shared import KEYS, located
 
-_SHARED_MEMORY = "shared_memory_"
+NOTHING = RawData(memoryview(b""))
+_NOWHERE: Mapping[str, SharedData] = {}
 _INT = {int}
 _SHOWN = 40
 
@@ -35,12 +37,20 @@ class TensorReader:
         binary: The bytes after the JSON.
         limits: All on tensors, names and parameters are enforced.
         lenient: Read what servers write.
+        placed: Tensors that are expected in shared memory, by name.
     """
 
     def __init__(
-        self, kind: str, binary: BinaryPart, limits: MessageLimits, *, lenient: bool = False
+        self,
+        kind: str,
+        binary: BinaryPart,
+        limits: MessageLimits,
+        *,
+        lenient: bool = False,
+        placed: Mapping[str, SharedData] = _NOWHERE,
     ) -> None:
         self._kind = kind
+        self._placed = placed
         self._binary = binary
         self._limits = limits
         self._lenient = lenient
@@ -53,7 +63,6 @@ class TensorReader:
             MalformedMessage: A member is missing or of a wrong type, or bytes are left over.
             InvalidTensor: Datatype, shape and data do not agree.
             TooLarge: A limit is exceeded.
-            Unsupported: A tensor is in shared memory.
         """
         kind, limits = self._kind, self._limits
         members = list_member(document.members, f"{kind}s", required=True)
@@ -85,7 +94,12 @@ class TensorReader:
             data = self._elements.read(name, datatype, shape, data)
             return Tensor(name, datatype, shape, data, NO_PARAMETERS)
         parameters = read_parameters(found, f"{kind} {name!r}", self._limits, lenient=self._lenient)
-        if BINARY_SIZE in parameters:
+        if self._kind == "input" and not KEYS.isdisjoint(parameters):
+            if data is not None or BINARY_SIZE in parameters:
+                raise InvalidTensor(
+                    f"input {name!r} has data and lies in shared memory, needed is one of the two"
+                )
+        elif BINARY_SIZE in parameters:
             if data is not None:
                 raise InvalidTensor(
                     f"{kind} {name!r} has both data and {BINARY_SIZE}, needed is one of them"
@@ -94,7 +108,7 @@ class TensorReader:
             view = self._binary.take(name, parameters[BINARY_SIZE])
             return self._raw(name, datatype, shape, count, view, custom)
         if data is None:
-            self._refuse_absent(name, parameters)
+            return self._elsewhere(Tensor(name, datatype, shape, NOTHING, parameters))
         return Tensor(
             name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
         )
@@ -120,12 +134,19 @@ class TensorReader:
                 )
         return Tensor(name, datatype, shape, RawData(view), parameters)
 
-    def _refuse_absent(self, name: str, parameters: Mapping[str, Parameter]) -> None:
-        refuse_shared_memory(f"{self._kind} {name!r}", parameters)
-        raise InvalidTensor(
-            f"{self._kind} {name!r} has no data: needed is 'data', "
-            f"or the parameter {BINARY_SIZE!r} and its bytes after the JSON"
-        )
+    def _elsewhere(self, tensor: Tensor) -> Tensor:
+        """Return a tensor without data as one in shared memory, if that is where it is."""
+        name = tensor.name
+        place = self._placed.get(name)
+        if place is not None:
+            return Tensor(name, tensor.datatype, tensor.shape, place, tensor.parameters)
+        found = located(tensor, self._limits) if self._kind == "input" else None
+        if found is None:
+            raise InvalidTensor(
+                f"{self._kind} {name!r} has no data: needed is 'data', "
+                f"or the parameter {BINARY_SIZE!r} and its bytes after the JSON"
+            )
+        return found
 
     def _shape(self, name: str, value: Any) -> Shape:
         if type(value) is not list or (value and set(map(type, value)) != _INT):
@@ -199,16 +220,6 @@ def refuse_twice(kind: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
         name = next(name for index, name in enumerate(names) if name in names[:index])
         raise MalformedMessage(f"{kind} {name!r} is there twice")
-
-
-def refuse_shared_memory(what: str, parameters: Mapping[str, Parameter]) -> None:
-    """Refuse a tensor that lies in shared memory.
-
-    Raises:
-        Unsupported: It does.
-    """
-    if any(key.startswith(_SHARED_MEMORY) for key in parameters):
-        raise Unsupported(f"{what} is in shared memory, which is not supported")
 
 
 def read_parameters(

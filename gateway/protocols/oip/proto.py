@@ -13,18 +13,19 @@ Source: Open Inference Protocol, gRPC API; dossier, section 6.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gateway.ir.data import RawData, TensorData, split_items
+from gateway.ir.data import RawData, SharedData, TensorData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, raw_tensor
 from gateway.protocols.oip.contents import typed_data
-from gateway.protocols.oip.members import refuse_shared_memory
 from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, Described, InferMessage, Scanner
+from gateway.protocols.oip.shared import KEYS, located
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from gateway.wire.protobuf import TooManyFields, WireError
 
@@ -32,6 +33,7 @@ Read = tuple[InferMessage, tuple[Tensor, ...]]
 M = TypeVar("M", bound=Message)
 
 _NOTHING = memoryview(b"")
+_NOWHERE: Mapping[str, SharedData] = {}
 
 
 class InferReader:
@@ -54,7 +56,6 @@ class InferReader:
                 typed at once, or too few or too many.
             InvalidRequest: A name or parameter is not allowed.
             TooLarge: A limit is exceeded.
-            Unsupported: A tensor is in shared memory.
         """
         try:
             return self._request(view)
@@ -67,19 +68,21 @@ class InferReader:
         except WireError as error:
             raise MalformedMessage(f"message is not a usable ModelInferRequest: {error}") from error
 
-    def response(self, view: memoryview) -> Read:
+    def response(self, view: memoryview, placed: Mapping[str, SharedData] = _NOWHERE) -> Read:
         """Read a ModelInferResponse; tensors share *view*'s memory.
+
+        Outputs that were to be *placed* in shared memory have no data in the message.
 
         Raises as `request`, but raw and typed contents may be mixed: servers do so.
         """
         try:
-            return self._response(view)
+            return self._response(view, placed)
         except TooManyFields as error:
             raise _too_many(error) from error
         except WireError:
             plain = _by_library(view, ModelInferResponse)
         try:
-            return self._response(plain)
+            return self._response(plain, placed)
         except WireError as error:
             raise MalformedMessage(
                 f"message is not a usable ModelInferResponse: {error}"
@@ -88,10 +91,13 @@ class InferReader:
     def _request(self, view: memoryview) -> Read:
         message = self._scanner.scan(view, RAW_INPUTS)
         found, raws = message.tensors, message.raws
+        for one in found:
+            if one.parameters and not KEYS.isdisjoint(one.parameters):
+                return message, self._with_shared(found, raws)
         if not raws:
             return message, tuple([self._typed_input(one) for one in found])
         if len(raws) != len(found):
-            # Said of a tensor in shared memory or with contents first: that is the cause.
+            # Said of a tensor with contents first: that is the cause.
             for one in found:
                 self._check_raw_input(one, len(raws))
             raise _wrong_raw_count(len(raws), len(found), "tensors")
@@ -105,8 +111,34 @@ class InferReader:
                 tensors.append(_raw(one, raw, self._limits))
         return message, tuple(tensors)
 
+    def _with_shared(
+        self, found: Sequence[Described], raws: Sequence[memoryview]
+    ) -> tuple[Tensor, ...]:
+        """Return the inputs, some in shared memory: raw contents are numbered without these."""
+        left = iter(raws)
+        tensors = []
+        for one in found:
+            tensor = located(_tensor(one, RawData(_NOTHING)), self._limits)
+            if tensor is not None:
+                if len(one.contents):
+                    raise InvalidTensor(
+                        f"tensor {one.name!r} has contents and lies in shared memory: "
+                        "needed is one of the two"
+                    )
+            elif raws:
+                raw = next(left, None)
+                if raw is None:
+                    raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
+                self._check_raw_input(one, len(raws))
+                tensor = _raw(one, raw, self._limits)
+            else:
+                tensor = self._typed_input(one)
+            tensors.append(tensor)
+        if next(left, None) is not None:
+            raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
+        return tuple(tensors)
+
     def _typed_input(self, one: Described) -> Tensor:
-        refuse_shared_memory(f"tensor {one.name!r}", one.parameters)
         data = _data(one, self._limits)
         if data is not None:
             return _tensor(one, data)
@@ -118,14 +150,13 @@ class InferReader:
         return _tensor(one, RawData(_NOTHING))
 
     def _check_raw_input(self, one: Described, raws: int) -> None:
-        refuse_shared_memory(f"tensor {one.name!r}", one.parameters)
         if len(one.contents) and _data(one, self._limits) is not None:
             raise InvalidTensor(
                 f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
                 "needed is one of the two"
             )
 
-    def _response(self, view: memoryview) -> Read:
+    def _response(self, view: memoryview, placed: Mapping[str, SharedData]) -> Read:
         limits = self._limits
         message = self._scanner.scan(view, RAW_OUTPUTS)
         # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
@@ -135,13 +166,15 @@ class InferReader:
         ]
         bare = [one for one, data in found if data is None]
         if len(message.raws) != len(bare):
-            bare = [one for one in bare if one.count]
+            bare = [one for one in bare if one.count and one.name not in placed]
             if len(message.raws) != len(bare):
                 raise _wrong_raw_count(len(message.raws), len(bare), "outputs without contents")
         raws = dict(zip([one.name for one in bare], message.raws, strict=True))
         return message, tuple(
             [
-                _raw(one, raws.get(one.name, _NOTHING), limits)
+                _placed(one, placed[one.name])
+                if one.name in placed
+                else _raw(one, raws.get(one.name, _NOTHING), limits)
                 if data is None
                 else _tensor(one, data)
                 for one, data in found
@@ -188,6 +221,12 @@ def _data(described: Described, limits: MessageLimits) -> TensorData | None:
 
 def _tensor(described: Described, data: TensorData) -> Tensor:
     return Tensor(described.name, described.datatype, described.shape, data, described.parameters)
+
+
+def _placed(described: Described, place: SharedData) -> Tensor:
+    """Return an output that was put where it was wanted; a server says so once more."""
+    parameters = {key: value for key, value in described.parameters.items() if key not in KEYS}
+    return Tensor(described.name, described.datatype, described.shape, place, parameters)
 
 
 def _raw(described: Described, raw: memoryview, limits: MessageLimits) -> Tensor:

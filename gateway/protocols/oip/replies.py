@@ -11,7 +11,7 @@ import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.data import as_raw
+from gateway.ir.data import SharedData, as_raw
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor
@@ -26,7 +26,9 @@ from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.headers import NAME
 from gateway.protocols.oip.json import dump, read_leniently
 from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
+from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.requests import ReplyForm
+from gateway.protocols.oip.shared import placed
 from gateway.wire.http import HttpResponse
 
 _WHAT = "the answer"
@@ -54,7 +56,8 @@ def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -
     if reply.parameters:
         members["parameters"] = reply.parameters
     binary: list[memoryview] = []
-    members["outputs"] = [_output(tensor, form, binary) for tensor in reply.outputs]
+    outputs = with_c_values(call, reply).outputs
+    members["outputs"] = [_output(tensor, form, binary) for tensor in outputs]
     headers, body = body_of(dump(members), binary, always=False)
     return HttpResponse(HTTP_OK, headers, body, compressible=True)
 
@@ -67,6 +70,10 @@ def _output(tensor: Tensor, form: ReplyForm, binary: list[memoryview]) -> dict[s
             "model's metadata does not tell"
         )
     member: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
+    if isinstance(tensor.data, SharedData):
+        if tensor.parameters:
+            member["parameters"] = tensor.parameters
+        return member
     if form.is_binary(name):
         view = as_raw(tensor)
         binary.append(view)
@@ -106,7 +113,8 @@ def decode_response(
             model=call.model,
         )
     binary = BinaryPart("output", body[end:], has_header=length is not None)
-    outputs = TensorReader("output", binary, limits, lenient=True).read(document)
+    places = placed(call.outputs)
+    outputs = TensorReader("output", binary, limits, lenient=True, placed=places).read(document)
     if call.outputs:
         outputs = _selected(call, outputs)
     asked = call.model or ModelRef("")

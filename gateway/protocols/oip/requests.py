@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Parameter
-from gateway.ir.data import RawData, as_items, as_raw
+from gateway.ir.data import RawData, SharedData, as_items, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count
@@ -27,25 +27,26 @@ from gateway.protocols.oip.binary import (
 )
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
+from gateway.protocols.oip.gates import check_extended
 from gateway.protocols.oip.json import Document, dump, read_document
 from gateway.protocols.oip.members import (
     TensorReader,
     list_member,
     read_parameters,
-    refuse_shared_memory,
     refuse_twice,
     tensor_name,
     text_member,
 )
+from gateway.protocols.oip.outputs import output_parameters, requested_output
 from gateway.protocols.oip.parameters import (
     BINARY_DATA_OUTPUT,
     INT64_MAX,
     join_parameters,
     split_parameters,
 )
+from gateway.protocols.oip.shared import join_shared
 from gateway.wire.http import Buffer, Headers, HttpRequest
 
-_CLASSIFICATION = "classification"
 _WHAT = "the request"
 _HOW_BINARY = (
     "a binary request is the JSON followed by the bytes of its tensors, with the header "
@@ -90,7 +91,6 @@ def decode_request(
     Raises:
         InvalidRequest: The bytes or members are wrong.
         TooLarge: A limit is exceeded.
-        Unsupported: Classification or shared memory is asked for.
     """
     body = wire.view
     length = json_length(wire.headers, body.nbytes)
@@ -154,7 +154,7 @@ def _requested(
             continue
         parameters = read_parameters(value, f"output {name!r}", limits)
         listed[name] = _takes_binary(name, parameters)
-        outputs.append(RequestedOutput(name, 0, parameters))
+        outputs.append(requested_output(name, parameters, limits, least_classes=0))
     if len(listed) != len(outputs):
         refuse_twice("output", [output.name for output in outputs])
     return tuple(outputs), listed
@@ -168,24 +168,13 @@ def _is_json(parameters: Any) -> bool:
 
 
 def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
-    """Take the reserved parameters of a requested output out; tell whether it shall be binary."""
+    """Take the parameter of the message's form out; tell whether the output shall be binary."""
     binary = parameters.pop(BINARY_DATA, False)
     if type(binary) is not bool:
         raise InvalidRequest(
             f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}, "
             "needed is true or false"
         )
-    if not parameters:
-        return binary
-    refuse_shared_memory(f"output {name!r}", parameters)
-    classes = parameters.pop(_CLASSIFICATION, 0)
-    if type(classes) is not int or classes < 0:
-        raise InvalidRequest(
-            f"parameter 'classification' of output {name!r} is {str(classes)[:40]}, "
-            "needed is a number of classes"
-        )
-    if classes:
-        raise Unsupported(f"output {name!r} asks for classification, which is not supported")
     return binary
 
 
@@ -230,6 +219,10 @@ def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[s
     member: dict[str, Any] = {"name": tensor.name, "shape": shape, "datatype": datatype.value}
     parameters = tensor.parameters
     _check_parameters(f"input {tensor.name!r}", parameters, dialect)
+    if isinstance(tensor.data, SharedData):
+        check_extended(f"input {tensor.name!r}", None, dialect)
+        member["parameters"] = {**parameters, **join_shared(tensor.data)}
+        return member
     if dialect.binary:
         if dialect.text_only and datatype is Datatype.BYTES:
             _check_text(tensor, dialect)
@@ -246,12 +239,12 @@ def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[s
 
 
 def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:
-    if output.classes:
-        raise Unsupported(f"output {output.name!r} asks for classification: not supported")
+    if output.classes or output.shared is not None:
+        check_extended(f"output {output.name!r}", output, dialect)
     member: dict[str, Any] = {"name": output.name}
-    parameters = dict(output.parameters)
+    parameters = output_parameters(output)
     _check_parameters(f"output {output.name!r}", parameters, dialect)
-    if binary:
+    if binary and output.shared is None:
         parameters[BINARY_DATA] = True
     if parameters:
         member["parameters"] = parameters

@@ -17,6 +17,7 @@ from gateway.ir.data import SharedData
 from gateway.ir.errors import InvalidRequest, RegionNotFound
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
+from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.errors import clip
 
 REGION = "shared_memory_region"
@@ -120,6 +121,23 @@ def split_shared(
             )
     assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # seen to just above
     return SharedData(region, offset, size), left
+
+
+def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
+    """Return an input as one in shared memory; None where its parameters name no region.
+
+    Raises:
+        InvalidRequest, TooLarge: As `split_shared`.
+    """
+    shared, left = split_shared(f"input {tensor.name!r}", tensor.parameters, limits)
+    if shared is None:
+        return None
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, left)
+
+
+def placed(requested: Iterable[RequestedOutput]) -> dict[str, SharedData]:
+    """Return where outputs shall be put, by name; those in the answer itself are not in it."""
+    return {output.name: output.shared for output in requested if output.shared is not None}
 
 
 def join_shared(shared: SharedData) -> dict[str, Parameter]:

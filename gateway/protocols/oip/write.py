@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gateway.ir.context import ModelRef, Parameter, Parameters
-from gateway.ir.data import as_raw
+from gateway.ir.data import SharedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.protocols.oip.outputs import output_parameters
 from gateway.protocols.oip.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
+from gateway.protocols.oip.shared import join_shared
 from gateway.wire.protobuf import (
     I64,
     LEN,
@@ -35,6 +37,7 @@ from gateway.wire.protobuf import (
 )
 
 _REMEMBERED = 512
+_NOTHING = memoryview(b"")
 
 
 def _key(number: int, kind: int = LEN) -> bytes:
@@ -78,11 +81,13 @@ class InferWriter:
             for output in outputs:
                 inner = bytearray()
                 put_text(inner, _NAME, output.name)
-                _put_parameters(inner, _OUTPUT_PARAMETERS, output.parameters)
+                _put_parameters(inner, _OUTPUT_PARAMETERS, output_parameters(output))
                 put_bytes(head, _OUTPUTS, inner)
         except WireError as error:
             raise Unsupported(f"request cannot be written: {error}", model=model) from error
-        return _with_data(head, _RAW_INPUTS, inputs)
+        # Raw contents are numbered without the inputs in shared memory.
+        in_message = [tensor for tensor in inputs if type(tensor.data) is not SharedData]
+        return _with_data(head, _RAW_INPUTS, in_message)
 
     def response(
         self,
@@ -123,9 +128,12 @@ class InferWriter:
                     f"tensor {tensor.name!r} has no {missing}, Open Inference needs one"
                 )
             description = self._description(tensor.name, datatype, shape)
-            if tensor.parameters:
+            parameters = tensor.parameters
+            if type(tensor.data) is SharedData:
+                parameters = {**parameters, **join_shared(tensor.data)}
+            if parameters:
                 inner = bytearray(description)
-                _put_parameters(inner, _TENSOR_PARAMETERS, tensor.parameters)
+                _put_parameters(inner, _TENSOR_PARAMETERS, parameters)
                 put_bytes(head, _TENSORS, inner)
             else:
                 put_bytes(head, _TENSORS, description)
@@ -144,7 +152,9 @@ def _description(name: str, datatype: Datatype, shape: Shape) -> bytes:
 def _with_data(head: bytearray, key: bytes, tensors: Iterable[Tensor]) -> Parts:
     parts: Parts = [head]
     for tensor in tensors:
-        put_tail(parts, key, as_raw(tensor))
+        # Clients count raw contents with the outputs: one in shared memory has an empty place.
+        data = _NOTHING if type(tensor.data) is SharedData else as_raw(tensor)
+        put_tail(parts, key, data)
     return parts
 
 

@@ -13,11 +13,10 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Origin, Sequence
-from gateway.ir.data import as_numpy, as_raw
+from gateway.ir.data import SharedData, as_numpy, as_raw
 from gateway.ir.errors import (
     ERROR_CLASSES,
     ErrorCode,
-    GatewayError,
     InvalidRequest,
     MalformedMessage,
     NotFound,
@@ -144,32 +143,53 @@ def test_parameters_of_http_are_dropped() -> None:
     assert ({"k": 2}, (RequestedOutput("Y"),)) == (found.inputs[0].parameters, found.outputs)
 
 
+def asking(**parameters: pb.InferParameter) -> GrpcRequest:
+    """Return an inference whose one requested output has these parameters."""
+    output = pb.ModelInferRequest.InferRequestedOutputTensor(name="Y", parameters=parameters)
+    return infer(pb.ModelInferRequest(model_name="m", outputs=[output]))
+
+
+REGION = {
+    "shared_memory_region": pb.InferParameter(string_param="r"),
+    "shared_memory_byte_size": pb.InferParameter(int64_param=8),
+}
+TWO = pb.InferParameter(int64_param=2)
+
+
+def test_classes_and_places_of_outputs() -> None:
+    """A requested output may be asked for as classes, or into shared memory."""
+    assert (RequestedOutput("Y", classes=2),) == read(asking(classification=TWO)).outputs
+    place = SharedData("r", 0, 8)
+    assert (RequestedOutput("Y", shared=place),) == read(asking(**REGION)).outputs
+
+
 @pytest.mark.parametrize(
-    ("parameter", "kind", "text"),
+    ("wire", "text"),
     [
-        (pb.InferParameter(int64_param=2), Unsupported, "output 'Y' asks for classification"),
-        (pb.InferParameter(int64_param=0), InvalidRequest, "'classification' of output 'Y' is 0"),
-        (pb.InferParameter(string_param="2"), InvalidRequest, "needed is a number of classes"),
+        (
+            asking(classification=pb.InferParameter(int64_param=0)),
+            "'classification' of output 'Y' is 0",
+        ),
+        (
+            asking(classification=pb.InferParameter(string_param="2")),
+            "needed is a number of classes",
+        ),
+        (asking(classification=TWO, **REGION), "as classes and in shared memory"),
+        (
+            asking(shared_memory_region=REGION["shared_memory_region"]),
+            "shared_memory_byte_size None",
+        ),
+        (
+            asking(**REGION, shared_memory_offset=pb.InferParameter(int64_param=-1)),
+            "shared_memory_offset -1",
+        ),
+        (asking(shared_memory_byte_size=TWO), "shared_memory_region None"),
     ],
 )
-def test_classification_is_refused(
-    parameter: pb.InferParameter, kind: type[GatewayError], text: str
-) -> None:
-    """A requested classification is refused by name, a wrong one as the caller's fault."""
-    output = pb.ModelInferRequest.InferRequestedOutputTensor(
-        name="Y", parameters={"classification": parameter}
-    )
-    with pytest.raises(kind, match=text):
-        CODEC.decode_call(infer(pb.ModelInferRequest(model_name="m", outputs=[output])))
-
-
-def test_output_in_shared_memory_is_refused() -> None:
-    """An output wanted in shared memory is refused by name."""
-    output = pb.ModelInferRequest.InferRequestedOutputTensor(
-        name="Y", parameters={"shared_memory_region": pb.InferParameter(string_param="r")}
-    )
-    with pytest.raises(Unsupported, match="output 'Y' is in shared memory"):
-        CODEC.decode_call(infer(pb.ModelInferRequest(model_name="m", outputs=[output])))
+def test_outputs_that_cannot_be_had_so(wire: GrpcRequest, text: str) -> None:
+    """A reserved parameter of a wrong type or value is the caller's fault."""
+    with pytest.raises(InvalidRequest, match=text):
+        CODEC.decode_call(wire)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

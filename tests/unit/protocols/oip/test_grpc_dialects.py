@@ -6,9 +6,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Parameter
+from gateway.ir.data import SharedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, raw_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, raw_tensor
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
 
 M = ModelRef("m")
@@ -59,11 +60,30 @@ def test_parameters_of_tensors_are_checked_too() -> None:
             check_infer(DIALECTS["kserve"], request, {})
 
 
-def test_classes_are_refused() -> None:
-    """Classification is not asked of an upstream."""
-    request = InferRequest(model=M, outputs=(RequestedOutput("Y", classes=3),))
-    with pytest.raises(Unsupported, match="output 'Y' is asked for as 3 classes"):
-        check_infer(DIALECTS["triton"], request, {})
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (
+            InferRequest(model=M, outputs=(RequestedOutput("Y", classes=3),)),
+            "output 'Y' is asked for as 3 classes",
+        ),
+        (
+            InferRequest(model=M, outputs=(RequestedOutput("Y", shared=SharedData("r", 0, 4)),)),
+            "output 'Y' is asked for in shared memory",
+        ),
+        (
+            InferRequest(
+                model=M, inputs=(Tensor("X", Datatype.FP32, (1,), SharedData("r", 0, 4)),)
+            ),
+            "input 'X' lies in shared memory",
+        ),
+    ],
+)
+def test_classes_and_places_only_where_they_are_known(request_: InferRequest, text: str) -> None:
+    """A server that would pass over them is not asked; Triton is."""
+    check_infer(DIALECTS["triton"], request_, {})
+    with pytest.raises(Unsupported, match=text):
+        check_infer(DIALECTS["mlserver"], request_, {})
 
 
 @pytest.mark.parametrize("dialect", ["triton", "mlserver", "ovms"])

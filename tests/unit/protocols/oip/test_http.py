@@ -512,7 +512,7 @@ def test_kserve_takes_text_only() -> None:
         ("kserve", InferRequest(model=ModelRef("m", "1"), inputs=(X,))),
         ("triton", InferRequest(model=M, parameters={"k": 1 << 63})),
         ("triton", InferRequest(model=M, parameters={"k": float("inf")})),
-        ("triton", InferRequest(model=M, outputs=(RequestedOutput("y", classes=2),))),
+        ("kserve", InferRequest(model=M, outputs=(RequestedOutput("y", classes=2),))),
         ("triton", InferRequest(inputs=(X,))),
         ("triton", InferRequest(model=M, inputs=(X.renamed(""),))),
         ("triton", StreamInferRequest(request=InferRequest(model=M))),

@@ -7,8 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.data import as_raw
-from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.data import SharedData, as_raw
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+)
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.oip.proto import InferReader, parse
 from gateway.schema import open_inference_pb2 as pb
@@ -19,7 +25,8 @@ Tensor = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferResponse.InferOutputTensor
 FLOATS = np.array([1, 2], "<f4").tobytes()
 TYPED = pb.InferTensorContents(fp32_contents=[1, 2])
-SHARED = {"shared_memory_region": pb.InferParameter(string_param="r")}
+NO_SIZE = {"shared_memory_region": pb.InferParameter(string_param="r")}
+SHARED = {**NO_SIZE, "shared_memory_byte_size": pb.InferParameter(int64_param=4)}
 
 
 def request(*inputs: Tensor, raw: list[bytes] | None = None) -> memoryview:
@@ -90,11 +97,20 @@ def output(name: str, **more: Any) -> Output:
             InvalidTensor,
             "'T' has bytes after its 1 BYTES elements",
         ),
-        (request(fp32("X", parameters=SHARED)), Unsupported, "'X' is in shared memory"),
         (
-            request(fp32("X", parameters=SHARED), fp32("Y"), raw=[FLOATS]),
-            Unsupported,
-            "'X' is in shared memory",
+            request(fp32("X", parameters=SHARED), fp32("Y"), raw=[FLOATS, FLOATS]),
+            InvalidTensor,
+            "2 raw contents for 2 tensors, some in shared memory",
+        ),
+        (
+            request(fp32("X", parameters=SHARED), fp32("Y"), fp32("Z"), raw=[FLOATS]),
+            InvalidTensor,
+            "1 raw contents for 3 tensors, some in shared memory",
+        ),
+        (
+            request(fp32("X", parameters=NO_SIZE)),
+            InvalidRequest,
+            "input 'X' has shared_memory_byte_size None",
         ),
     ],
 )
@@ -240,3 +256,30 @@ def test_broken_bytes(data: bytes) -> None:
         READER.request(memoryview(data))
     with pytest.raises(MalformedMessage, match="bytes are not a message of type"):
         parse(memoryview(data), pb.ServerMetadataResponse)
+
+
+def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
+    """Raw contents are numbered over the other inputs, whichever of them comes first."""
+    view = request(
+        fp32("X", parameters=SHARED), fp32("Y"), fp32("Z", parameters=SHARED), raw=[FLOATS]
+    )
+    _, tensors = InferReader(DEFAULT_LIMITS).request(view)
+    place = SharedData("r", 0, 4)
+    assert [place, FLOATS, place] == [
+        tensor.data if isinstance(tensor.data, SharedData) else bytes(as_raw(tensor))
+        for tensor in tensors
+    ]
+
+
+def test_outputs_in_shared_memory_have_no_data() -> None:
+    """An empty place among the raw contents, or none, stands for them; both are read."""
+    place = SharedData("r", 0, 4)
+    for raw in ([b"", FLOATS], [FLOATS]):
+        outputs = [
+            pb.ModelInferResponse.InferOutputTensor(name=name, datatype="FP32", shape=shape)
+            for name, shape in (("A", [1]), ("B", [2]))
+        ]
+        message = pb.ModelInferResponse(outputs=outputs, raw_output_contents=raw)
+        view = memoryview(message.SerializeToString())
+        _, tensors = InferReader(DEFAULT_LIMITS).response(view, {"A": place})
+        assert (place, FLOATS) == (tensors[0].data, bytes(as_raw(tensors[1])))

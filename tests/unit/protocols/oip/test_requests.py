@@ -11,10 +11,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Sequence
-from gateway.ir.data import as_items, as_numpy
+from gateway.ir.data import SharedData, as_items, as_numpy
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge, Unsupported
+from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.oip.http import HttpCodec
 from gateway.protocols.oip.json import SIMD_FROM_BYTES
 from gateway.wire.http import Headers, HttpRequest
@@ -258,30 +259,52 @@ def test_refuses_members(document: Any, expected: str, pad: bytes) -> None:
     assert expected in error.message
 
 
+PLACE = {"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8}
+IN_PLACE: dict[str, Any] = {"name": "x", "shape": [1], "datatype": "INT32", "parameters": PLACE}
+
+
+def test_tensors_in_shared_memory_are_places() -> None:
+    """An input without data says where it lies, a requested output where it shall be put."""
+    document = {"inputs": [IN_PLACE], "outputs": [{"name": "y", "parameters": PLACE}]}
+    call = decode(post(document))
+    assert SharedData("r", 8, 4) == call.inputs[0].data == call.outputs[0].shared
+    assert ({}, {}) == (call.inputs[0].parameters, call.outputs[0].parameters)
+
+
+def test_outputs_are_asked_for_as_classes() -> None:
+    """None of them means the values."""
+    for count in (0, 2):
+        output = {"name": "y", "parameters": {"classification": count}}
+        call = decode(post({"inputs": [X_JSON], "outputs": [output]}))
+        assert (RequestedOutput("y", classes=count),) == call.outputs
+
+
 @pytest.mark.parametrize(
-    "document",
+    ("document", "expected"),
     [
-        {
-            "inputs": [
-                {
-                    "name": "x",
-                    "shape": [1],
-                    "datatype": "INT8",
-                    "parameters": {"shared_memory_region": "r"},
-                }
-            ]
-        },
-        {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"classification": 2}}]},
-        {
-            "inputs": [X_JSON],
-            "outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}],
-        },
+        ({"inputs": [{**IN_PLACE, "data": [1]}]}, "'x' has data and lies in shared memory"),
+        (
+            {"inputs": [{**IN_PLACE, "parameters": {"shared_memory_region": "r"}}]},
+            "'x' has shared_memory_byte_size None",
+        ),
+        (
+            {"inputs": [{**IN_PLACE, "parameters": {**PLACE, "shared_memory_region": ""}}]},
+            "'x' has shared_memory_region ''",
+        ),
+        (
+            {
+                "inputs": [X_JSON],
+                "outputs": [{"name": "y", "parameters": {**PLACE, "classification": 1}}],
+            },
+            "as classes and in shared memory",
+        ),
     ],
-    ids=["shared_input", "classification", "shared_output"],
 )
-def test_extensions_are_refused_clearly(document: Any) -> None:
-    """What this gateway does not do is said so, not called malformed."""
-    assert isinstance(refused(post(document)), Unsupported)
+def test_refuses_places_that_are_none(document: Any, expected: str) -> None:
+    """A place that is not whole, or beside data, is the caller's fault."""
+    error = refused(post(document))
+    assert isinstance(error, InvalidRequest)
+    assert expected in error.message
 
 
 def test_null_members_are_absent() -> None:

@@ -1,0 +1,95 @@
+"""What is asked of an output beside its name: classes instead of values, a place in shared memory.
+
+Source: Triton extensions "classification" and "shared memory"; dossier, sections 8 and 10.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import Parameter, Parameters
+from gateway.ir.data import ItemsData, as_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.errors import clip
+from gateway.protocols.oip.shared import join_shared, split_shared
+
+CLASSIFICATION = "classification"
+
+_MOST = (1 << 31) - 1
+# A value that has a fraction or an exponent, or is no number; integers are written as they are.
+_VALUE = re.compile(rb"([+-]?(?:\d+[.e][0-9.e+-]*|nan|inf)):")
+_SHOWN = 64
+
+
+def requested_output(
+    name: str, parameters: Parameters, limits: MessageLimits, *, least_classes: int
+) -> RequestedOutput:
+    """Return an output as it is asked for.
+
+    Args:
+        name: Of the output.
+        parameters: As they came; those about the form of a message are taken out already.
+        limits: On names.
+        least_classes: 0 where that number asks for none; 1 where it is an error.
+
+    Raises:
+        InvalidRequest: A reserved parameter has a wrong value, or two of them exclude one another.
+        TooLarge: A region's name is too long.
+    """
+    shared, left = split_shared(f"output {name!r}", parameters, limits)
+    classes = left.pop(CLASSIFICATION, None)
+    if classes is None:
+        return RequestedOutput(name, 0, left, shared)
+    if type(classes) is not int or not least_classes <= classes <= _MOST:
+        raise InvalidRequest(
+            f"parameter {CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), _SHOWN)}, "
+            "needed is a number of classes"
+        )
+    if classes and shared is not None:
+        raise InvalidRequest(
+            f"output {name!r} is asked for as classes and in shared memory: one of the two"
+        )
+    return RequestedOutput(name, classes, left, shared)
+
+
+def output_parameters(output: RequestedOutput) -> dict[str, Parameter]:
+    """Return the parameters that ask for *output* as it shall be."""
+    parameters = dict(output.parameters)
+    if output.classes:
+        parameters[CLASSIFICATION] = output.classes
+    if output.shared is not None:
+        parameters |= join_shared(output.shared)
+    return parameters
+
+
+def with_c_values(call: InferRequest, reply: InferResponse) -> InferResponse:
+    """Return *reply* with the values of classes as C's `%f` prints them, as Triton does."""
+    asked = {output.name for output in call.outputs if output.classes}
+    if not asked:
+        return reply
+    outputs = tuple(
+        [
+            _printed(tensor)
+            if tensor.name in asked and tensor.datatype is Datatype.BYTES
+            else tensor
+            for tensor in reply.outputs
+        ]
+    )
+    return reply.changed(outputs=outputs)
+
+
+def _printed(tensor: Tensor) -> Tensor:
+    items = [_VALUE.sub(_as_c, bytes(item), count=1) for item in as_items(tensor)]
+    data = ItemsData(items)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
+
+
+def _as_c(found: re.Match[bytes]) -> bytes:
+    try:
+        return b"%f:" % float(found[1])
+    except ValueError:
+        return found[0]

@@ -1,0 +1,41 @@
+"""The recorded inference on shared memory: its tensors are places, not data."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context
+from gateway.ir.data import SharedData
+from tests.golden.open_inference import exchanges
+from tests.golden.open_inference_tables import SHARED
+from tests.golden.test_open_inference import listener, upstream
+
+EXCHANGE = next(exchange for exchange in exchanges() if exchange.name == SHARED)
+
+
+def asked() -> InferRequest:
+    """Return the call that the recorded request is."""
+    call = listener(EXCHANGE).decode_call(EXCHANGE.request)
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def test_the_request_names_places() -> None:
+    """Input and output lie in regions, and go on to the server as they came."""
+    call = asked()
+    assert SharedData("golden_in", 0, 24) == call.inputs[0].data
+    assert SharedData("golden_out", 0, 24) == call.outputs[0].shared
+    wire = upstream(EXCHANGE).encode_call(call)
+    assert call.changed(context=Context()) == (
+        listener(EXCHANGE).decode_call(wire).changed(context=Context())
+    )
+
+
+def test_the_answer_has_no_data() -> None:
+    """The output is where the request wanted it, and the client is answered as by the server."""
+    call = asked()
+    reply = upstream(EXCHANGE).decode_reply(call, EXCHANGE.response)
+    assert SharedData("golden_out", 0, 24) == reply.outputs[0].data
+    wire = listener(EXCHANGE).encode_reply(call, reply)
+    assert json.loads(bytes(EXCHANGE.response.view)) == json.loads(bytes(wire.view))
