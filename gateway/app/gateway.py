@@ -18,7 +18,7 @@ from gateway.app.memory import keep_large_buffers
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
 from gateway.app.routes import BuiltRoute, Place, build_route
-from gateway.app.rules import named_models, ruled_routes
+from gateway.app.rules import named_models, own_models, ruled_routes
 from gateway.app.sharing import shared_upstream
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import ConfigError, Loaded
@@ -29,14 +29,17 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import Observation, Observe
 from gateway.policies.regions import Regions
 from gateway.policies.shared_memory import Forwarded, Mapped, Memory, Refused, SharedMemory
+from gateway.policies.tally import Tally
 from gateway.routing.keys import Known
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
-from gateway.routing.server import Index, ServerAnswers, ServerOptions
+from gateway.routing.server import Index, Ready, ServerAnswers, ServerOptions
 from gateway.routing.status import Statuses
+from gateway.routing.targets import Relisting, Targets
 from gateway.schema.pool import require_fast_runtime
 from gateway.service import Service
 from gateway.telemetry import log as logs
+from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import Budget
 from gateway.transports.base import HttpMount, Server, ServerLimits
@@ -115,6 +118,8 @@ class Gateway:
         self._pipelines = build_pipelines(config, self.metrics)
         own = {**self._models.places, **self._pipelines.places}
         routes = [build_route(ruled, config, places, own) for ruled in ruled_routes(config)]
+        self._targets = {name: place.service for name, place in places.items()}
+        self._counts_usage = _asks_statistics(config)
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         self._server = self._server_answers(routes, matcher)
         self._pipelines.inside.connect(routes, own, self._server)
@@ -237,9 +242,13 @@ class Gateway:
         return Refused()
 
     def _observed(self, default_model: str, memory: Memory) -> Service:
-        router = Router(self._routes, self._server, default_model=default_model)
+        server = Targets(self._server, self._targets, self._server.served)
+        router = Router(self._routes, server, default_model=default_model)
+        service: Service = Relisting(SharedMemory(router, memory), self._server.forget)
+        if self._counts_usage:
+            service = Tally(service, self.metrics.usage)
         return Observe(
-            Statuses(SharedMemory(router, memory)),
+            Statuses(service),
             self._record,
             lines_per_s=self._config.telemetry.log.calls_per_second,
         )
@@ -265,13 +274,22 @@ class Gateway:
         return ServerAnswers(
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
-                routes=[built.ready for built in routes],
+                routes=[self._route_ready(built) for built in routes],
                 online=self._config.lifecycle.online,
                 named=named,
                 served=matcher.takes_model,
+                log=LogSettings(*logs.current(), logs.set_level),
             ),
             indexes,
         )
+
+    def _route_ready(self, built: BuiltRoute) -> Ready:
+        """Return the route's readiness; models that a client has unloaded do not count against."""
+        own = self._models.loadable
+        names = own_models(built.ruled)
+        if not names or not own.keys() >= set(names):
+            return built.ready
+        return lambda: built.ready() or all(own[name].unloaded for name in names)
 
     async def _close(self) -> None:
         for server in (self._data | self._admin).values():
@@ -284,6 +302,15 @@ class Gateway:
 
 # Only what every path through the gateway carries.
 EXTENSIONS = ("binary_tensor_data", "parameters")
+
+
+def _asks_statistics(config: Config) -> bool:
+    """Return whether some listener tells what models are used; counting costs a little."""
+    return any(
+        options.get("statistics", "off") != "off"
+        for listener in config.listeners
+        for options in listener.options.values()
+    )
 
 
 def _named(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:

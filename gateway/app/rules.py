@@ -63,6 +63,15 @@ def named_models(config: Config) -> Iterator[str]:
                     yield pattern
 
 
+def own_models(route: RuledRoute) -> list[str]:
+    """Return the gateway's own models that are all that a route has; none where it has more."""
+    if route.config is None:
+        return [route.model] if route.model else []
+    names = [target.model for target in route.config.targets if target.upstream is None]
+    found = [name for name in names if name is not None]
+    return found if len(found) == len(route.config.targets) else []
+
+
 def _rules(match: MatchConfig | None) -> tuple[Rule, ...]:
     if match is None:
         return (Rule(),)

@@ -10,6 +10,7 @@ from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import Overloaded
 from gateway.ir.streams import watch
 from gateway.service import Service
+from gateway.telemetry.taken import note_queued
 
 R = TypeVar("R")
 
@@ -70,11 +71,14 @@ class Limit:
                 model=call.model,
                 limit="queue",
             )
-        place = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        place = loop.create_future()
         self._waiting.append(place)
         try:
             async with asyncio.timeout(self._wait_s):
                 await place
+            note_queued(loop.time() - begun)
         except BaseException as error:
             if place.done() and not place.cancelled():
                 self._leave()  # it was given a place and left in the same moment

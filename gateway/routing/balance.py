@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.affinity import IDLE_S, Affinity
+from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
 from gateway.service import Service
 from gateway.telemetry.taken import note_target
 
@@ -127,10 +128,12 @@ class Balance:
         self._affinity = Affinity("target", idle_s=sequence_idle_s)
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Ask one target; all of them whether a model is ready."""
+        """Ask one target; all of them whether a model is ready, and what each must know itself."""
         if isinstance(call, ModelReadyRequest) and len(self._weighted) > 1:
             # The answer to a ModelReadyRequest is a bool, which is its R.
             return cast("R", await self._model_ready(call))
+        if type(call) in EVERYWHERE and len(self._weighted) > 1:
+            return await ask_everywhere(call, [target.service for target in self._weighted])
         target = self._pick(call)
         note_target(target.name)
         return await target.service(call)

@@ -7,27 +7,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import (
     Call,
+    LogSettingsRequest,
     ModelLoadRequest,
+    ModelStatisticsRequest,
     ModelUnloadRequest,
     SharedRegisterRequest,
     SharedUnregisterRequest,
+    TraceSettingRequest,
 )
 from gateway.ir.errors import GatewayError
+from gateway.ir.statistics import ModelStatistics, summed
 from gateway.service import Service
 
 R = TypeVar("R")
 
 EVERYWHERE = frozenset(
-    {ModelLoadRequest, ModelUnloadRequest, SharedRegisterRequest, SharedUnregisterRequest}
+    {
+        LogSettingsRequest,
+        ModelLoadRequest,
+        ModelStatisticsRequest,
+        ModelUnloadRequest,
+        SharedRegisterRequest,
+        SharedUnregisterRequest,
+        TraceSettingRequest,
+    }
 )
 
 
 async def ask_everywhere(call: Call[R], services: Sequence[Service]) -> R:
-    """Ask all of *services* at once and return the first one's answer.
+    """Ask all of *services* at once and return the first one's answer; statistics are added up.
 
     A region that could not be registered everywhere is unregistered where it could.
 
@@ -45,6 +58,10 @@ async def ask_everywhere(call: Call[R], services: Sequence[Service]) -> R:
         await _take_back(call, done)
         raise failed[0]
     answers = [found for found in asked if not isinstance(found, BaseException)]
+    if isinstance(call, ModelStatisticsRequest):
+        # A ModelStatisticsRequest's R is a tuple of statistics; the type system cannot follow that.
+        listed = cast("list[tuple[ModelStatistics, ...]]", answers)
+        return cast("R", summed(tuple(chain.from_iterable(listed))))
     return answers[0]
 
 

@@ -12,6 +12,8 @@ import structlog
 
 from gateway.ir.calls import (
     Call,
+    LogSettings,
+    LogSettingsRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -47,6 +49,7 @@ class ServerOptions:
         online: Ready from the start as far as its routes are; else once a caller says so.
         named: Models that the configuration names exactly, with the readiness of their route.
         served: Whether a model that an index lists can be reached here under its name.
+        log: Changes what the gateway logs and returns its settings; None: they are not told.
     """
 
     metadata: ServerMetadata
@@ -55,6 +58,7 @@ class ServerOptions:
     online: bool = True
     named: Mapping[str, Ready] = field(default_factory=dict)
     served: Callable[[str], bool] = _every_model
+    log: Callable[[LogSettings], LogSettings] | None = None
 
 
 class ServerAnswers:
@@ -79,6 +83,7 @@ class ServerAnswers:
                 ServerMetadataRequest: self._metadata,
                 RepositoryIndexRequest: self._index,
                 ServerSwitchRequest: self._switch,
+                LogSettingsRequest: self._log,
             },
         )
 
@@ -94,6 +99,15 @@ class ServerAnswers:
     def drain(self) -> None:
         """Be not ready from now on; calls are answered as before."""
         self._draining = True
+
+    def served(self, name: str) -> bool:
+        """Return whether a model of an upstream can be reached here under its name."""
+        return self._options.served(name)
+
+    def forget(self) -> None:
+        """List models anew at the next question: one may have been loaded or unloaded."""
+        for index in self._indexes:
+            index.forget()
 
     def ready(self) -> bool:
         """Return whether the gateway can take inference requests."""
@@ -119,6 +133,15 @@ class ServerAnswers:
             raise Forbidden(f"this listener does not let its clients set the gateway {word}")
         self._online = call.online
         log.info("switched", to=word, protocol=call.context.protocol)
+
+    async def _log(self, call: LogSettingsRequest) -> LogSettings:
+        change = self._options.log
+        if change is None:
+            raise Unsupported("the gateway does not tell its log settings")
+        found = change(call.changes)
+        if call.changes:
+            log.info("log settings changed", protocol=call.context.protocol)
+        return found
 
     async def _index(self, call: RepositoryIndexRequest) -> tuple[RepositoryEntry, ...]:
         """Join the indexes; the first to list a model and version describes it."""
@@ -166,6 +189,10 @@ class Index:
         self._entries: tuple[RepositoryEntry, ...] = ()
         self._until = float("-inf")
         self._lock = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Ask again at the next question."""
+        self._until = float("-inf")
 
     async def entries(self) -> tuple[RepositoryEntry, ...]:
         """Return what the service lists; raises nothing.

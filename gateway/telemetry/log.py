@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import orjson
 import structlog
@@ -45,13 +45,38 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         cut_values,
     ]
     render: Any = _console_renderer(out) if console else _json
+    _Logger.form = "console" if console else "json"
     structlog.configure(
         processors=[*shared, render],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=_Logger,
         logger_factory=structlog.PrintLoggerFactory(file=out),
         cache_logger_on_first_use=True,
     )
-    _adopt_stdlib(out, shared, render, max(_LEVELS[level], logging.WARNING))
+    _adopt_stdlib(out, shared, render)
+    set_level(level)
+
+
+def current() -> tuple[str, str]:
+    """Return the level, and the form of lines ("console" or "json"), that hold now."""
+    return _Logger.level, _Logger.form
+
+
+def set_level(level: str) -> None:
+    """Log from *level* on, at once and everywhere: debug, info, warning or error."""
+    # Loggers are kept by those who use them, so their class is what changes.
+    _Logger.level = level
+    told = structlog.make_filtering_bound_logger(_LEVELS[level])
+    for name, method in vars(told).items():
+        if not name.startswith("__"):
+            setattr(_Logger, name, method)
+    logging.getLogger().setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]  # made
+    """The class of every logger; its methods below the level do nothing."""
+
+    level: ClassVar[str] = "info"
+    form: ClassVar[str] = "console"
 
 
 def cut_values(
@@ -99,7 +124,7 @@ def _json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
     return orjson.dumps(event, default=repr).decode()
 
 
-def _adopt_stdlib(out: TextIO, shared: list[Any], render: Any, level: int) -> None:
+def _adopt_stdlib(out: TextIO, shared: list[Any], render: Any) -> None:
     """Give what libraries log through the standard library the same form."""
     handler = logging.StreamHandler(out)
     handler.setFormatter(
@@ -110,4 +135,3 @@ def _adopt_stdlib(out: TextIO, shared: list[Any], render: Any, level: int) -> No
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from gateway.ir.errors import GatewayError
 from gateway.telemetry.sharing import SharingMetrics
 from gateway.telemetry.steps import StepMetrics
+from gateway.telemetry.usage import Usage
 
 UNKNOWN = "_unknown"
 
@@ -56,6 +57,7 @@ class Metrics:
         triton: Also publish Triton's names for inference counts and times.
 
     Attributes:
+        usage: What statistics of models are made of.
         sharing: Batches and kept answers.
         steps: Steps of pipelines.
     """
@@ -96,7 +98,8 @@ class Metrics:
             ("upstream", "endpoint"),
             registry=self.registry,
         )
-        self.sharing = SharingMetrics(self.registry)
+        self.usage = Usage()
+        self.sharing = SharingMetrics(self.registry, self.usage)
         self.steps = StepMetrics(self.registry, _BUCKETS)
         Gauge(
             "gateway_build_info", "Version of the gateway.", ("version",), registry=self.registry

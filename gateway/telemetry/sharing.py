@@ -5,9 +5,13 @@ Labels are models that the configuration names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway.telemetry.usage import Usage
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _WAITS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -17,7 +21,8 @@ _LABELS = ("model",)
 class SharingMetrics:
     """What is counted for all models together; `batches` and `cache` give one model's part."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, usage: Usage) -> None:
+        self._usage = usage
         self._rows = Histogram(
             "gateway_batch_rows",
             "Rows of a call that was made of waiting requests.",
@@ -67,6 +72,7 @@ class SharingMetrics:
     def batches(self, model: str) -> BatchMetrics:
         """Return what counts the batches of *model*."""
         return BatchMetrics(
+            partial(self._usage.batched, model),
             self._rows.labels(model),
             self._requests.labels(model),
             self._waits.labels(model),
@@ -76,11 +82,18 @@ class SharingMetrics:
     def cache(self, model: str) -> CacheMetrics:
         """Return what counts the kept answers of *model*."""
         return CacheMetrics(
+            partial(self._usage.looked_up, model),
             {outcome: self._lookups.labels(model, outcome) for outcome in _OUTCOMES},
             {reason: self._dropped.labels(model, reason) for reason in _REASONS},
             self._entries.labels(model),
             self._bytes.labels(model),
         )
+
+
+class LookedUp(Protocol):
+    """Told of a request for whose answer the kept ones were searched."""
+
+    def __call__(self, *, hit: bool) -> None: ...  # noqa: D102
 
 
 _OUTCOMES = ("hit", "shared", "miss")
@@ -91,8 +104,14 @@ class BatchMetrics:
     """Counts one model's batches."""
 
     def __init__(
-        self, rows: Histogram, requests: Histogram, waits: Histogram, refused: Counter
+        self,
+        used: Callable[[int, Sequence[float]], None],
+        rows: Histogram,
+        requests: Histogram,
+        waits: Histogram,
+        refused: Counter,
     ) -> None:
+        self._used = used
         self._rows = rows
         self._requests = requests
         self._waits = waits
@@ -100,6 +119,7 @@ class BatchMetrics:
 
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None:
         """Count a call of so many rows, whose requests waited so long."""
+        self._used(rows, waits_s)
         self._rows.observe(rows)
         self._requests.observe(len(waits_s))
         for wait_s in waits_s:
@@ -115,11 +135,13 @@ class CacheMetrics:
 
     def __init__(
         self,
+        used: LookedUp,
         lookups: dict[str, Counter],
         dropped: dict[str, Counter],
         entries: Gauge,
         kept_bytes: Gauge,
     ) -> None:
+        self._used = used
         self._lookups = lookups
         self._dropped = dropped
         self._entries = entries
@@ -127,6 +149,7 @@ class CacheMetrics:
 
     def looked_up(self, outcome: str) -> None:
         """Count a request: hit, shared or miss."""
+        self._used(hit=outcome == "hit")
         self._lookups[outcome].inc()
 
     def kept(self, size_bytes: int) -> None:

@@ -14,10 +14,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Taken:
-    """Names of the route and target that a call took; "" while none is chosen."""
+    """Names of the route and target that a call took; "" while none is chosen.
+
+    Attributes:
+        queued_s: How long it waited for a place.
+    """
 
     route: str = ""
     target: str = ""
+    queued_s: float = 0.0
 
 
 TAKEN: ContextVar[Taken | None] = ContextVar("gateway_taken", default=None)
@@ -45,3 +50,10 @@ def unnoted() -> Iterator[None]:
         yield
     finally:
         TAKEN.reset(token)
+
+
+def note_queued(seconds: float) -> None:
+    """Note how long the call in progress has waited for a place, when somebody wants to know."""
+    taken = TAKEN.get()
+    if taken is not None:
+        taken.queued_s += seconds

@@ -1,0 +1,99 @@
+"""The gateway's own log in the words of Triton's logging extension."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from gateway.ir.errors import GatewayError, InvalidRequest, Unsupported
+from gateway.telemetry import log
+from gateway.telemetry.log_settings import LogSettings, Settings
+
+
+def settings(level: str = "info") -> tuple[LogSettings, list[str]]:
+    """Return settings that begin at *level*, and the levels that are set."""
+    levels: list[str] = []
+    return LogSettings(level, "json", levels.append), levels
+
+
+def test_tells_without_changing() -> None:
+    """Every setting of the extension is there."""
+    told, levels = settings()
+    expected = {
+        "log_file": "",
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "json",
+    }
+    assert (expected, []) == (told({}), levels)
+
+
+@pytest.mark.parametrize(
+    ("level", "changes", "after"),
+    [
+        ("info", {"log_verbose_level": 1}, "debug"),
+        ("info", {"log_verbose_level": 9}, "debug"),
+        ("debug", {"log_verbose_level": 0}, "info"),
+        ("info", {"log_info": False}, "warning"),
+        ("debug", {"log_info": False}, "warning"),
+        ("info", {"log_info": False, "log_warning": False}, "error"),
+        ("error", {"log_info": True, "log_warning": True}, "info"),
+    ],
+)
+def test_changes_the_level(level: str, changes: Settings, after: str) -> None:
+    """The lowest level that is wanted holds from then on, and is told."""
+    told, levels = settings(level)
+    found = told(changes)
+    assert [after] == levels
+    assert (found, [after]) == (told(found), levels)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"log_verbosity": 1}, InvalidRequest, "no log setting 'log_verbosity'"),
+        ({"log_info": 1}, InvalidRequest, "needed is a bool"),
+        ({"log_verbose_level": True}, InvalidRequest, "needed is a int"),
+        ({"log_error": False}, Unsupported, "'log_error' is True while"),
+        ({"log_file": "here.log"}, Unsupported, "'log_file' is '' while"),
+        ({"log_format": "ISO8601"}, Unsupported, "'log_format' is 'json' while"),
+        ({"log_warning": False}, InvalidRequest, "warnings come with information"),
+        ({"log_info": False, "log_verbose_level": 1}, InvalidRequest, "information comes with it"),
+    ],
+)
+def test_what_cannot_be_set(changes: Settings, error: type[GatewayError], text: str) -> None:
+    """A contradiction, or what the configuration alone decides, changes nothing."""
+    told, levels = settings()
+    with pytest.raises(error, match=text):
+        told(changes)
+    assert [] == levels
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """Log to memory, and then as before."""
+    before = structlog.get_config()
+    out = io.StringIO()
+    log.configure("warning", "json", out)
+    yield out
+    structlog.configure(**before)
+    log.set_level("info")
+
+
+def test_the_level_changes_for_loggers_in_use(lines: io.StringIO) -> None:
+    """Whoever has logged before hears of it at once."""
+    logger = structlog.get_logger("x")
+    logger.info("left out")
+    log.set_level("debug")
+    logger.debug("there")
+    assert ("debug", "json") == log.current()
+    log.set_level("error")
+    logger.warning("left out again")
+    assert ["there"] == [
+        line.split('"event":"')[1].split('"')[0] for line in lines.getvalue().splitlines()
+    ]
