@@ -1,0 +1,156 @@
+"""A pipeline asked in every protocol, and one whose steps are asked in every protocol: numpy's result.
+
+The pipeline has two steps one after the other and one beside them, and a model of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from gateway.backends.python import PythonBackend
+from gateway.backends.versions import Versions
+from gateway.frontend import Frontend
+from gateway.ir.calls import Call
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.pipelines.graph import Graph, Step, parsed_source
+from gateway.pipelines.knowledge import Knowledge
+from gateway.pipelines.pipeline import Pipeline
+from gateway.policies.complete import Complete
+from gateway.policies.forward import Forward
+from gateway.policies.metadata_cache import MetadataCache
+from gateway.transports.memory import grpc_memory, http_memory, stream_memory
+from gateway.upstream import Upstream
+from tests.matrix.clients import CLIENTS, WHOLE, Array, Client, OipGrpc
+from tests.properties.carries import WAYS, Carries
+from tests.properties.chains import Told
+from tests.properties.registered import REGISTERED
+
+R = TypeVar("R")
+
+_MEMORY: dict[str, Any] = {"http": http_memory, "grpc": grpc_memory, "stream": stream_memory}
+_EXAMPLES = "gateway.backends.examples"
+
+
+class ByModel:
+    """Gives the call of a step to its model."""
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self._models = models
+
+    async def __call__(self, call: Call[R], /) -> R:
+        """Answer *call*."""
+        assert call.model is not None
+        answer: R = await self._models[call.model.name](call)
+        return answer
+
+
+def graph(name: str, model: str, text: str) -> Graph:
+    """Return the graph of a pipeline whose steps ask *model*, and one for text."""
+
+    def step(step_name: str, asked: str, first: str, second: str) -> Step:
+        inputs = {"INPUT0": parsed_source(first), "INPUT1": parsed_source(second)}
+        return Step(step_name, ModelRef(asked), inputs)
+
+    steps = [
+        step("second", model, "first.OUTPUT0", "first.OUTPUT1"),
+        step("first", model, "request.a", "request.b"),
+        step("beside", model, "request.b", "request.a"),
+        step("text", text, "request.t", "request.t"),
+    ]
+    outputs = {
+        "twice_a": "second.OUTPUT0",
+        "twice_b": "second.OUTPUT1",
+        "difference": "beside.OUTPUT1",
+        "twice_t": "text.OUTPUT0",
+    }
+    return Graph(name, "1", steps, {key: parsed_source(text) for key, text in outputs.items()})
+
+
+@asynccontextmanager
+async def asked_in(way: Carries | None, name: str, source: str) -> AsyncIterator[Any]:
+    """Give the Python model *source* as a step's target: behind an upstream in *way*, or here."""
+    versions = Versions(name, [PythonBackend(name, f"{_EXAMPLES}:{source}")])
+    await versions.start()
+    try:
+        if way is None:
+            yield Complete(versions, WHOLE)
+        else:
+            there = way.registered
+            frontend = Frontend(there.make(way.listener), Told(Complete(versions, WHOLE)))
+            codec = there.make(way.upstream)
+            upstream = Upstream("behind", codec, _MEMORY[there.carrier](frontend))
+            yield Forward(Complete(upstream, codec.needs), (), {})
+    finally:
+        await versions.stop()
+
+
+@asynccontextmanager
+async def pipeline(client: Client, way: Carries | None) -> AsyncIterator[Any]:
+    """Give a transport to a gateway that serves a pipeline, whose steps are asked in *way*."""
+    fixed = None if way is None else way.model
+    model, text = (fixed.name, "text") if fixed is not None else ("simple", "text")
+    name = "pipeline" if client.model is None else client.model.name
+    async with AsyncExitStack() as stack:
+        # Where messages name no model there is one behind the upstream: text is asked for here.
+        there = {
+            model: await stack.enter_async_context(asked_in(way, model, "simple")),
+            text: await stack.enter_async_context(
+                asked_in(None if fixed is not None else way, text, "simple_string")
+            ),
+        }
+        inner = ByModel(there)
+        parts = graph(name, model, text)
+        service = Pipeline(parts, inner, Knowledge(parts, MetadataCache(inner)))
+        here = REGISTERED[client.codec]
+        frontend = Frontend(here.make(client.listener), Told(Complete(service, WHOLE)))
+        yield _MEMORY[here.carrier](frontend)
+
+
+def texts(numbers: Array) -> Array:
+    found = np.empty(numbers.shape, object)
+    for index, number in np.ndenumerate(numbers):
+        found[index] = str(number).encode()
+    return found
+
+
+async def check(client: Client, way: Carries | None) -> None:
+    rng = np.random.default_rng(0)
+    async with pipeline(client, way) as transport:
+        for batch in (1, 3):
+            a, b = rng.integers(-(2**28), 2**28, (2, batch, 16), "<i4")
+            found = await client.infer(
+                transport,
+                client.model or ModelRef("pipeline"),
+                {
+                    "a": (Datatype.INT32, a),
+                    "b": (Datatype.INT32, b),
+                    "t": (Datatype.BYTES, texts(a)),
+                },
+            )
+            expected = {
+                "twice_a": 2 * a,
+                "twice_b": 2 * b,
+                "difference": b - a,
+                "twice_t": texts(2 * a.astype(np.int64)),
+            }
+            assert list(expected) == list(found)
+            for name, array in expected.items():
+                assert (name, array.tolist()) == (name, found[name].tolist())
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+async def test_a_pipeline_is_asked_in_every_protocol(client: Client) -> None:
+    """Whoever asks gets what numpy gets from the same sums."""
+    await check(client, None)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+async def test_steps_are_asked_in_every_protocol(way: Carries) -> None:
+    """Models behind any upstream are steps."""
+    await check(OipGrpc("oip.grpc-raw", typed=False), way)
