@@ -4,8 +4,8 @@ Here lives the codec: which method a message belongs to, and inference, whose te
 without copying them.  Not here: the other messages (messages.py), what they mean.
 
 Every call ends well: what went wrong stands in `request_status`, field 1 of every answer.  Of a
-stream each message is a call of its own; a wrong one is answered in its place with its id, for the
-client knows answers by their ids alone and waits for ever for one that does not come.
+client's stream each message is a call of its own; a wrong one is answered in its place with its
+id, for the client knows answers by their ids alone and waits for ever for one that does not come.
 
 Pure but for a counter, since every answer carries a number of its own, and a memory of headers
 that repeat.
@@ -63,6 +63,7 @@ from gateway.protocols.trtis.paths import checked_version
 from gateway.protocols.trtis.proto import InferMessage, scan_request, scan_response
 from gateway.protocols.trtis.replies import read_reply
 from gateway.protocols.trtis.requests import request_of, tensors_of_entries, views_of
+from gateway.protocols.trtis.stream import OneAnswer
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.beside import grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -83,6 +84,8 @@ _STATUS = varint(tag(1, LEN))
 _META_DATA, _RAW_OUTPUT = varint(tag(2, LEN)), varint(tag(3, LEN))
 _RAW_INPUT, _INDEX = varint(tag(4, LEN)), varint(tag(2, LEN))
 _NEWEST = -1
+# The id of a stream's only message: real servers take 0 for none.
+_ALONE = 1
 _HEALTH = (ServerLiveRequest, ServerReadyRequest)
 _ABOUT_A_MODEL = frozenset(
     {ModelReadyRequest, ModelMetadataRequest, ModelLoadRequest, ModelUnloadRequest}
@@ -214,13 +217,24 @@ class GrpcCodec:
                 raise
             raise MalformedMessage(error.message) from error
 
-    def decode_item(self, call: StreamInferRequest, _wire: GrpcResponse, /) -> InferResponse:
-        """Refuse, as `encode_item`.
+    def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
+        """Read the answer of an upstream's stream, of which each request has one.
 
         Raises:
-            Unsupported: Always.
+            GatewayError: As `decode_reply`.
+            MalformedMessage: It is the answer to another request.
         """
-        raise unknown(call)
+        request = call.request.within(needs=call.context.needs)
+        reply = self.decode_reply(request, wire)
+        header = pb.InferResponseHeader.FromString(scan_response(wire.view).meta_data)
+        asked = number_of(request.id) or _ALONE
+        if header.id != asked:
+            raise MalformedMessage(f"the answer has the id {header.id}, the request {asked}")
+        return reply
+
+    def splitter(self) -> OneAnswer:
+        """Return what sees to it that a stream of one request has one answer."""
+        return OneAnswer()
 
     def _head(self, code: int, text: str) -> bytearray:
         status = pb.RequestStatus(
@@ -261,6 +275,9 @@ class GrpcCodec:
     def _written(self, call: Call[Any]) -> tuple[str, Parts | tuple[bytes, ...]]:
         if isinstance(call, InferRequest):
             return _INFER, self._written_infer(call)
+        if isinstance(call, StreamInferRequest):
+            request = call.request
+            return _STREAM, self._written_infer(request, number_of(request.id) or _ALONE)
         found = messages.CALL_WRITERS.get(type(call))
         if found is None:
             raise unknown(call)
@@ -269,12 +286,13 @@ class GrpcCodec:
             named(call)
         return method, (write(call).SerializeToString(),)
 
-    def _written_infer(self, call: InferRequest) -> Parts:
+    def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
         name, version = named(call)
         assert call.model is not None  # noqa: S101  # `named` has refused it
         number = int(checked_version(call.model)) if version else _NEWEST
         # An unknown field is no trouble to a server over gRPC, whatever its version.
         header = write_header(call, schedule=True)
+        header.id = stream_id or header.id
         message = pb.InferRequest(model_name=name, model_version=number, meta_data=header)
         parts: Parts = [bytearray(message.SerializeToString())]
         for view in views_of(call):
