@@ -25,10 +25,15 @@ async def flow(steps: Sequence[Step], run: Run) -> None:
     running: dict[asyncio.Task[None], Step] = {}
     try:
         while True:
-            for step in [one for one in waiting.values() if one.needs <= done]:
+            ready = [one for one in waiting.values() if one.needs <= done]
+            for step in ready:
                 del waiting[step.name]
-                task = asyncio.create_task(run(step), name=step.name)
-                running[task] = step
+            if len(ready) == 1 and not running:  # nothing runs beside it: no task is needed
+                await run(ready[0])
+                done.add(ready[0].name)
+                continue
+            for step in ready:
+                running[asyncio.create_task(run(step), name=step.name)] = step
             if not running:
                 return
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

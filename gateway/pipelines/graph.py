@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.ir.context import ModelRef
+from gateway.ir.tensor import RequestedOutput
 
 REQUEST = "request"
 
@@ -83,14 +84,14 @@ class Graph:
             *outputs.values(),
         ]
         self.inputs = tuple(dict.fromkeys(one.tensor for one in used if one.step == REQUEST))
-        self._asked = {
-            step.name: tuple(dict.fromkeys(one.tensor for one in used if one.step == step.name))
-            for step in steps
-        }
+        self._asked: dict[str, dict[str, RequestedOutput]] = {step.name: {} for step in steps}
+        for one in used:
+            if one.step != REQUEST:
+                self._asked[one.step][one.tensor] = RequestedOutput(one.tensor)
         self._needed: dict[tuple[str, ...], tuple[Step, ...]] = {}
 
-    def asked(self, step: Step) -> tuple[str, ...]:
-        """Return the outputs of *step* that somebody uses."""
+    def asked(self, step: Step) -> Mapping[str, RequestedOutput]:
+        """Return the outputs of *step* that somebody uses, by name."""
         return self._asked[step.name]
 
     def needed(self, outputs: tuple[str, ...]) -> tuple[Step, ...]:

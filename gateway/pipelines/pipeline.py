@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
 
 import structlog
 
@@ -22,6 +22,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.copying import copied
 from gateway.ir.data import ArrayData
 from gateway.ir.declared import listed
 from gateway.ir.errors import (
@@ -32,7 +33,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import Tensor
 from gateway.pipelines.failures import DOUBTFUL, failure, misfit
 from gateway.pipelines.flow import flow
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
@@ -121,7 +122,7 @@ class Pipeline:
     async def _ready(self, call: ModelReadyRequest) -> bool:
         """Ask every model; what cannot be asked is not ready."""
         models = dict.fromkeys(step.model for step in self.graph.steps)
-        context = self._context(call)
+        context = _within(call.context)
         answers = await asyncio.gather(
             *(self._inner(ModelReadyRequest(model=model, context=context)) for model in models),
             self._knowledge.fits(),
@@ -164,8 +165,15 @@ class Pipeline:
         wanted = declared.wanted(call)
         tensors = {Source(REQUEST, name): tensor for name, tensor in declared.inputs(call).items()}
 
+        common = {
+            "context": _within(call.context),
+            "id": call.id,
+            "priority": call.priority,
+            "parameters": call.parameters,
+        }
+
         async def run(step: Step) -> None:
-            for tensor in await self._answered(step, call, tensors):
+            for tensor in await self._answered(step, tensors, common):
                 tensors[Source(step.name, tensor.name)] = tensor
 
         await flow(self.graph.needed(wanted), run)
@@ -177,17 +185,14 @@ class Pipeline:
         )
 
     async def _answered(
-        self, step: Step, call: InferRequest, tensors: dict[Source, Tensor]
+        self, step: Step, tensors: Mapping[Source, Tensor], common: Mapping[str, Any]
     ) -> list[Tensor]:
         """Ask a step's model; return the outputs that somebody uses."""
         request = InferRequest(
             model=step.model,
-            context=self._context(call),
-            inputs=tuple(tensors[source].renamed(name) for name, source in step.inputs.items()),
-            outputs=tuple(RequestedOutput(name) for name in self.graph.asked(step)),
-            id=call.id,
-            priority=call.priority,
-            parameters=call.parameters,
+            inputs=tuple([tensors[source].renamed(name) for name, source in step.inputs.items()]),
+            outputs=tuple(self.graph.asked(step).values()),
+            **common,
         )
         begun, code = self._clock(), ErrorCode.CANCELLED.value
         try:
@@ -210,8 +215,10 @@ class Pipeline:
                 raise UpstreamError(f"it gave no output {name!r}; it gave {listed(found)}")
         return [_kept(found[name]) for name in self.graph.asked(step)]
 
-    def _context(self, call: Call[R]) -> Context:
-        return call.within(needs=_WHOLE, origin=None, session=None).context
+
+def _within(context: Context) -> Context:
+    """Return the context of a step's call: the caller's, without what is about its own message."""
+    return copied(context, {"needs": _WHOLE, "origin": None, "session": None})
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def test_what_the_request_gives() -> None:
 
 def test_what_is_asked_of_a_step() -> None:
     """Outputs that nobody uses are not asked for; those that several use are asked for once."""
-    asked = {one.name: DIAMOND.asked(one) for one in DIAMOND.steps}
+    asked = {one.name: tuple(DIAMOND.asked(one)) for one in DIAMOND.steps}
     assert {
         "last": ("y",),
         "left": ("y",),
