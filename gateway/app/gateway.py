@@ -82,7 +82,7 @@ class Gateway:
             series=config.telemetry.metrics.series,
             triton="triton" in config.telemetry.metrics.compat,
         )
-        self.metrics.know({*config.models, *named_models(config)})
+        self.metrics.know({*config.models, *config.pipelines, *named_models(config)})
         self._stopping = False
         try:
             self._build(loaded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.app.rules import RuledRoute, model_of, ruled_routes
 from gateway.app.signatures import metadata_of
@@ -14,6 +14,8 @@ from gateway.pipelines.graph import Graph, Source, Step, cycles, faults, parsed_
 from gateway.routing.match import Matcher
 
 Found = tuple[KeyPath, str]
+
+_DEEPEST = 16
 
 
 def check_graphs(config: Config) -> Iterator[Found]:
@@ -116,14 +118,34 @@ def _recursions(config: Config) -> Iterator[Found]:
         name: list(dict.fromkeys(other for found in steps.values() for other in found))
         for name, steps in reached.items()
     }
-    for cycle in cycles(edges):
+    found = cycles(edges)
+    if not found:
+        yield from _too_deep(edges)
+    for cycle in found:
         first, second = cycle[0], cycle[1]
-        for step, found in reached[first].items():
-            if second in found:
+        for step, others in reached[first].items():
+            if second in others:
                 given = config.pipelines[first].steps[step]
                 way = " -> ".join(cycle)
                 yield _place(first, step, given), f"the pipeline would ask itself: {way}"
                 break
+
+
+def _too_deep(edges: Mapping[str, Sequence[str]]) -> Iterator[Found]:
+    """Find pipelines of pipelines of pipelines ... beyond what anybody means."""
+    depths: dict[str, int] = {}
+
+    def depth(name: str) -> int:
+        if name not in depths:
+            depths[name] = 1 + max(map(depth, edges[name]), default=0)
+        return depths[name]
+
+    for name in edges:
+        if depth(name) == _DEEPEST + 1:
+            message = (
+                f"pipelines are nested {depth(name)} deep here, at most {_DEEPEST} are allowed"
+            )
+            yield ("pipelines", name), message
 
 
 def _pipelines_of(config: Config, routes: Sequence[RuledRoute], model: ModelRef) -> list[str]:

@@ -376,7 +376,7 @@ class Config(Model):
     admin: AdminConfig | None = None
     upstreams: Mapping[Name, UpstreamConfig] = Field(default_factory=dict)
     models: Mapping[Name, ModelConfig] = Field(default_factory=dict)
-    pipelines: Mapping[Name, PipelineConfig] = Field(default_factory=dict)
+    pipelines: Mapping[Name, PipelineConfig] = Field(default_factory=dict, max_length=256)
     """Graphs of models, each of which is a model to callers."""
     routes: tuple[RouteConfig, ...] = ()
     """Left out: each model and every upstream's models, under their own names."""

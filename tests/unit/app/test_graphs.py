@@ -179,3 +179,16 @@ def test_explain_tells_the_steps() -> None:
         "pipeline 'q' of this gateway",
         "  step 'first' asks model 'p' by route p, with a from request.a, b from request.b",
     ) == found.targets
+
+
+def test_pipelines_are_not_nested_without_end() -> None:
+    """A pipeline of a pipeline, and so on, has a limit; the first beyond it is named."""
+    text = GOOD + "".join(
+        f"  r{n}: {{steps: {{s: {{model: {'q' if n == 0 else f'r{n - 1}'}, "
+        f"inputs: {{a: request.a, b: request.b}}}}}}, outputs: {{sum: s.sum}}}}\n"
+        for n in range(16)
+    )
+    found = problems(text)
+    assert 1 == len(found)
+    assert "pipelines.r14: pipelines are nested 17 deep here, at most 16 are allowed" in found[0]
+    assert [] == problems(text.replace("model: r13", "model: q"))
