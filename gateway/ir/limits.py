@@ -14,6 +14,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
 
 _MIB = 1 << 20
+# Of elements of eight bytes, in an array that numpy can address.
+_MOST_LAID_OUT = (1 << 60) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,8 @@ def check_shape(
 
     Raises:
         InvalidTensor: A dimension is negative.
-        TooLarge: Rank, a dimension, the number of elements or their bytes exceed a limit.
+        TooLarge: Rank, a dimension, the number of elements or their bytes exceed a limit; or the
+            dimensions of a tensor without elements, those beside the zeros, do together.
     """
     if len(shape) > limits.rank:
         raise TooLarge(
@@ -88,6 +91,13 @@ def check_shape(
                 limit="dim",
             )
     count = math.prod(shape)
+    if not count and math.prod(filter(None, shape)) > _MOST_LAID_OUT:
+        # No array has such a shape, not even an empty one.
+        raise TooLarge(
+            f"tensor {name!r} of shape {list(shape)} has no elements, and dimensions whose "
+            f"product is over {_MOST_LAID_OUT}",
+            limit="dim",
+        )
     most, limit = limits.elements, "elements"
     if datatype is Datatype.BYTES:
         most, limit = min(most, limits.bytes_elements), "bytes_elements"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gateway.ir.datatypes import Datatype
@@ -66,6 +67,16 @@ def test_a_shape_over_a_limit_is_refused(
     with pytest.raises(error, match="tensor 'x'") as caught:
         check_shape("x", datatype, shape, LIMITS)
     assert limit == caught.value.limit
+
+
+def test_no_shape_passes_that_no_array_has() -> None:
+    """Zero times two large dimensions is no element, and more than numpy lays out."""
+    limits = MessageLimits()
+    assert 0 == check_shape("x", Datatype.FP64, (0, 1 << 40, (1 << 20) - 1), limits)
+    assert (0, 1 << 40, (1 << 20) - 1) == np.empty((0, 1 << 40, (1 << 20) - 1)).shape
+    with pytest.raises(TooLarge, match="has no elements, and dimensions whose product") as caught:
+        check_shape("x", Datatype.UINT8, (0, 1 << 40, 1 << 20), limits)
+    assert "dim" == caught.value.limit
 
 
 def test_counts() -> None:

@@ -1,0 +1,279 @@
+"""Hostile grps over HTTP and gRPC: the golden set's bad messages, lies, depth, and damage.
+
+What a client sends wrong is a FAILURE in grps's own form; frames of brpc are in test_brpc.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.schema import grps_pb2 as pb
+from tests.hostile.judge import CLIENTS_FAULT, Patient, check_text
+from tests.hostile.test_mutations import altered, damaged
+from tests.hostile.wire import Answer, Raw, chunk, chunked, head, post
+
+pytestmark = pytest.mark.hostile
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "grps"
+PATH = "/grps/v1/infer/predict"
+JSON = "Content-Type: application/json"
+SERVICE = "/grps.protos.v1.GrpsService/"
+ROW = list(range(16))
+GOOD = {
+    "model": "simple",
+    "gtensors": {
+        "tensors": [
+            {"name": name, "dtype": "DT_INT32", "shape": [1, 16], "flat_int32": ROW}
+            for name in ("INPUT0", "INPUT1")
+        ]
+    },
+}
+_STATUSES = frozenset({200, 400, 404, 413, 501})
+
+
+def asked(patient: Patient, *pieces: bytes | float) -> Answer:
+    """Return the answer to one request."""
+    with Raw(patient.gateway.http) as raw:
+        raw.send(pieces)
+        answer = raw.answer()
+    assert answer is not None
+    return answer
+
+
+def judged(answer: Answer) -> int:
+    """Assert that an answer is one of grps's, good or a client's fault, and return its status."""
+    document = answer.json
+    status = document["status"]
+    assert answer.status == status["code"]
+    assert answer.status in _STATUSES, document
+    if answer.status != 200:
+        assert {"status"} == document.keys()
+        assert "FAILURE" == status["status"]
+        check_text(status["msg"])
+    return int(answer.status)
+
+
+def told(patient: Patient, body: bytes, path: str = PATH) -> int:
+    """Return the status of the answer to a body of JSON."""
+    return judged(asked(patient, post(body, JSON, path=path)))
+
+
+def said(patient: Patient, method: str, data: bytes) -> tuple[grpc.StatusCode, int]:
+    """Return the status of a gRPC call, and the code in its message's Status."""
+    ask = patient.channel.unary_unary(SERVICE + method)
+    try:
+        message = pb.GrpsMessage.FromString(ask(data, timeout=8))
+    except grpc.RpcError as error:
+        check_text(error.details() or "")
+        return error.code(), 0
+    if message.status.code != 200:
+        assert pb.Status.FAILURE == message.status.status
+        check_text(message.status.msg)
+    return grpc.StatusCode.OK, message.status.code
+
+
+def good(**members: Any) -> bytes:
+    """Write the good request with *members* changed."""
+    return json.dumps({**GOOD, **members}).encode()
+
+
+def tensor(**members: Any) -> bytes:
+    """Write a request whose one tensor has *members* changed."""
+    one = {"name": "INPUT0", "dtype": "DT_INT32", "shape": [1], "flat_int32": [1], **members}
+    return good(gtensors={"tensors": [one]})
+
+
+def test_the_good_request_is_good(patient: Patient) -> None:
+    """What the lies are made from is answered."""
+    assert 200 == told(patient, good())
+
+
+@pytest.mark.parametrize(
+    "file", sorted((GOLDEN / "json").glob("neg_*")), ids=lambda path: path.stem
+)
+def test_bad_documents_of_the_golden_set(patient: Patient, file: Path) -> None:
+    """Each is a FAILURE that says why, with its code as the HTTP status."""
+    assert told(patient, file.read_bytes(), f"{PATH}?model=identity_int32") in (400, 413)
+
+
+@pytest.mark.parametrize("file", sorted((GOLDEN / "pb").glob("neg_*")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("method", ["Predict", "PredictStreaming"])
+def test_bad_messages_of_the_golden_set(patient: Patient, file: Path, method: str) -> None:
+    """Each is a FAILURE in the message, or ends the call where it is no message."""
+    data = pb.GrpsMessage(model="identity_int32").SerializeToString() + file.read_bytes()
+    if method == "Predict":
+        code, status = said(patient, method, data)
+        assert (code in CLIENTS_FAULT and status == 0) or status in (400, 413), (code, status)
+        return
+    stream = patient.channel.unary_stream(SERVICE + method)(data, timeout=8)
+    with suppress(grpc.RpcError):
+        (only,) = stream
+        assert pb.GrpsMessage.FromString(only).status.code in (400, 413)
+    assert stream.code() in CLIENTS_FAULT | {grpc.StatusCode.OK}
+
+
+DEEP = 100_000
+DOCUMENTS = {
+    "empty": b"",
+    "nothing": b"{}",
+    "list": b"[]",
+    "null": b"null",
+    "not-text": b"\xff\xfe{",
+    "utf16": '{"str_data": "x"}'.encode("utf-16"),
+    "key-twice": b'{"str_data": "a", "str_data": "b", "model": "identity_bytes"}',
+    "model-twice": b'{"model": "simple", "model": "fail", "str_data": "x"}',
+    "two-documents": good() + good(),
+    "deep-lists": b'{"ndarray": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep-objects": b'{"a": ' * DEEP + b"1" + b"}" * DEEP,
+    "deep-gmap": good(gmap={"s_s": {"a": {"b": "c"}}}, gtensors=None),
+    "shape-huge": tensor(shape=[4294967295] * 3),
+    "shape-over-32-bits": tensor(shape=[4294967296]),
+    "shape-negative": tensor(shape=[-1]),
+    "shape-text": tensor(shape=["x"]),
+    "shape-nested": tensor(shape=[[1]]),
+    "rank-100": tensor(shape=[1] * 100),
+    "zero-times-huge": tensor(shape=[0, 4294967295, 4294967295], flat_int32=[]),
+    "no-data": tensor(flat_int32=None),
+    "other-field": tensor(flat_int32=None, flat_float32=[1.0]),
+    "both-fields": tensor(flat_float32=[1.0]),
+    "both-doubles": tensor(dtype="DT_FLOAT64", flat_float64=[1], flat_double=[1], flat_int32=None),
+    "dtype-lower": tensor(dtype="dt_int32"),
+    "dtype-99": tensor(dtype=99),
+    "dtype-zero": tensor(dtype=0),
+    "dtype-list": tensor(dtype=["DT_INT32"]),
+    "int-fraction": tensor(flat_int32=[1.5]),
+    "int-huge": tensor(flat_int32=[2**31]),
+    "int-longer": tensor(flat_int32=[10**400]),
+    "int-words": tensor(flat_int32=["one"]),
+    "int-bool": tensor(flat_int32=[True]),
+    "int-null": tensor(flat_int32=[None]),
+    "uint8-wraps": tensor(dtype="DT_UINT8", flat_int32=None, flat_uint8=[256]),
+    "half-overflows": tensor(dtype="DT_FLOAT16", flat_int32=None, flat_float16=[70000]),
+    "name-number": tensor(name=5),
+    "name-long": tensor(name="n" * 5000),
+    "name-control": tensor(name="a\nb"),
+    "many-tensors": good(
+        gtensors={"tensors": [{"dtype": 4, "shape": [1], "flat_int32": [1]}] * 400}
+    ),
+    "tensors-object": good(gtensors={"tensors": {}}),
+    "model-long": good(model="m" * 5000),
+    "model-control": good(model="a\u0000b"),
+    "base64-garbage": good(gtensors=None, gmap={"s_b": {"k": "***"}}),
+    "map-keys": good(gtensors=None, gmap={"s_i32": {str(n): n for n in range(5000)}}),
+    "text-surrogate": b'{"str_data": "\\ud800", "model": "identity_bytes"}',
+    "bin-in-json": good(gtensors=None, bin_data="AAE="),
+}
+ACCEPTED = {"text-surrogate"}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_lying_documents_are_the_clients_fault(patient: Patient, name: str) -> None:
+    """No document crashes, hangs or becomes a fault of the server's."""
+    status = told(patient, DOCUMENTS[name])
+    assert status != 200 or name in ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ((), b"{}"),
+        (("Content-Type: text/plain",), b"{}"),
+        (("Content-Type:",), b"{}"),
+        ((JSON, "Content-Type: text/plain"), b"{}"),
+        (("Content-Type: " + "x" * 3000,), b"{}"),
+        (("Content-Type: application/octet-stream",), b""),
+        (("Content-Type: application/json; charset=utf-16",), "{}".encode("utf-16")),
+    ],
+)
+def test_content_types_that_are_none(
+    patient: Patient, fields: tuple[str, ...], body: bytes
+) -> None:
+    """Two of them, none, or one that is not grps's is refused."""
+    assert asked(patient, post(body, *fields, path=PATH)).status in (400, 415)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "model=%ff",
+        "model=" + "m" * 3000,
+        "&" * 500,
+        "model=simple&" + "a=b&" * 200,
+        "streaming=true&return-ndarray=true",
+        "%00",
+        "model=a%0ab",
+        "=" * 100,
+    ],
+)
+def test_queries_that_lie(patient: Patient, query: str) -> None:
+    """They are read or refused; a good body does not make them good."""
+    status = told(patient, good(model=""), f"{PATH}?{query}")
+    assert status in (200, 400, 404, 413)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grps",
+        "/grps/",
+        "/grps/v1",
+        "/grps/v2/infer/predict",
+        "/grps/v1/infer/predict/",
+        "/grps/v1//infer/predict",
+        "/grps/v1/infer/%70redict",
+        "/grps/v1/health/offline",
+        "/grps/v1/monitor/series?name=" + "x" * 2000,
+        "/grps/v1/" + "a/" * 2000,
+        "/GrpsBrpcService/Nothing",
+        "/grps.protos.v1.GrpsBrpcService/PredictStreaming",
+        "/grps.protos.v1.GrpsService/Predict",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_paths_that_lead_nowhere(patient: Patient, path: str, method: str) -> None:
+    """Unknown paths, methods, and the switch that is off, are refused in words."""
+    answer = asked(patient, head(method, path, JSON, "Content-Length: 0"))
+    assert answer.status in (400, 403, 404, 405, 414), answer
+    check_text(answer.body.decode())
+
+
+def test_a_stream_of_what_is_wrong_is_one_failure(patient: Patient) -> None:
+    """What cannot be asked is refused before there is a stream."""
+    assert told(patient, good(model="nobody"), f"{PATH}?streaming=true") == 404
+    assert told(patient, b"{", f"{PATH}?streaming=true") == 400
+
+
+def test_a_body_in_crumbs_is_one_body(patient: Patient) -> None:
+    """A body of one byte a chunk is read; one that never ends is given up."""
+    crumbs = [chunk(good()[at : at + 1]) for at in range(len(good()))]
+    assert 200 == judged(asked(patient, chunked(*crumbs, b"0\r\n\r\n", fields=(JSON,), path=PATH)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damaged_documents(patient: Patient, seed: int) -> None:
+    """Bytes of the JSON changed, or its members exchanged: answered, or the client's fault."""
+    chance = random.Random(seed)  # noqa: S311  # the same damage each time
+    for _ in range(40):
+        told(patient, damaged(good(), chance))
+        told(patient, json.dumps(altered(GOOD, chance)).encode())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_damaged_messages(patient: Patient, seed: int) -> None:
+    """Bytes of messages changed: answered, a FAILURE, or a call that is the client's fault."""
+    chance = random.Random(seed)  # noqa: S311  # the same damage each time
+    files = sorted((GOLDEN / "pb").glob("req_*"))
+    model = pb.GrpsMessage(model="identity_int32").SerializeToString()
+    for _ in range(60):
+        data = damaged(model + chance.choice(files).read_bytes(), chance)
+        method = chance.choice(("Predict", "ModelMetadata", "CheckReadiness", "ServerMetadata"))
+        code, status = said(patient, method, data)
+        assert code in CLIENTS_FAULT | {grpc.StatusCode.OK}, (method, data)
+        assert status in _STATUSES | {0, 503}, (method, status, data)
