@@ -20,6 +20,7 @@ from gateway.app.pipelines import build_pipelines
 from gateway.app.routes import BuiltRoute, Place, build_route
 from gateway.app.rules import named_models, own_models, ruled_routes
 from gateway.app.sharing import shared_upstream
+from gateway.app.turns import take_turns_quickly
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import ConfigError, Loaded
 from gateway.config.models import AdminConfig, Config, ListenerConfig
@@ -354,6 +355,7 @@ def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None 
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
     keep_large_buffers(default_budget() // 4)
+    take_turns_quickly()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(loaded, started))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from gateway.backends.plan import Plan
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
 from gateway.ir.context import Need
@@ -23,6 +24,7 @@ from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
+_AT_UPSTREAM = 2
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
@@ -47,7 +49,7 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
             max_delay_s=batching.max_delay,
             max_bytes=batching.max_bytes,
             preferred_sizes=batching.preferred_sizes,
-            in_flight=batching.in_flight,
+            in_flight=batching.in_flight or _in_flight(name, config),
         )
         service = Batch(service, rules, meter=metrics.sharing.batches(name))
     if cache is not None:
@@ -58,6 +60,13 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
             meter=metrics.sharing.cache(name),
         )
     return service
+
+
+def _in_flight(name: str, config: ModelConfig) -> int:
+    """Return how many calls a model can do something with at a time."""
+    if config.backend is None:
+        return _AT_UPSTREAM  # one at work, and one on its way
+    return Plan(name=name, options=config.options).integer("instances", 1)
 
 
 def shared_upstream(

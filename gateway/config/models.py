@@ -209,8 +209,9 @@ class BatchingConfig(Model):
     """Most bytes of the inputs of a call."""
     preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of rows that go at once, without waiting for more."""
-    in_flight: int = Field(2, ge=1)
-    """Calls at the model at a time; meanwhile requests gather."""
+    in_flight: int | None = Field(None, ge=1)
+    """Calls at the model at a time, while further requests gather; by default as many as the
+    model's instances, or 2 at an upstream."""
 
     @model_validator(mode="after")
     def _preferred_fit(self) -> BatchingConfig:

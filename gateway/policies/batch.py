@@ -16,11 +16,11 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Context as CallContext
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import Cancelled, DeadlineExceeded, ErrorCode, GatewayError
-from gateway.policies.gathering import Asked, BatchRules, Group, Member
+from gateway.policies.gathering import Asked, BatchRules, Group, Member, Turn
 from gateway.policies.joining import joined, key_of, parts, rows_of
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import Service
@@ -124,7 +124,12 @@ class Batch:
             GatewayError: What the target answered.
         """
         if not isinstance(call, InferRequest):
-            return await self._inner(call)
+            try:
+                return await self._inner(call)
+            finally:
+                if type(call) in CONTROLS:
+                    self._metadata.forget(call.model)
+                    self._known.clear()
         rows = rows_of(call)
         size_bytes = sum([tensor.nbytes for tensor in call.inputs]) if rows else 0
         # The answer to an InferRequest is an InferResponse, which is its R.
@@ -232,15 +237,17 @@ class Batch:
             rows=sum([member.rows for member in members]),
             waits_s=[now - member.arrived for member in members],
         )
-        self._task(members).add_done_callback(self._ended)
+        turn = Turn(self._ended)
+        self._task(members, turn).add_done_callback(lambda _task: turn.end())
 
-    def _ended(self, _task: asyncio.Task[None]) -> None:
+    def _ended(self) -> None:
         self._free += 1
         self._go()
 
-    def _task(self, members: Sequence[Member]) -> asyncio.Task[None]:
+    def _task(self, members: Sequence[Member], turn: Turn) -> asyncio.Task[None]:
         # In a context of its own: what is noted about a call is not for whoever came last.
-        task = asyncio.get_running_loop().create_task(self._answer(members), context=Context())
+        answering = self._answer(members, turn)
+        task = asyncio.get_running_loop().create_task(answering, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         asked = Asked(members, task)
@@ -248,28 +255,33 @@ class Batch:
             member.asked = asked
         return task
 
-    async def _answer(self, members: Sequence[Member]) -> None:
+    async def _answer(self, members: Sequence[Member], turn: Turn) -> None:
         """Ask for *members*, and give each its answer or its error."""
         try:
             waiting = [member for member in members if not member.answer.done()]
             if len(waiting) == 1:
-                await self._ask_alone(waiting[0])
+                await self._ask_alone(waiting[0], turn)
             elif waiting:
-                await self._ask_joined(waiting)
+                await self._ask_joined(waiting, turn)
         finally:
             for member in members:
                 model = member.call.model
                 member.fail(Cancelled("the call was given up with its batch", model=model))
 
-    async def _ask_alone(self, member: Member) -> None:
+    async def _ask_alone(self, member: Member, turn: Turn) -> None:
         try:
-            member.give(await self._inner(member.call))
+            reply = await self._inner(member.call)
         except Exception as error:  # noqa: BLE001  # it is raised to the caller
             member.fail(error)
+        else:
+            turn.end()
+            member.give(reply)
 
-    async def _ask_joined(self, members: Sequence[Member]) -> None:
+    async def _ask_joined(self, members: Sequence[Member], turn: Turn) -> None:
         try:
             reply = await self._inner(joined([member.call for member in members]))
+            # The target is free: the next call goes before these callers are answered.
+            turn.end()
             outputs = parts(reply, [member.rows for member in members])
         except GatewayError as error:
             if error.code in _REFUSED:
@@ -291,7 +303,7 @@ class Batch:
         log.debug("batch refused", model=model, requests=len(members), reason=error.message)
         middle = len(members) // 2
         for half in (members[:middle], members[middle:]):
-            await asyncio.wait([self._task(half)])
+            await asyncio.wait([self._task(half, Turn())])
 
 
 def _exceeded(call: InferRequest) -> DeadlineExceeded:

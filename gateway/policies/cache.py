@@ -16,13 +16,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
-from gateway.ir.calls import (
-    Call,
-    InferRequest,
-    InferResponse,
-    ModelLoadRequest,
-    ModelUnloadRequest,
-)
+from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse
 from gateway.ir.data import ItemsData, RawData, ShareData, SharedData, as_raw
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor
@@ -115,9 +109,9 @@ class Cache:
         if isinstance(call, InferRequest) and _may_share(call):
             # The answer to an InferRequest is an InferResponse, which is its R.
             return cast("R", await self._infer(call))
-        if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
+        if type(call) in CONTROLS:
             try:
-                return cast("R", await self._inner(call))
+                return await self._inner(call)
             finally:
                 self.clear()
         return await self._inner(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.ir.calls import InferRequest, InferResponse
@@ -77,6 +77,25 @@ class Asked:
     def left(self) -> bool:
         """Return whether nobody waits any more."""
         return all(member.answer.done() for member in self.members)
+
+
+class Turn:
+    """One of the calls that may be in hand; it ends once.
+
+    Args:
+        ended: Called at the end.
+    """
+
+    __slots__ = ("_ended",)
+
+    def __init__(self, ended: Callable[[], None] | None = None) -> None:
+        self._ended = ended
+
+    def end(self) -> None:
+        """Let the next call go; harmless the second time."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,7 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from tests.fakes import ScriptedService
+from tests.fakes import ScriptedService, settle
 
 BATCHES = ModelMetadata(
     name="m",
@@ -214,3 +214,39 @@ def test_settings_are_those_of_the_file(metrics: Metrics) -> None:
     """Without a word about either the service is the model's own."""
     target = ScriptedService()
     assert target is shared("m", target, ModelConfig(), metrics)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("backend: python\n    options: {instances: 3}\n    batching: {max_delay: 0s}", 3),
+        ("backend: python\n    batching: {max_delay: 0s}", 1),
+        (
+            "backend: python\n    options: {instances: 3}\n    batching: {max_delay: 0s, in_flight: 5}",
+            5,
+        ),
+        ("batching: {max_delay: 0s}", 2),
+    ],
+)
+async def test_calls_in_hand(text: str, calls: int, metrics: Metrics) -> None:
+    """As many as the model has instances, two at an upstream, or what the file says."""
+    header = "version: 1\nlisteners: [{http: 8000}]\nmodels:\n  m:\n    "
+    config = load_text(header + text).config.models["m"]
+    waiting = asyncio.Event()
+    seen = 0
+
+    async def target(call: Any, /) -> Any:
+        nonlocal seen
+        if not isinstance(call, ModelMetadataRequest):
+            seen += 1
+            await waiting.wait()
+        return answer(call)
+
+    service = shared("m", target, config, metrics)
+    # Requests of other priorities are other batches.
+    requests = [ask("m", value).changed(priority=value) for value in range(8)]
+    tasks = [asyncio.ensure_future(service(request)) for request in requests]
+    await settle()
+    assert calls == seen
+    waiting.set()
+    await asyncio.gather(*tasks)

@@ -12,8 +12,10 @@ import pytest
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
+    ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelUnloadRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
@@ -290,6 +292,18 @@ async def test_metadata_are_asked_again_after_a_while() -> None:
     bench = Bench(always=tenfold, metadata=no_metadata)
     await outcomes(await bench.start(ask(1)))
     bench.clock.advance(10)
+    await outcomes(await bench.start(ask(1)))
+    assert 2 == len(bench.metadata.calls)
+
+
+@pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
+async def test_a_model_that_is_loaded_again_is_asked_again(kind: Any) -> None:
+    """Another model may take more rows, or none together."""
+    bench = Bench(lambda _call: None, always=tenfold, max_delay_s=0.0)
+    await bench.batch(kind(model=M))
+    await outcomes(await bench.start(ask(1)))
+    bench.target._script.append(lambda _call: None)
+    await bench.batch(kind(model=M))
     await outcomes(await bench.start(ask(1)))
     assert 2 == len(bench.metadata.calls)
 
