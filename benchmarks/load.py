@@ -137,7 +137,7 @@ def _wrk(target: Target, connections: int, seconds: float, core: int, folder: Pa
     )
     script.write_text(_WRK_SCRIPT.format(body=str(body), fields=fields))
     words = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"]
-    out = _output([*words, "-s", str(script), _url(target)], core, seconds)
+    out = output([*words, "-s", str(script), _url(target)], core, seconds)
     found = _WRK_RESULT.search(out)
     if found is None:
         raise RuntimeError(f"wrk gave no result: {out[-500:]}")
@@ -152,7 +152,7 @@ def _h2load(target: Target, connections: int, seconds: float, core: int, folder:
     words = ["h2load", "-t1", f"-c{connections}", "-m1", f"-D{max(1, round(seconds))}"]
     words += ["-w30", "-W30", f"--data={body}", f"--log-file={log}"]
     words += ["-H", "content-type: application/grpc", "-H", "te: trailers", _url(target)]
-    out = _output(words, core, seconds)
+    out = output(words, core, seconds)
     counts, time = _H2_COUNTS.search(out), _H2_TIME.search(out)
     if counts is None or time is None:
         raise RuntimeError(f"h2load gave no result: {out[-500:]}")
@@ -183,7 +183,7 @@ def _python(  # what the others take, and the program
         "seconds": seconds,
     }
     words = [sys.executable, "-m", f"benchmarks.{tool}", json.dumps(question)]
-    return Measured(**json.loads(_output(words, core, seconds)))
+    return Measured(**json.loads(output(words, core, seconds)))
 
 
 def _url(target: Target) -> str:
@@ -191,7 +191,8 @@ def _url(target: Target) -> str:
     return f"http://127.0.0.1:{target.port}{path}"
 
 
-def _output(words: list[str], core: int, seconds: float) -> str:
+def output(words: list[str], core: int, seconds: float) -> str:
+    """Run a program on *core* that takes about so many seconds, and return what it says."""
     done = subprocess.run(
         ["taskset", "-c", str(core), *words],
         check=False,

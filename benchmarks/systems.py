@@ -70,6 +70,17 @@ def gateway(
         upstream_port: Where it listens.
         models: What the configuration says of models.
     """
+    upstream = {
+        "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
+        "options": {"dialect": "triton"},
+    }
+    with serving({"upstreams": {"server": upstream}, "models": models or {}}) as running:
+        yield running
+
+
+@contextmanager
+def serving(said: Mapping[str, object]) -> Iterator[Running]:
+    """Run the gateway with what is *said* in its configuration, on ports of its own."""
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
         "http": f"127.0.0.1:{http_port}",
@@ -80,14 +91,8 @@ def gateway(
         "version": 1,
         "listeners": [listener],
         "admin": {"address": None, "metrics": None},
-        "upstreams": {
-            "server": {
-                "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
-                "options": {"dialect": "triton"},
-            }
-        },
-        "models": models or {},
         "lifecycle": {"pre_stop": "0s", "drain": "1s"},
+        **said,
     }
     with tempfile.TemporaryDirectory() as name:
         file, log = Path(name) / "gateway.yaml", Path(name) / "log"

@@ -1,0 +1,207 @@
+"""Batching: 64 clients of four protocols, each with one row at a time, before one costly model.
+
+The model's call costs 2 ms and 0.05 ms for each row, and one call runs at a time (`costly`).
+Without batches that is all that counts; with them the gateway's own cost does. All load generators
+run at once; figures are medians over rounds. What batches are worth where transports cost nothing
+is measured without sockets: the same questions to the frontends of a gateway in one process.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+
+from benchmarks import costly, graphpipe, load, messages, systems
+from benchmarks.load import Measured, Target
+from benchmarks.messages import Arrays, Case, Message
+from benchmarks.processes import cores, cpu_seconds
+from benchmarks.systems import Running
+
+CLIENTS = 64
+MODEL = "costly"
+CALLABLE = f"{costly.__name__}:{costly.costly.__name__}"
+BATCHING = {"max_batch_size": CLIENTS, "max_delay": "1ms"}
+
+_ROW = np.arange(costly.WIDTH, dtype=np.float32).reshape(1, -1)
+CASE = Case("row", MODEL, {"X": _ROW}, {"Y": 2 * _ROW})
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system's medians.
+
+    Attributes:
+        way: How clients reach it.
+        rate: Requests per second of all clients.
+        speedup: In units of the rate without batches, the median over rounds.
+        p50_us: Median latency, of the protocol where it is worst.
+        cpu: Share of its core that the gateway used.
+    """
+
+    way: str
+    batches: bool
+    rate: float
+    speedup: float
+    p50_us: float
+    p50_ratio: float
+    cpu: float
+    errors: int
+
+    def document(self) -> dict[str, object]:
+        """Return the row for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement; see `Row`."""
+
+    rate: float
+    p50_us: float
+    cpu: float
+    errors: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row asked for in one protocol, and how its answer is read."""
+
+    protocol: str
+    carrier: str
+    path: str
+    message: Message
+    read: Callable[[Message], Arrays]
+
+    def check(self, answer: Message) -> None:
+        """Refuse an answer that is not the model's."""
+        found = self.read(answer)
+        if not messages.same(found, CASE.outputs):
+            raise RuntimeError(f"{self.protocol} answers otherwise than the model: {found}")
+
+
+@dataclass(frozen=True)
+class System:
+    """A gateway that is up.
+
+    Attributes:
+        sample: Measures it for so many seconds.
+    """
+
+    way: str
+    batches: bool
+    sample: Callable[[float], Sample]
+
+
+def run(rounds: int, seconds: float, say: Say) -> list[Row]:
+    """Measure gateways without batches and with them, in turn."""
+    with ExitStack() as stack:
+        up = [_reached(batches, stack) for batches in (False, True)]
+        up += [
+            System("no sockets", batches, partial(_sockless, batches)) for batches in (False, True)
+        ]
+        for system in up:
+            system.sample(1)  # warms
+        samples: list[list[Sample]] = [[] for _ in up]
+        for number in range(1, rounds + 1):
+            say(f"  round {number} of {rounds}: batching")
+            for system, found in zip(up, samples, strict=True):
+                found.append(system.sample(seconds))
+    base = {
+        system.way: found for system, found in zip(up, samples, strict=True) if not system.batches
+    }
+    return [
+        _row(system, found, base[system.way]) for system, found in zip(up, samples, strict=True)
+    ]
+
+
+def models(*, batches: bool) -> dict[str, object]:
+    """Return what the configuration says of models."""
+    said = {"batching": BATCHING} if batches else {}
+    return {MODEL: {"backend": "python", "options": {"callable": CALLABLE}, **said}}
+
+
+def _reached(batches: bool, stack: ExitStack) -> System:
+    running = stack.enter_context(systems.serving({"models": models(batches=batches)}))
+    return System("sockets", batches, partial(_sample, running, _targets(running)))
+
+
+def _sockless(batches: bool, seconds: float) -> Sample:
+    said = json.dumps(models(batches=batches))
+    words = [sys.executable, "-m", "benchmarks.sockless", said, str(CLIENTS), str(seconds)]
+    return Sample(**json.loads(load.output(words, cores()[0], seconds)))
+
+
+def questions() -> list[Question]:
+    """Return the same question in each protocol."""
+    header = f'batch_size: 1 input {{ name: "X" dims: {costly.WIDTH} }} output {{ name: "Y" }}'
+    tensorrt = Message(_ROW.tobytes(), (("NV-InferRequest", header),))
+    infer = f"/v2/models/{MODEL}/infer"
+    return [
+        Question("oip", "http", infer, messages.binary_request(CASE), messages.read_http),
+        Question("oip", "grpc", "", messages.grpc_request(CASE), messages.read_grpc),
+        Question("trtis", "http", f"/api/infer/{MODEL}?format=binary", tensorrt, _read_tensorrt),
+        Question(
+            "graphpipe",
+            "http",
+            f"/graphpipe/{MODEL}",
+            graphpipe.request(CASE),
+            graphpipe.read(CASE),
+        ),
+    ]
+
+
+def _targets(running: Running) -> list[Target]:
+    """Return each question's target; it is asked once and its answer checked."""
+    found = []
+    for question in questions():
+        port = running.http_port if question.carrier == "http" else running.grpc_port
+        target = Target(question.carrier, port, question.path, question.message)
+        question.check(load.ask(target))
+        found.append(target)
+    return found
+
+
+def _read_tensorrt(message: Message) -> Arrays:
+    # The header of the answer follows the outputs.
+    return {"Y": np.frombuffer(message.body[: _ROW.nbytes], np.float32).reshape(1, -1)}
+
+
+def _sample(running: Running, targets: Sequence[Target], seconds: float) -> Sample:
+    each = CLIENTS // len(targets)
+    before = cpu_seconds(running.pid)
+
+    def measured(target: Target) -> Measured:
+        return load.run(target, each, seconds, cores()[1])
+
+    with ThreadPoolExecutor(len(targets)) as pool:
+        found = list(pool.map(measured, targets))
+    took = max(one.seconds for one in found)
+    return Sample(
+        rate=sum(one.requests / one.seconds for one in found),
+        p50_us=max(one.p50_us for one in found),
+        cpu=(cpu_seconds(running.pid) - before) / took,
+        errors=sum(one.errors for one in found),
+    )
+
+
+def _row(system: System, samples: Sequence[Sample], base: Sequence[Sample]) -> Row:
+    middle = statistics.median
+    pairs = list(zip(samples, base, strict=True))
+    return Row(
+        way=system.way,
+        batches=system.batches,
+        rate=middle(one.rate for one in samples),
+        speedup=middle(one.rate / other.rate for one, other in pairs),
+        p50_us=middle(one.p50_us for one in samples),
+        p50_ratio=middle(one.p50_us / other.p50_us for one, other in pairs),
+        cpu=middle(one.cpu for one in samples),
+        errors=sum(one.errors for one in samples),
+    )

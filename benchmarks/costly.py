@@ -1,0 +1,26 @@
+"""A model as an accelerator is: a call costs much, a row little, and one call runs at a time.
+
+It sleeps on its thread: no CPU is used, so that what is measured is what the gateway makes of it.
+"""
+
+import time
+
+from gateway.backends.examples import Arrays
+from gateway.backends.python import declares
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata
+
+CALL_S = 0.002
+ROW_S = 0.00005
+WIDTH = 16
+
+
+@declares(
+    inputs=(TensorMetadata("X", Datatype.FP32, (-1, WIDTH)),),
+    outputs=(TensorMetadata("Y", Datatype.FP32, (-1, WIDTH)),),
+)
+def costly(inputs: Arrays) -> Arrays:
+    """Double each row, in 2 ms and 0.05 ms for each of them."""
+    rows = inputs["X"]
+    time.sleep(CALL_S + ROW_S * len(rows))
+    return {"Y": 2 * rows}
