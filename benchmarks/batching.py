@@ -17,13 +17,14 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks import costly, graphpipe, load, messages, systems
+from benchmarks import costly, graphpipe, grps, load, messages, systems, tensorrt
 from benchmarks.load import Measured, Target
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.processes import cores, cpu_seconds
 from benchmarks.systems import Running
 
 CLIENTS = 64
+TRANSPORTS = ("reference", "native")
 MODEL = "costly"
 CALLABLE = f"{costly.__name__}:{costly.costly.__name__}"
 BATCHING = {"max_batch_size": CLIENTS, "max_delay": "1ms"}
@@ -39,7 +40,7 @@ class Row:
     """One system's medians.
 
     Attributes:
-        way: How clients reach it.
+        way: How clients reach it: the listener's transport, or none.
         rate: Requests per second of all clients.
         speedup: In units of the rate without batches, the median over rounds.
         p50_us: Median latency, of the protocol where it is worst.
@@ -75,9 +76,7 @@ class Question:
     """A row asked for in one protocol, and how its answer is read."""
 
     protocol: str
-    carrier: str
-    path: str
-    message: Message
+    target: Target
     read: Callable[[Message], Arrays]
 
     def check(self, answer: Message) -> None:
@@ -103,10 +102,9 @@ class System:
 def run(rounds: int, seconds: float, say: Say) -> list[Row]:
     """Measure gateways without batches and with them, in turn."""
     with ExitStack() as stack:
-        up = [_reached(batches, stack) for batches in (False, True)]
-        up += [
-            System("no sockets", batches, partial(_sockless, batches)) for batches in (False, True)
-        ]
+        both = (False, True)
+        up = [_reached(way, batches, stack) for way in TRANSPORTS for batches in both]
+        up += [System("no sockets", batches, partial(_sockless, batches)) for batches in both]
         for system in up:
             system.sample(1)  # warms
         samples: list[list[Sample]] = [[] for _ in up]
@@ -128,9 +126,10 @@ def models(*, batches: bool) -> dict[str, object]:
     return {MODEL: {"backend": "python", "options": {"callable": CALLABLE}, **said}}
 
 
-def _reached(batches: bool, stack: ExitStack) -> System:
-    running = stack.enter_context(systems.serving({"models": models(batches=batches)}))
-    return System("sockets", batches, partial(_sample, running, _targets(running)))
+def _reached(transport: str, batches: bool, stack: ExitStack) -> System:
+    said = {"models": models(batches=batches)}
+    running = stack.enter_context(systems.serving(said, transport))
+    return System(transport, batches, partial(_sample, running, _targets(running)))
 
 
 def _sockless(batches: bool, seconds: float) -> Sample:
@@ -139,21 +138,16 @@ def _sockless(batches: bool, seconds: float) -> Sample:
     return Sample(**json.loads(load.output(words, cores()[0], seconds)))
 
 
-def questions() -> list[Question]:
-    """Return the same question in each protocol."""
-    header = f'batch_size: 1 input {{ name: "X" dims: {costly.WIDTH} }} output {{ name: "Y" }}'
-    tensorrt = Message(_ROW.tobytes(), (("NV-InferRequest", header),))
-    infer = f"/v2/models/{MODEL}/infer"
+def questions(running: Running | None = None) -> list[Question]:
+    """Return the same question in each protocol, to *running* or to nobody."""
+    http = partial(Target, "http", 0 if running is None else running.http_port)
+    grpc = partial(Target, "grpc", 0 if running is None else running.grpc_port)
     return [
-        Question("oip", "http", infer, messages.binary_request(CASE), messages.read_http),
-        Question("oip", "grpc", "", messages.grpc_request(CASE), messages.read_grpc),
-        Question("trtis", "http", f"/api/infer/{MODEL}?format=binary", tensorrt, _read_tensorrt),
+        Question("oip", grpc("", messages.grpc_request(CASE)), messages.read_grpc),
+        Question("grps", grpc(grps.METHOD, grps.grpc_request(CASE)), grps.read_grpc),
+        Question("trtis", http(tensorrt.path(CASE), tensorrt.request(CASE)), tensorrt.read(CASE)),
         Question(
-            "graphpipe",
-            "http",
-            f"/graphpipe/{MODEL}",
-            graphpipe.request(CASE),
-            graphpipe.read(CASE),
+            "graphpipe", http(f"/graphpipe/{MODEL}", graphpipe.request(CASE)), graphpipe.read(CASE)
         ),
     ]
 
@@ -161,17 +155,10 @@ def questions() -> list[Question]:
 def _targets(running: Running) -> list[Target]:
     """Return each question's target; it is asked once and its answer checked."""
     found = []
-    for question in questions():
-        port = running.http_port if question.carrier == "http" else running.grpc_port
-        target = Target(question.carrier, port, question.path, question.message)
-        question.check(load.ask(target))
-        found.append(target)
+    for question in questions(running):
+        question.check(load.ask(question.target))
+        found.append(question.target)
     return found
-
-
-def _read_tensorrt(message: Message) -> Arrays:
-    # The header of the answer follows the outputs.
-    return {"Y": np.frombuffer(message.body[: _ROW.nbytes], np.float32).reshape(1, -1)}
 
 
 def _sample(running: Running, targets: Sequence[Target], seconds: float) -> Sample:

@@ -29,7 +29,6 @@ from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
 
 Ask = Callable[[], Awaitable[object]]
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 async def _main(models: dict[str, Any], clients: int, seconds: float) -> dict[str, float]:
@@ -72,27 +71,27 @@ async def _main(models: dict[str, Any], clients: int, seconds: float) -> dict[st
 def _ask(question: Question, gateway: Gateway) -> Ask:
     """Return what asks once; it raises where the answer is not the model's."""
     spec = protocol(question.protocol)
-    message = question.message
+    target = question.target
+    body = (memoryview(target.message.body),)
     codec: Any
     wire: Any
-    if question.carrier == "grpc":
+    if target.carrier == "grpc":
         assert spec.grpc is not None
         codec = spec.grpc.codec(MessageLimits(), spec.options({}))
-        wire = GrpcRequest(_METHOD, (memoryview(message.body),))
+        wire = GrpcRequest(target.method, body)
     else:
         assert spec.http is not None
         codec = spec.http.codec(MessageLimits(), spec.options({}))
-        path, _, query = question.path.partition("?")
-        body = (memoryview(message.body),)
-        wire = HttpRequest("POST", path, query, Headers(message.fields), body)
+        path, _, query = target.path.partition("?")
+        wire = HttpRequest("POST", path, query, Headers(target.message.fields), body)
     frontend: Any = Frontend(codec, gateway.service)
     wanted: list[bytes] = []
 
     async def ask() -> None:
         answer = await frontend.ask(wire)
-        found = b"".join(answer.message if question.carrier == "grpc" else answer.body)
+        found = b"".join(answer.message if target.carrier == "grpc" else answer.body)
         if not wanted:
-            fields = () if question.carrier == "grpc" else tuple(answer.headers)
+            fields = () if target.carrier == "grpc" else tuple(answer.headers)
             question.check(Message(found, fields))
             wanted.append(found)
         elif found != wanted[0]:

@@ -79,13 +79,14 @@ def gateway(
 
 
 @contextmanager
-def serving(said: Mapping[str, object]) -> Iterator[Running]:
+def serving(said: Mapping[str, object], transport: str = "reference") -> Iterator[Running]:
     """Run the gateway with what is *said* in its configuration, on ports of its own."""
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
         "http": f"127.0.0.1:{http_port}",
         "grpc": f"127.0.0.1:{grpc_port}",
         "streams": [{"protocol": "grps", "address": f"127.0.0.1:{brpc_port}"}],
+        "transport": transport,
     }
     config = {
         "version": 1,
