@@ -301,8 +301,8 @@ class Gateway:
         self._regions.close()
 
 
-# Only what every path through the gateway carries.
-EXTENSIONS = ("binary_tensor_data", "parameters")
+# What needs no switch, in Triton's words; listeners and codecs add what is switched on there.
+EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
 
 
 def _asks_statistics(config: Config) -> bool:

@@ -92,6 +92,15 @@ def serve(  # noqa: PLR0913  # one for each flag
         str | None,
         typer.Option(metavar="NAME", help="Model of requests whose protocol names none."),
     ] = None,
+    enable: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            help="Serve what is off by default: repository_index, model_control, "
+            "model_configuration, statistics=target, trace, logging=target, "
+            "shared_memory=forward ...; may be repeated.",
+        ),
+    ] = None,
     no_passthrough: Annotated[
         bool,
         typer.Option(
@@ -110,7 +119,11 @@ def serve(  # noqa: PLR0913  # one for each flag
     if (path is not None) + bool(upstream) + demo != 1:
         fail("serve what? Give one of CONFIG.yaml, --upstream URL, --demo", WRONG_USAGE)
     addresses = {"--http": http, "--grpc": grpc, "--admin": admin}
-    sidecar = {"--default-model": default_model, "--no-passthrough": no_passthrough or None}
+    sidecar = {
+        "--default-model": default_model,
+        "--enable": enable or None,
+        "--no-passthrough": no_passthrough or None,
+    }
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
     if path is not None:
         _refuse({**addresses, **streams, "--brpc": brpc, **sidecar}, "CONFIG.yaml says that itself")
@@ -131,6 +144,7 @@ def serve(  # noqa: PLR0913  # one for each flag
             brpc=brpc,
             admin=admin,
             default_model=default_model,
+            enable=enable or (),
             passthrough=not no_passthrough,
         )
     )

@@ -36,6 +36,7 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
     admin: str | None = None,
     default_model: str | None = None,
     passthrough: bool = True,
+    enable: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the configuration of a sidecar in front of *upstreams*, as its YAML would stand.
 
@@ -51,6 +52,8 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
         brpc: HOST:PORT for grps over brpc.
         admin: HOST:PORT or "off"; None leaves the key out.
         default_model: Model of requests whose protocol names none.
+        enable: Options of Open Inference that are off by default, NAME or NAME=VALUE; or
+            shared_memory=VALUE, which is the listener's.
         passthrough: Send paths that no protocol claims to the first upstream that speaks HTTP.
 
     Raises:
@@ -69,6 +72,7 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
     )
     if default_model is not None:
         listener["default_model"] = default_model
+    listener |= _enabled(enable)
     beyond = _first_http(names, urls)
     if passthrough and beyond is not None and "http" in listener:
         listener["passthrough"] = beyond
@@ -103,6 +107,16 @@ def admin_config(admin: str | None) -> dict[str, Any]:
     if admin is None:
         return {}
     return {"admin": {"address": None if admin == OFF else admin}}
+
+
+def _enabled(flags: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a listener that flags of `--enable` stand for."""
+    options = {
+        name: value if given else "true"
+        for name, given, value in (flag.partition("=") for flag in flags)
+    }
+    own = {key: options.pop(key) for key in ("shared_memory",) if key in options}
+    return own | ({"options": {"oip": options}} if options else {})
 
 
 def load_mapping(config: Mapping[str, Any], source: str) -> Loaded:

@@ -204,6 +204,17 @@ class ServerSwitchRequest(Call[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpaqueCall(Call[Origin]):
+    """A question that is not modelled: it passes between like and like, and nowhere else.
+
+    Attributes:
+        message: The wire form, and the codec that alone may look inside; so is the answer.
+    """
+
+    message: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRegisterRequest(Call[None]):
     """Let requests refer to this region of shared memory by its name."""
 

@@ -18,6 +18,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ServerMetadataRequest,
     SharedRegisterRequest,
     SharedStatusRequest,
     SharedUnregisterRequest,
@@ -25,7 +26,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.data import RawData, SharedData, as_raw
 from gateway.ir.errors import GatewayError, Overloaded, RegionNotFound, TooLarge, Unsupported
-from gateway.ir.metadata import SharedRegion
+from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.streams import Mapped as MappedStream
 from gateway.ir.streams import Watched
 from gateway.ir.tensor import RequestedOutput, Tensor
@@ -40,7 +41,13 @@ Release = Callable[[], None]
 
 
 class Memory(Protocol):
-    """One way to have shared memory."""
+    """One way to have shared memory.
+
+    Attributes:
+        extensions: What it is called in the server's metadata, in Triton's words.
+    """
+
+    extensions: tuple[str, ...]
 
     async def control(self, call: Call[Any], /) -> Any:
         """Answer a call about regions."""
@@ -88,6 +95,10 @@ class SharedMemory:
             return cast("R", await self._stream(call))
         if type(call) in _ABOUT_REGIONS:
             return cast("R", await self._memory.control(call))
+        if isinstance(call, ServerMetadataRequest):
+            found = await self._inner(call)
+            every = (*found.extensions, *self._memory.extensions)
+            return cast("R", ServerMetadata(found.name, found.version, every))
         return await self._inner(call)
 
     async def _stream(self, call: StreamInferRequest) -> Watched:
@@ -108,6 +119,8 @@ def _nothing() -> None: ...
 
 class Refused:
     """Nothing is shared."""
+
+    extensions: tuple[str, ...] = ()
 
     async def control(self, _call: Call[Any], /) -> Any:
         """Refuse.
@@ -143,6 +156,8 @@ class Forwarded:
     Args:
         upstreams: Services of the upstreams.
     """
+
+    extensions: tuple[str, ...] = ("system_shared_memory", "cuda_shared_memory")
 
     def __init__(self, upstreams: Sequence[Service]) -> None:
         self._upstreams = tuple(upstreams)
@@ -217,6 +232,8 @@ class Mapped:
         room: What is in flight; copies of inputs count from their making to the answer.
         message_bytes: Most bytes of all inputs of one request.
     """
+
+    extensions: tuple[str, ...] = ("system_shared_memory",)
 
     def __init__(self, regions: Regions, room: Room, message_bytes: int) -> None:
         self._regions = regions

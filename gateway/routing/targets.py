@@ -3,7 +3,7 @@
 What a question to "the server" means with several of them is decided here. A question goes to all
 of them at once; those that do not have it are passed over. Statistics are those of all together.
 Of settings, a change is made at every upstream that has them, and the answer is that of the first
-in the order of the configuration.
+in the order of the configuration. What is not modelled goes to the first that can read it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from gateway.ir.calls import (
     Call,
     LogSettingsRequest,
     ModelStatisticsRequest,
+    OpaqueCall,
     TraceSettingRequest,
 )
+from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.statistics import summed
 from gateway.service import Service
@@ -63,7 +65,19 @@ class Targets:
             answers = await self._ask(call, "statistics", strict=False)
             found = summed(tuple(chain.from_iterable(answers)))
             return cast("R", tuple(one for one in found if self._served(one.name)))
+        if isinstance(call, OpaqueCall):
+            return cast("R", await self._first(call))
         return await self._inner(call)
+
+    async def _first(self, call: OpaqueCall) -> Origin:
+        """Ask the first upstream that speaks the same protocol over the same carrier."""
+        for service in self._upstreams.values():
+            try:
+                return await service(call)
+            except Unsupported as error:
+                if error.origin is not None:
+                    raise
+        raise Unsupported(f"no upstream of this gateway speaks {call.message.codec}")
 
     async def _settings(self, call: Call[Any], what: str, changes: Mapping[str, Any]) -> Any:
         return (await self._ask(call, what, strict=bool(changes)))[0]

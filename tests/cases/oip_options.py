@@ -1,4 +1,4 @@
-"""Options of an Open Inference listener that serves everything there is."""
+"""Options of an Open Inference listener that serves everything that is modelled."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from gateway.ir.calls import (
     InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
+    OpaqueCall,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -58,6 +59,7 @@ from gateway.protocols.oip.http_stream import (
     error_event,
 )
 from gateway.protocols.oip.json import dump
+from gateway.protocols.oip.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.replies import decode_response, error_text
@@ -135,7 +137,12 @@ class HttpCodec:
             TooLarge: A limit is exceeded.
             Unsupported: It asks for an extension that is not served.
         """
-        route = find_route(wire.method, wire.path, self._limits)
+        try:
+            route = find_route(wire.method, wire.path, self._limits)
+        except (NotFound, Unsupported):
+            if not self._extensions.opaque:
+                raise
+            return read_opaque(wire, self._limits)
         if route.model is not None and route.call in (InferRequest, StreamInferRequest):
             return decode_inference(route, route.model, wire, self._limits)
         if wire.path == INDEX_PATH:
@@ -173,10 +180,7 @@ class HttpCodec:
             return answers.encode_model_metadata(answer)
         if isinstance(call, RepositoryIndexRequest):
             return answers.encode_index(answer, whole=_wants_whole_index(call))
-        extension = EXTENSIONS.get(type(call))
-        if extension is None:
-            raise self._unknown(call)
-        return answers.optional_json(extension.write_reply(call, answer))
+        return self._extension_answer(call, answer)
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
         """Write one answer of a stream: an event, a part of one HTTP response.
@@ -232,6 +236,8 @@ class HttpCodec:
             body = (dump({"ready": True} if call.ready_only else {}),)
             pairs = Headers((*JSON_HEADERS.pairs, *passed))
             return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
+        if isinstance(call, OpaqueCall):
+            return write_opaque(call)
         extension = EXTENSIONS.get(type(call))
         if extension is not None:
             return self._encode_extension(call, extension, passed)
@@ -246,6 +252,8 @@ class HttpCodec:
             MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
             UpstreamProtocolError: It is the answer to another request.
         """
+        if isinstance(call, OpaqueCall):
+            return cast("R", Origin(NAME, wire))
         key = _HEALTH.get(type(call))
         status = wire.status
         if key is not None and (
@@ -287,6 +295,14 @@ class HttpCodec:
         pairs = Headers((*headers.pairs, *passed))
         path = self._model_path(call)
         return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
+
+    def _extension_answer(self, call: Call[Any], answer: Any) -> HttpResponse:
+        if isinstance(call, OpaqueCall):
+            return write_answer(answer)
+        extension = EXTENSIONS.get(type(call))
+        if extension is None:
+            raise self._unknown(call)
+        return answers.optional_json(extension.write_reply(call, answer))
 
     def _encode_extension(
         self, call: Call[Any], extension: Extension, passed: tuple[tuple[str, str], ...]

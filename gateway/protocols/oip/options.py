@@ -31,6 +31,7 @@ class Extensions:
         model_control: Models are loaded and unloaded.
         model_files: A request to load may bring the model's files along.
         trace: The targets' trace settings are told and changed.
+        opaque: Paths that are not modelled are passed on to servers of the same protocol.
         logging: "off"; "gateway": the gateway's own log settings; "target": the upstreams'.
     """
 
@@ -41,6 +42,7 @@ class Extensions:
     model_files: bool = False
     trace: bool = False
     logging: str = OFF
+    opaque: bool = False
 
 
 _FLAG = (True, False)
@@ -56,6 +58,7 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "model_files": _FLAG,
     "trace": _FLAG,
     "logging": _WHOSE,
+    "opaque": _FLAG,
 }
 
 # In YAML every scalar is text.

@@ -149,3 +149,11 @@ def test_brpc_is_a_stream_that_needs_no_default_model() -> None:
     assert [("grps", "0.0.0.0:7081")] == [
         (stream.protocol, str(stream.address)) for stream in listener.streams
     ]
+
+
+def test_what_is_off_by_default_can_be_enabled() -> None:
+    """A name alone means true; shared memory is the listener's own."""
+    flags = ["repository_index", "statistics=target", "shared_memory=forward"]
+    (listener,) = sidecar_config(["http://h"], enable=flags)["listeners"]
+    assert {"oip": {"repository_index": "true", "statistics": "target"}} == listener["options"]
+    assert "forward" == listener["shared_memory"]

@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ServerLiveRequest,
+    ServerMetadataRequest,
     SharedRegisterRequest,
     SharedStatusRequest,
     SharedUnregisterRequest,
@@ -32,7 +33,7 @@ from gateway.ir.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.ir.metadata import SharedRegion
+from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
 from gateway.policies.regions import Regions
@@ -312,3 +313,17 @@ def test_a_request_says_whether_it_shares_memory() -> None:
     assert not plain.shares_memory
     assert plain.changed(inputs=(X,)).shares_memory
     assert plain.changed(outputs=CALL.outputs).shares_memory
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (Refused(), ()),
+        (Forwarded([]), ("system_shared_memory", "cuda_shared_memory")),
+    ],
+)
+async def test_metadata_name_what_is_shared(memory: Any, expected: tuple[str, ...]) -> None:
+    """The server's metadata tell which kinds of shared memory can be used here."""
+    service = ScriptedService(ServerMetadata("s", "1", ("parameters",)))
+    found = await SharedMemory(service, memory)(ServerMetadataRequest())
+    assert ServerMetadata("s", "1", ("parameters", *expected)) == found

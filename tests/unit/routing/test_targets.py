@@ -12,10 +12,11 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelReadyRequest,
     ModelStatisticsRequest,
+    OpaqueCall,
     ServerLiveRequest,
     TraceSettingRequest,
 )
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import InvalidRequest, Unavailable, Unsupported
 from gateway.ir.statistics import Duration, InferStatistics, ModelStatistics
 from gateway.routing.targets import Relisting, Targets
@@ -104,3 +105,15 @@ async def test_loading_has_models_listed_anew() -> None:
     with pytest.raises(Unavailable):
         await relisting(ModelLoadRequest(model=M))
     assert ["now", "now"] == forgotten
+
+
+async def test_what_is_not_modelled_goes_to_the_first_that_can_read_it() -> None:
+    """Those of other protocols are passed over; a refusal of the server's own is the answer."""
+    call = OpaqueCall(message=Origin("oip.http", "question"))
+    answer = Origin("oip.http", "answer")
+    assert answer == await targets(LACKS, answer, DOWN)(call)
+    with pytest.raises(Unsupported, match=r"no upstream of this gateway speaks oip\.http"):
+        await targets(LACKS)(call)
+    refusal = Unsupported("its own words", origin=answer)
+    with pytest.raises(Unsupported, match="its own words"):
+        await targets(refusal, answer)(call)
