@@ -83,8 +83,10 @@ _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
 
 # gRPC has one status for "too big" and "too busy"; the words of servers tell them apart.
 _SIZE_WORDS = ("larger than", "too large", "at most", "exceeds")
-# What Triton says of a model that answers any number of times, asked for one answer.
-_DECOUPLED = "decoupled transaction policy"
+# How Triton and MLServer end what they say of a model that answers in streams only; before it ran.
+_DECOUPLED = ("decoupled transaction policy", "predict() method not implemented")
+_DECOUPLED_HTTP = (501, 500)
+_DECOUPLED_GRPC = (GrpcStatus.UNIMPLEMENTED, GrpcStatus.INTERNAL)
 
 
 HTTP_OK = 200
@@ -123,7 +125,7 @@ def is_error_status(status: int) -> bool:
 
 def error_class_of_http(status: int, said: str = "") -> type[GatewayError]:
     """Return the kind of error an HTTP status that is not 2xx means."""
-    if status == HTTP_STATUS[ErrorCode.UNSUPPORTED] and _DECOUPLED in said:
+    if status in _DECOUPLED_HTTP and said.endswith(_DECOUPLED):
         return Decoupled
     code = _CODE_OF_HTTP.get(status)
     if code is None:
@@ -135,7 +137,7 @@ def error_class_of_grpc(status: GrpcStatus, details: str) -> type[GatewayError]:
     """Return the kind of error a gRPC status that is not OK means."""
     if status is GrpcStatus.RESOURCE_EXHAUSTED and any(word in details for word in _SIZE_WORDS):
         return ERROR_CLASSES[ErrorCode.TOO_LARGE]
-    if status is GrpcStatus.UNIMPLEMENTED and _DECOUPLED in details:
+    if status in _DECOUPLED_GRPC and details.endswith(_DECOUPLED):
         return Decoupled
     return ERROR_CLASSES[_CODE_OF_GRPC[status]]
 

@@ -167,12 +167,26 @@ def test_outputs_that_were_asked_for_must_be_there_but_where_there_are_none() ->
         CODEC.decode_item(call, envelope(infer_response=marked(True, outputs=[other])))
 
 
-def test_triton_says_that_a_model_is_decoupled() -> None:
-    """Its words, over gRPC, are an error of their own kind: a stream can be asked instead."""
-    words = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-    wire = GrpcResponse(status=GrpcStatus.UNIMPLEMENTED, details=words)
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            "UNIMPLEMENTED",
+            "ModelInfer RPC doesn't support models with decoupled transaction policy",
+        ),
+        ("INTERNAL", "predict() method not implemented"),
+    ],
+    ids=["triton", "mlserver"],
+)
+def test_servers_say_that_a_model_is_decoupled(status: str, words: str) -> None:
+    """Their words are an error of their own kind: a stream can be asked instead."""
+    wire = GrpcResponse(status=GrpcStatus[status], details=words)
     with pytest.raises(Decoupled):
         CODEC.decode_reply(CALL.request, wire)
+    other = GrpcResponse(status=GrpcStatus[status], details=f"{words}, or so")
+    with pytest.raises(GatewayError) as caught:
+        CODEC.decode_reply(CALL.request, other)
+    assert not isinstance(caught.value, Decoupled)
 
 
 def test_large_outputs_are_not_copied() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import (
+    Decoupled,
     GatewayError,
     InvalidRequest,
     MalformedMessage,
@@ -236,3 +237,18 @@ def test_a_reply_to_a_stranger_is_binary() -> None:
         InferRequest(model=M), InferResponse(model=ModelRef("m"), outputs=(X,))
     )
     assert answer.headers.get("inference-header-content-length") is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (501, "HTTP end point doesn't support models with decoupled transaction policy"),
+        (500, "NotImplementedError: predict() method not implemented"),
+    ],
+    ids=["triton", "mlserver"],
+)
+def test_servers_say_that_a_model_is_decoupled(status: int, text: str) -> None:
+    """Their words are an error of their own kind: a stream can be asked instead."""
+    wire = HttpResponse(status, body=(json.dumps({"error": text}).encode(),))
+    with pytest.raises(Decoupled):
+        MLSERVER.decode_reply(CALL.request, wire)
