@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app import Gateway, StartError
+from gateway.app.pipelines import Inside
 from gateway.config.load import load_text
 from gateway.ir.calls import (
     InferRequest,
@@ -23,7 +24,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.data import as_items, as_numpy
-from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable, UpstreamError
+from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.tensor import Tensor, array_tensor
 from tests.unit.app.waiting_models import RUNNING
@@ -267,3 +268,27 @@ async def test_cancellation_reaches_the_models() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: not RUNNING)
+
+
+async def test_readiness_without_asking_is_that_of_the_models() -> None:
+    """A pipeline counts as ready once all its models are loaded, by route or directly."""
+    built = Gateway(load_text(HEAD + ROUTED))
+    place = built._pipelines.places["sums"]
+    assert not place.ready()
+    await built.start()
+    assert place.ready()
+    await built.stop()
+    direct = SUMS + "routes: [{match: {model: sums}, targets: [{model: sums}]}]\n"
+    async with gateway(direct) as one:
+        assert one._pipelines.places["sums"].ready()
+        assert await one.ready()
+        assert (2 * A).tolist() == as_numpy((await one.service(call("sums"))).outputs[0]).tolist()
+
+
+async def test_steps_ask_models_and_nothing_else() -> None:
+    """The gateway itself is no step, and before it is built nobody is."""
+    with pytest.raises(Unsupported, match="a step's call names a model"):
+        await Inside()(call("sums"))
+    built = Gateway(load_text(HEAD + SUMS))
+    with pytest.raises(Unsupported, match="the index of pipelines does not support InferRequest"):
+        await built._pipelines.index(call("sums"))

@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gateway.backends.base import LoadError
+from gateway.backends.base import Job, LoadError
 from gateway.backends.plan import Plan
 from gateway.backends.torch import TorchBackend, TorchOptions, from_plan
+from gateway.backends.torch_files import Kind
+from gateway.backends.torch_programs import open_program
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, as_numpy
@@ -162,6 +164,65 @@ async def test_optional_inputs_may_be_left_out(tmp_path: Path, names: str) -> No
     found = arrays(await ask(model, **dict.fromkeys(names.split(), A)))
     assert {"z": (A * (1 + len(names.split()))).tolist()} == found
     await model.stop()
+
+
+async def test_frozen_torchscript_is_served(tmp_path: Path) -> None:
+    """A program without modules has no training mode to leave."""
+    path = models.freeze(models.Weight(), tmp_path / "model.pt")
+    given = ModelMetadata(name="m", inputs=(fp32("x"),), outputs=(fp32("y", 3),))
+    model = await started(path, signature=given)
+    assert {"y": [0.0, 1.0, 2.0]} == arrays(await ask(model, x=A))
+    await model.stop()
+    with pytest.raises(NotReady):
+        model.infer({"x": A}, Job(M, outputs=("y",)))
+
+
+async def test_exported_program_without_examples_warms_up_with_ones(tmp_path: Path) -> None:
+    """Where the file keeps no example, every dimension that varies is 1."""
+    path = exported(tmp_path, models.Sums(), Z, Z + 1, dynamic=BATCH, bare=True)
+    model = await started(path)
+    assert {} == getattr(model._program, "examples", None)
+    assert (A + B).tolist() == arrays(await ask(model, a=A, b=B))["OUTPUT__0"]
+    await model.stop()
+
+
+def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
+    """Weights, and tensors that the program makes itself, are where its inputs will be."""
+    path = exported(tmp_path, models.Weight())
+    for device in ("cpu", "meta"):
+        program = open_program(torch, path, Kind.EXPORTED, torch.device(device))
+        given = torch.zeros(2, 3, device=device)
+        assert device == program.call({"x": given}).device.type
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "how", "message"),
+    [
+        (models.Complex(), (Z,), {}, "gives 'complex_1', a tensor of torch.complex64, which no da"),
+        (models.Lists(), (Z,), {}, "it returns a list as 'OUTPUT__0', needed is a tensor"),
+        (
+            models.Scaled(),
+            (Z, 3),
+            {"dynamic": {"x": None, "factor": torch.export.Dim.DYNAMIC}},
+            "it takes or gives 'factor', a SymIntArgument, which is no tensor",
+        ),
+    ],
+    ids=["complex", "list", "number"],
+)
+async def test_exported_programs_of_more_than_tensors(
+    tmp_path: Path, module: Any, arguments: Any, how: Any, message: str
+) -> None:
+    """What no protocol carries is named when the model is loaded."""
+    with pytest.raises(LoadError, match=message):
+        await started(exported(tmp_path, module, *arguments, **how))
+
+
+async def test_outputs_that_a_signature_does_not_count(tmp_path: Path) -> None:
+    """Outputs without names go by their places, so all of them have a name in the signature."""
+    path = exported(tmp_path, models.Sums(), Z, Z + 1, dynamic=BATCH)
+    message = "the signature has outputs 's'; the program gives 'OUTPUT__0', 'OUTPUT__1'"
+    with pytest.raises(LoadError, match=message):
+        await started(path, signature=signature("a b", "s"))
 
 
 FIXED = [one for one in Datatype if one is not Datatype.BYTES]

@@ -148,11 +148,24 @@ class Keeps(torch.nn.Module):
         return own
 
 
+class Scaled(torch.nn.Module):
+    """Takes a number that may vary."""
+
+    def forward(self, x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+
 class Nested(torch.nn.Module):
     """Takes tensors in a dict, and a number; gives one or None."""
 
     def forward(self, pair: dict[str, torch.Tensor], factor: int = 3) -> tuple[Any, Any]:
         return pair["left"] * factor + pair["right"], None
+
+
+def freeze(module: torch.nn.Module, path: Path) -> Path:
+    """Write *module* as TorchScript that has become nothing but its forward."""
+    torch.jit.freeze(torch.jit.script(module.eval())).save(str(path))
+    return path
 
 
 def script(module: torch.nn.Module, path: Path) -> Path:
@@ -167,12 +180,18 @@ def export(
     *arguments: Any,
     dynamic: Any = None,
     lowered: bool = False,
+    bare: bool = False,
     **keywords: Any,
 ) -> Path:
-    """Write *module* as an exported program; lowered, it writes into nothing but at its end."""
+    """Write *module* as an exported program.
+
+    Lowered, it writes into nothing but at its end; bare, it keeps no example of its inputs.
+    """
     program = torch.export.export(
         module.eval(), tuple(arguments), keywords or None, dynamic_shapes=dynamic
     )
+    if bare:
+        program.example_inputs = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, about its own use of itself
         torch.export.save(program.run_decompositions() if lowered else program, path)

@@ -498,3 +498,21 @@ async def test_a_cancelled_step_is_reported_as_such() -> None:
     with pytest.raises(UpstreamError):
         await task
     assert [("b", "upstream"), ("a", "cancelled")] == seen
+
+
+async def test_who_leaves_while_the_models_are_asked_leaves_the_question_open() -> None:
+    """The next request asks again what the first one did not hear."""
+    asked_for = ScriptedService()
+    service = pipeline(ScriptedService(always=answer), metadata=asked_for)
+    task = asyncio.ensure_future(service(call()))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 3 == len(asked_for.calls)
+    again = asyncio.ensure_future(service(call()))
+    await settle()
+    assert 6 == len(asked_for.calls)
+    for future, name in zip(asked_for.waiting[3:], ("m-a", "m-b", "m-c"), strict=True):
+        future.set_result(MODELS[name])
+    assert 3 == len((await again).outputs)
