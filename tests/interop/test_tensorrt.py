@@ -178,11 +178,20 @@ def test_triton_over_grpc(
 
 
 @PROTOCOLS
+@pytest.mark.parametrize("memory", ["map", "forward"])
+@pytest.mark.parametrize("carrier", ["grpc", "http"])
 def test_triton_with_everything_allowed(
-    triton_server: RunningServer, tensorrt_client: Client, protocol: str, tmp_path: Path
+    triton_server: RunningServer,
+    tensorrt_client: Client,
+    carrier: str,
+    memory: str,
+    protocol: str,
+    tmp_path: Path,
 ) -> None:
     """Labels from YAML, shared memory, control and the index, with the real Triton behind."""
-    with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as gateway:
+    grpc = carrier == "grpc"
+    address = triton_server.grpc_address if grpc else triton_server.http_address
+    with allowing(f"oip+{carrier}://{address}", tmp_path, memory) as gateway:
         allowed = {**OPEN, **CONTROLLED}
         assert allowed == seen_by(tensorrt_client, gateway, protocol, *allowed)
 
