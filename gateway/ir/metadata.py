@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.ir.copying import copied
 from gateway.ir.datatypes import Datatype
+from gateway.ir.statistics import ModelStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +119,12 @@ class ModelStatus:
 
     Attributes:
         entries: Empty where no index lists the model.
+        statistics: Of its versions; empty where nobody counts.
     """
 
     metadata: ModelMetadata
     entries: tuple[RepositoryEntry, ...] = ()
+    statistics: tuple[ModelStatistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

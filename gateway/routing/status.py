@@ -1,7 +1,7 @@
 """Statuses: answers how the server is and what its models look like, from calls there are.
 
-Readiness, index and metadata are asked of the service within, which is the router: so a model is
-described as the caller would reach it.
+Readiness, index, metadata and statistics are asked of the service within, which is the router: so a
+model is described as the caller would reach it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import structlog
 from gateway.ir.calls import (
     Call,
     ModelMetadataRequest,
+    ModelStatisticsRequest,
     RepositoryIndexRequest,
     ServerReadyRequest,
     ServerStatusRequest,
@@ -23,6 +24,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus
+from gateway.ir.statistics import ModelStatistics
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -71,8 +73,9 @@ class Statuses:
         if call.about is not None:
             metadata = await self._inner(ModelMetadataRequest(model=call.about, context=context))
             entries = await self._entries(context)
+            counted = await self._statistics(ModelRef(call.about.name), context)
             models: tuple[ModelStatus, ...] = (
-                ModelStatus(metadata, _of_model(call.about.name, entries)),
+                ModelStatus(metadata, _of_model(call.about.name, entries), counted),
             )
         else:
             models = await self._models(context)
@@ -82,12 +85,28 @@ class Statuses:
         entries = await self._entries(context)
         names = list(dict.fromkeys(entry.name for entry in entries))[:_LISTED]
         places = asyncio.Semaphore(_AT_ONCE)
-        found = await asyncio.gather(*(self._described(name, context, places) for name in names))
+        described = asyncio.gather(*(self._described(name, context, places) for name in names))
+        found, counted = await asyncio.gather(described, self._statistics(None, context))
         return tuple(
-            ModelStatus(metadata, _of_model(name, entries))
+            ModelStatus(
+                metadata,
+                _of_model(name, entries),
+                tuple(one for one in counted if one.name == name),
+            )
             for name, metadata in zip(names, found, strict=True)
             if metadata is not None
         )
+
+    async def _statistics(
+        self, model: ModelRef | None, context: Context
+    ) -> tuple[ModelStatistics, ...]:
+        """Return what is counted; nothing when nobody counts, or does not say so in time."""
+        question = ModelStatisticsRequest(model=model, context=context)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._inner(question)
+        except (GatewayError, TimeoutError):
+            return ()
 
     async def _entries(self, context: Context) -> tuple[RepositoryEntry, ...]:
         try:

@@ -108,7 +108,7 @@ CLOSED = {"shared_is_off": "refused", "control_is_off": ["refused"] * 3}
 OPEN = {"labels": LABELLED, "shared": SHARED, "index": [True, False, True]}
 # Told to have a state, unlike another one; and the answers.
 SEQUENCE = [True, False, [11], [20], [30]]
-CONTROLLED = {"control": [False, True, "refused"]}
+CONTROLLED = {"control": [False, True, "refused"], "counters": [2, True]}
 
 
 @pytest.fixture(scope="session")

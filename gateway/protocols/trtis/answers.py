@@ -11,6 +11,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelStatisticsRequest,
     ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerMetadataRequest,
@@ -22,6 +23,7 @@ from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
 from gateway.protocols.trtis.errors import Status, error_class_of
+from gateway.protocols.trtis.statistics import read_counters
 from gateway.protocols.trtis.status import (
     is_ready,
     model_of,
@@ -72,6 +74,7 @@ STATUS_READERS: Mapping[type[Call[Any]], Read] = {
     RepositoryIndexRequest: _index,
     ModelReadyRequest: _model_ready,
     ModelMetadataRequest: _model_metadata,
+    ModelStatisticsRequest: read_counters,
 }
 
 

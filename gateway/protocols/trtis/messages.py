@@ -18,6 +18,7 @@ from gateway.ir.calls import (
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ModelStatisticsRequest,
     ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
@@ -274,6 +275,10 @@ def _one_status(call: Any) -> Message:
     return pb.StatusRequest(model_name=call.model.name)
 
 
+def _any_status(call: Any) -> Message:
+    return _one_status(call) if call.model is not None else pb.StatusRequest()
+
+
 def _control(kind: pb.ModelControlRequest.Type) -> Callable[[Any], Message]:
     return lambda call: pb.ModelControlRequest(model_name=call.model.name, type=kind)
 
@@ -312,6 +317,7 @@ CALL_WRITERS: Mapping[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
     RepositoryIndexRequest: (SERVICE + "Status", lambda _: pb.StatusRequest()),
     ModelReadyRequest: (SERVICE + "Status", _one_status),
     ModelMetadataRequest: (SERVICE + "Status", _one_status),
+    ModelStatisticsRequest: (SERVICE + "Status", _any_status),
     ModelLoadRequest: (SERVICE + "ModelControl", _control(pb.ModelControlRequest.LOAD)),
     ModelUnloadRequest: (SERVICE + "ModelControl", _control(pb.ModelControlRequest.UNLOAD)),
     SharedRegisterRequest: (SERVICE + "SharedMemoryControl", _register),

@@ -25,6 +25,7 @@ from gateway.ir.tensor import Shape
 from gateway.protocols.trtis.datatypes import DATATYPES, NUMBERS, check_carried
 from gateway.protocols.trtis.header import number_of
 from gateway.protocols.trtis.options import TrtisOptions
+from gateway.protocols.trtis.statistics import write_counters
 from gateway.schema import tensorrt_v1_pb2 as pb
 
 _STATES: Mapping[ModelState, pb.ModelReadyState] = {
@@ -78,6 +79,7 @@ def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
     metadata = model.metadata
     written = pb.ModelStatus(config=write_config(metadata, cap))
     states = {entry.version: entry for entry in model.entries}
+    counted = {one.version: one for one in model.statistics}
     for version in metadata.versions or tuple(states) or ("",):
         entry = states.get(version)
         # What has metadata is there; an index may say otherwise.
@@ -86,6 +88,8 @@ def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
         told.ready_state = _STATES[state]
         if entry is not None and entry.reason:
             told.ready_state_reason.message = entry.reason
+        if version in counted:
+            write_counters(told, counted[version])
     return written
 
 

@@ -227,6 +227,18 @@ class Checks:
         found = plain(context.run(inputs, {"OUTPUT0": RAW}, size))["OUTPUT0"]
         return [size, [item[0] for item in found] == [3 + number for number in range(size)]]
 
+    def counters(self) -> Any:
+        """Look how much more a model has been used after a batch of two."""
+        found = []
+        for _ in range(2):
+            status = api.ServerStatusContext(*self.at, "add_sub").get_server_status()
+            (version,) = status.model_status["add_sub"].version_status.values()
+            found.append(version)
+            self.context("add_sub").run(PAIR, BOTH, 2)
+        before, after = found
+        more = after.model_inference_count - before.model_inference_count
+        return [more, after.last_inference_timestamp_milliseconds > 0]
+
     def request_ids(self) -> Any:
         """Count what the server says it has answered."""
         context = self.context("add_sub")

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.ir.calls import (
     ModelMetadataRequest,
+    ModelStatisticsRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerReadyRequest,
@@ -22,6 +23,7 @@ from gateway.ir.metadata import (
     RepositoryEntry,
     ServerStatus,
 )
+from gateway.ir.statistics import ModelStatistics
 from gateway.routing.status import Statuses
 from tests.fakes import FakeClock, ScriptedService
 
@@ -32,7 +34,7 @@ INDEX = (
 )
 
 
-def router(*, index: Any = INDEX) -> ScriptedService:
+def router(*, index: Any = INDEX, counted: Any = ()) -> ScriptedService:
     def answer(call: Any) -> Any:
         if isinstance(call, ServerReadyRequest):
             return True
@@ -44,6 +46,10 @@ def router(*, index: Any = INDEX) -> ScriptedService:
             return ModelMetadata(name="a", versions=("1", "2"))
         if isinstance(call, ModelMetadataRequest):
             raise ModelNotFound("no such model")
+        if isinstance(call, ModelStatisticsRequest):
+            if not counted:
+                raise Unsupported("nobody counts")
+            return counted
         return "passed"
 
     return ScriptedService(always=answer)
@@ -70,6 +76,18 @@ async def test_tells_of_one_model() -> None:
         await statuses(ServerStatusRequest(about=ModelRef("x")))
 
 
+async def test_tells_what_is_counted() -> None:
+    """Each model has the statistics of its versions, asked about alone or among all."""
+    mine = ModelStatistics(name="a", version="1", inference_count=3)
+    service = router(counted=(mine, ModelStatistics(name="z", version="1")))
+    (model,) = (await Statuses(service)(ServerStatusRequest())).models
+    assert (mine,) == model.statistics
+    (model,) = (
+        await Statuses(router(counted=(mine,)))(ServerStatusRequest(about=ModelRef("a")))
+    ).models
+    assert (mine,) == model.statistics
+
+
 async def test_does_without_an_index() -> None:
     """Where nothing lists models, a known one is described and the list is empty."""
     statuses = Statuses(router(index=Unsupported("no index")))
@@ -90,7 +108,7 @@ async def test_slow_model_is_left_out() -> None:
     found = await Statuses(service, timeout_s=0.01)(ServerStatusRequest())
     assert found.ready is False
     assert found.models == ()
-    assert service.cancelled == 2
+    assert service.cancelled == 3  # two models, and what is counted
 
 
 async def test_other_calls_go_through() -> None:

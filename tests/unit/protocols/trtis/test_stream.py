@@ -19,7 +19,7 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.transports.base import refuse
 from gateway.upstream import Upstream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
-from tests.cases.trtis_grpc import X
+from tests.cases.trtis_http import X
 from tests.fakes import ScriptedService
 
 CODEC: Any = GrpcCodec(DEFAULT_LIMITS, {})

@@ -1,0 +1,131 @@
+"""Tests of counters in ServerStatus: written from any target's, and read from an old server's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import ModelStatisticsRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ModelNotFound
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus
+from gateway.ir.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from gateway.protocols.trtis.grpc import GrpcCodec
+from gateway.protocols.trtis.http import HttpCodec
+from gateway.protocols.trtis.options import TrtisOptions
+from gateway.protocols.trtis.statistics import read_counters
+from gateway.protocols.trtis.status import write_status
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.http import Headers, HttpResponse
+from tests.cases.trtis_grpc import answer
+
+HTTP: Any = HttpCodec(DEFAULT_LIMITS, {})
+GRPC: Any = GrpcCodec(DEFAULT_LIMITS, {})
+OLD = pb.ServerStatus()
+for name, version in (("m", 1), ("m", 3), ("other", 1)):
+    told = OLD.model_status[name].version_status[version]
+    told.model_execution_count, told.model_inference_count = 5 * version, 9 * version
+    told.last_inference_timestamp_milliseconds = 1234
+    for size, runs in ((1, 3), (2, 2)):
+        stats = told.infer_stats[size]
+        stats.success.count, stats.success.total_time_ns = runs, 1000 * runs
+        stats.queue.count, stats.queue.total_time_ns = runs, 100 * runs
+        stats.compute.count, stats.compute.total_time_ns = runs, 700 * runs
+OLD.model_status["m"].version_status[1].infer_stats[2].failed.count = 1
+
+
+def counters(found: ModelStatistics) -> pb.ModelVersionStatus:
+    """Return what a client is told of the one version of a model."""
+    metadata = ModelMetadata(name="m", versions=("1",))
+    status = ServerStatus(ready=True, models=(ModelStatus(metadata, (), (found,)),))
+    return write_status(status, TrtisOptions()).model_status["m"].version_status[1]
+
+
+def test_counts_are_told_by_version() -> None:
+    """Runs, items and the last time; where sizes differ, only the runs are told by size."""
+    told = counters(
+        ModelStatistics(
+            name="m",
+            version="1",
+            last_inference_ms=77,
+            inference_count=12,
+            execution_count=5,
+            inference=InferStatistics(success=Duration(7, 70)),
+            batches={
+                2: BatchStatistics(compute_infer=Duration(4, 40)),
+                4: BatchStatistics(compute_infer=Duration(1, 9)),
+            },
+        )
+    )
+    assert (5, 12, 77) == (
+        told.model_execution_count,
+        told.model_inference_count,
+        told.last_inference_timestamp_milliseconds,
+    )
+    found = {size: (one.compute.count, one.success.count) for size, one in told.infer_stats.items()}
+    assert {2: (4, 0), 4: (1, 0)} == found
+    assert pb.MODEL_READY == told.ready_state
+
+
+def test_requests_are_told_where_all_had_one_size() -> None:
+    """With one size of batch the requests in all are those of that size."""
+    told = counters(
+        ModelStatistics(
+            name="m",
+            version="1",
+            inference=InferStatistics(
+                success=Duration(7, 70), fail=Duration(1, 2), queue=Duration(7, 5)
+            ),
+            batches={1: BatchStatistics(compute_infer=Duration(7, 40))},
+        )
+    )
+    (stats,) = told.infer_stats.values()
+    assert [(7, 70), (1, 2), (7, 5), (7, 40)] == [
+        (one.count, one.total_time_ns)
+        for one in (stats.success, stats.failed, stats.queue, stats.compute)
+    ]
+
+
+def test_counts_of_another_version_are_not_this_ones() -> None:
+    """A version of which nothing is counted has no counters."""
+    told = counters(ModelStatistics(name="m", version="2", inference_count=12))
+    assert (0, 0) == (told.model_inference_count, len(told.infer_stats))
+
+
+@pytest.mark.parametrize(
+    ("model", "versions"),
+    [
+        (None, [("m", "1"), ("m", "3"), ("other", "1")]),
+        (ModelRef("m"), [("m", "1"), ("m", "3")]),
+        (ModelRef("m", "3"), [("m", "3")]),
+    ],
+)
+def test_an_old_servers_counters_are_read(
+    model: ModelRef | None, versions: list[tuple[str, str]]
+) -> None:
+    """Requests of all sizes are added up; runs are told by size; over both carriers."""
+    call = ModelStatisticsRequest(model=model)
+    wire = HTTP.encode_call(call)
+    assert ("GET", "/api/status/m" if model else "/api/status") == (wire.method, wire.path)
+    headers = Headers((("NV-Status", "code: SUCCESS"),))
+    found = HTTP.decode_reply(call, HttpResponse(200, headers, (OLD.SerializeToString(),)))
+    assert versions == [(one.name, one.version) for one in found]
+    message = pb.StatusRequest.FromString(bytes(GRPC.encode_call(call).view))
+    assert ("m" if model else "") == message.model_name
+    reply = pb.StatusResponse(request_status={"code": pb.SUCCESS}, server_status=OLD)
+    assert found == GRPC.decode_reply(call, answer(reply))
+    last = found[-1]
+    assert (Duration(5, 5000), Duration(5, 500)) == (last.inference.success, last.inference.queue)
+    assert Duration(5, 3500) == last.inference.compute_infer
+    assert {1: Duration(3, 2100), 2: Duration(2, 1400)} == {
+        size: one.compute_infer for size, one in last.batches.items()
+    }
+    assert 1234 == last.last_inference_ms
+
+
+def test_counters_of_no_version_are_not_found() -> None:
+    """A version that the server does not have is none of which nothing was counted."""
+    with pytest.raises(ModelNotFound, match="m version 2"):
+        read_counters(ModelStatisticsRequest(model=ModelRef("m", "2")), OLD, DEFAULT_LIMITS)
