@@ -86,7 +86,7 @@ slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.
 
 .PHONY: torch
 torch: $(VENV)/.installed-torch ## The PyTorch backend on the CPU; make test leaves it out where PyTorch is not.
-	$(BIN)/pytest tests/unit/backends -q -m torch
+	$(BIN)/pytest tests/unit/backends tests/integration/test_torch.py -q -m torch
 
 .PHONY: gpu
 gpu: $(VENV)/.installed-dev ## Models on a GPU, with the PyTorch and ONNX Runtime of this environment.

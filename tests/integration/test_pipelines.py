@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import pytest_asyncio
 
-from gateway.app import Gateway, connect
+from gateway.app import Gateway
 from gateway.config.load import load_text
-from gateway.config.units import parse_url
 from gateway.demo.scans import load_scans
-from gateway.ir.calls import InferRequest, ModelReadyRequest
-from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import as_numpy
+from gateway.ir.calls import ModelReadyRequest
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unavailable
-from gateway.ir.tensor import array_tensor
-from gateway.policies.complete import Complete
-from gateway.registry import PROTOCOLS, protocol
+from tests.integration.asking_kit import Array, ask, running, urls
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "pipelines.yaml"
 PLAIN = """
@@ -33,20 +27,8 @@ admin: {address: null, metrics: null}
 lifecycle: {pre_stop: 0s, drain: 1s}
 """
 
-Array = npt.NDArray[Any]
 A = np.arange(32, dtype=np.int32).reshape(2, 16)
 B = np.full((2, 16), 7, np.int32)
-WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-
-
-@asynccontextmanager
-async def running(text: str, directory: Path | None = None) -> AsyncIterator[Gateway]:
-    gateway = Gateway(load_text(text, directory=directory))
-    await gateway.start()
-    try:
-        yield gateway
-    finally:
-        await gateway.stop()
 
 
 def example() -> str:
@@ -63,32 +45,6 @@ async def served() -> AsyncIterator[Gateway]:
     """A gateway of the example."""
     async with running(example(), EXAMPLE.parent) as gateway:
         yield gateway
-
-
-def urls(gateway: Gateway, model: str) -> dict[str, str]:
-    """Return a URL of each protocol and carrier that *gateway* listens on."""
-    found = {}
-    for name in PROTOCOLS:
-        for carrier in ("http", "grpc"):
-            if carrier in protocol(name).carriers:
-                url = f"{name}+{carrier}://{gateway.addresses[f'main.{carrier}']}"
-                found[f"{name}.{carrier}"] = url + (
-                    f"/graphpipe/{model}" if name == "graphpipe" else ""
-                )
-    return found
-
-
-async def ask(url: str, model: str, inputs: Mapping[str, Array], within_s: float = 10) -> Any:
-    """Ask a server as an upstream of its protocol is asked; return its outputs by name."""
-    connected = connect(parse_url(url))
-    context = Context(needs=WHOLE, deadline=time.monotonic() + within_s)
-    tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
-    call = InferRequest(model=ModelRef(model), inputs=tensors, context=context)
-    try:
-        reply = await Complete(connected.service, connected.needs)(call)
-    finally:
-        await connected.close()
-    return {tensor.name: as_numpy(tensor) for tensor in reply.outputs}
 
 
 async def test_a_chain_in_every_protocol(served: Gateway) -> None:

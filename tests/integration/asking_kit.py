@@ -1,0 +1,61 @@
+"""A gateway of a configuration in this process, asked over real sockets in every protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from gateway.app import Gateway, connect
+from gateway.config.load import load_text
+from gateway.config.units import parse_url
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.data import as_numpy
+from gateway.ir.tensor import array_tensor
+from gateway.policies.complete import Complete
+from gateway.registry import PROTOCOLS, protocol
+
+Array = npt.NDArray[Any]
+
+WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
+@asynccontextmanager
+async def running(text: str, directory: Path | None = None) -> AsyncIterator[Gateway]:
+    gateway = Gateway(load_text(text, directory=directory))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+def urls(gateway: Gateway, model: str) -> dict[str, str]:
+    """Return a URL of each protocol and carrier that *gateway* listens on."""
+    found = {}
+    for name in PROTOCOLS:
+        for carrier in ("http", "grpc"):
+            if carrier in protocol(name).carriers:
+                url = f"{name}+{carrier}://{gateway.addresses[f'main.{carrier}']}"
+                found[f"{name}.{carrier}"] = url + (
+                    f"/graphpipe/{model}" if name == "graphpipe" else ""
+                )
+    return found
+
+
+async def ask(url: str, model: str, inputs: Mapping[str, Array], within_s: float = 10) -> Any:
+    """Ask a server as an upstream of its protocol is asked; return its outputs by name."""
+    connected = connect(parse_url(url))
+    context = Context(needs=WHOLE, deadline=time.monotonic() + within_s)
+    tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
+    call = InferRequest(model=ModelRef(model), inputs=tensors, context=context)
+    try:
+        reply = await Complete(connected.service, connected.needs)(call)
+    finally:
+        await connected.close()
+    return {tensor.name: as_numpy(tensor) for tensor in reply.outputs}
