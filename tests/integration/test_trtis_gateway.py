@@ -31,8 +31,8 @@ MIB = 1 << 20
 CONFIG = """
 version: 1
 listeners:
-  - {http: "127.0.0.1:0", grpc: "127.0.0.1:0", shared_memory: map}
-  - {name: passing, http: "127.0.0.1:0", shared_memory: forward}
+  - {http: "127.0.0.1:0", grpc: "127.0.0.1:0", shared_memory: map, transport: MAKE}
+  - {name: passing, http: "127.0.0.1:0", shared_memory: forward, transport: MAKE}
 admin: {address: null, metrics: null}
 lifecycle: {pre_stop: 0s}
 models:
@@ -61,11 +61,13 @@ upstreams: {old: {url: "trtis+http://ADDRESS"}}
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway with models of its own."""
+@pytest.fixture(scope="module", params=["reference", "native"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A gateway with models of its own, over either make of transports."""
     file = tmp_path_factory.mktemp("trtis") / "gateway.yaml"
-    file.write_text(CONFIG)
+    file.write_text(CONFIG.replace("MAKE", request.param))
     with serving(str(file)) as running:
         yield running
 
@@ -111,7 +113,7 @@ def channel(server: Running) -> grpc.Channel:
     return grpc.insecure_channel(server.addresses["main.grpc"], options=options)
 
 
-def request(model: str, header: str, *raws: bytes, number: int = 0) -> bytes:
+def asking(model: str, header: str, *raws: bytes, number: int = 0) -> bytes:
     """Return an InferRequest over gRPC."""
     message = pb.InferRequest(model_name=model, model_version=-1, raw_input=raws)
     text_format.Parse(header, message.meta_data)
@@ -156,7 +158,7 @@ def test_large_tensors_are_taken_over_http(server: Running) -> None:
 def test_large_tensors_are_taken_over_grpc(server: Running) -> None:
     """A message of 8 MiB each way, more than gRPC libraries take by themselves."""
     data = os.urandom(8 * MIB)
-    found = ask(server, "Infer", request("floats", FLOATS % (2 * MIB), data))
+    found = ask(server, "Infer", asking("floats", FLOATS % (2 * MIB), data))
     answer = pb.InferResponse.FromString(found)
     assert (pb.SUCCESS, True) == (answer.request_status.code, answer.raw_output[0] == data)
 
@@ -167,7 +169,7 @@ def test_empty_tensors_are_taken(server: Running) -> None:
     assert 200 == answer.status
     header = pb.InferResponseHeader.FromString(body)
     assert [0] == list(header.output[0].raw.dims)
-    found = pb.InferResponse.FromString(ask(server, "Infer", request("floats", FLOATS % 0, b"")))
+    found = pb.InferResponse.FromString(ask(server, "Infer", asking("floats", FLOATS % 0, b"")))
     assert [b""] == list(found.raw_output)
 
 
@@ -215,9 +217,9 @@ def test_a_stream_works_side_by_side_and_answers_in_order(server: Running) -> No
     """Four requests of 300 ms take less than three of them, and come as they were asked."""
     header = 'batch_size: 1 input { name: "INPUT0" dims: 1 } output { name: "OUTPUT0" }'
     asked = [
-        request("slow", header, struct.pack("<i", wait), number=wait) for wait in (300, 299, 298, 1)
+        asking("slow", header, struct.pack("<i", wait), number=wait) for wait in (300, 299, 298, 1)
     ]
-    bad = request("slow", header, b"", number=7)
+    bad = asking("slow", header, b"", number=7)
     began = monotonic()
     with channel(server) as opened:
         call = opened.stream_stream(SERVICE + "StreamInfer")(iter([*asked, bad, *asked]))
@@ -247,7 +249,7 @@ def test_regions_are_the_servers(server: Running, segment: Path) -> None:
         'output { name: "OUTPUT0" shared_memory { name: "r" offset: 128 byte_size: 64 } } '
         'output { name: "OUTPUT1" }'
     )
-    found = pb.InferResponse.FromString(ask(server, "Infer", request("simple", header, PAIR[64:])))
+    found = pb.InferResponse.FromString(ask(server, "Infer", asking("simple", header, PAIR[64:])))
     assert pb.SUCCESS == found.request_status.code
     assert [0, 64] == [len(raw) for raw in found.raw_output]
     assert [64, 64] == [one.raw.batch_byte_size for one in found.meta_data.output]

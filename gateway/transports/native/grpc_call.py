@@ -297,7 +297,11 @@ class Call:
         metadata = sendable(answer.metadata) if answer.metadata else ()
         if answer.status is GrpcStatus.OK and message:
             tail = trailers_block(GrpcStatus.OK, "", metadata)
-            core.outlet.send(stream, RESPONSE_HEAD, framed(answer.message), tail)
+            if self._answering:  # a refusal that the protocol says in an answer, after others
+                core.outlet.data(stream, framed(answer.message))
+                core.outlet.end(stream, tail)
+            else:
+                core.outlet.send(stream, RESPONSE_HEAD, framed(answer.message), tail)
         elif self._answering:
             core.outlet.end(stream, trailers_block(answer.status, answer.details, metadata))
         else:

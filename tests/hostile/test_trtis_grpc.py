@@ -1,0 +1,265 @@
+"""Hostile TensorRT v1 over gRPC: messages that lie or are none, alone and on streams.
+
+Whatever is wrong with a message is said in its answer: the call ends well, and a stream goes on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.schema import tensorrt_v1_pb2 as pb
+from tests.hostile.judge import CLIENTS_FAULT, Patient, check_text
+
+pytestmark = pytest.mark.hostile
+
+SERVICE = "/nvidia.inferenceserver.GRPCService/"
+INFER, STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
+SECONDS = 10.0
+HUGE = (1 << 63) - 1
+
+
+def message(number: int = 0, change: Callable[[pb.InferRequest], object] | None = None) -> bytes:
+    """Return a request with an id, good but for what *change* does to it."""
+    request = pb.InferRequest(
+        model_name="simple", model_version=-1, raw_input=[bytes(64), bytes(64)]
+    )
+    request.meta_data.batch_size = 1
+    request.meta_data.id = number
+    for name in ("INPUT0", "INPUT1"):
+        request.meta_data.input.add(name=name, dims=[16])
+    for name in ("OUTPUT0", "OUTPUT1"):
+        request.meta_data.output.add(name=name)
+    if change is not None:
+        change(request)
+    return request.SerializeToString()
+
+
+def first(request: pb.InferRequest) -> pb.InferRequestHeader.Input:
+    return request.meta_data.input[0]
+
+
+def dims(*found: int) -> Callable[[pb.InferRequest], object]:
+    def change(request: pb.InferRequest) -> None:
+        first(request).dims[:] = found
+
+    return change
+
+
+def raws(*found: bytes) -> Callable[[pb.InferRequest], object]:
+    def change(request: pb.InferRequest) -> None:
+        del request.raw_input[:]
+        request.raw_input.extend(found)
+
+    return change
+
+
+def header(**fields: Any) -> Callable[[pb.InferRequest], object]:
+    return lambda request: request.meta_data.MergeFrom(pb.InferRequestHeader(**fields))
+
+
+def output(index: int, **fields: Any) -> Callable[[pb.InferRequest], object]:
+    def change(request: pb.InferRequest) -> None:
+        request.meta_data.output[index].MergeFrom(pb.InferRequestHeader.Output(**fields))
+
+    return change
+
+
+LIES: Mapping[str, Callable[[pb.InferRequest], object]] = {
+    "huge-dim": dims(HUGE),
+    "product-over-64-bits": dims(1 << 32, 1 << 32),
+    "zero-times-huge": dims(0, 1 << 60),
+    "negative-dim": dims(-16),
+    "rank-33": dims(*[1] * 33),
+    "rank-10000": dims(*[1] * 10_000),
+    "wrong-dim": dims(17),
+    "batch-zero": lambda request: request.meta_data.ClearField("batch_size"),
+    "batch-huge": header(batch_size=(1 << 32) - 1),
+    "batch-two": header(batch_size=2),
+    "size-lies": lambda request: setattr(first(request), "batch_byte_size", HUGE),
+    "size-short": lambda request: setattr(first(request), "batch_byte_size", 1),
+    "no-raw": raws(),
+    "one-raw": raws(bytes(64)),
+    "raw-short": raws(bytes(63), bytes(64)),
+    "raw-long": raws(bytes(65), bytes(64)),
+    "raw-empty": raws(b"", b""),
+    "raw-of-the-other": raws(bytes(128), b""),
+    "no-inputs": lambda request: request.meta_data.ClearField("input"),
+    "unknown-input": lambda request: setattr(first(request), "name", "NOPE"),
+    "nameless-input": lambda request: setattr(first(request), "name", ""),
+    "input-twice": lambda request: setattr(first(request), "name", "INPUT1"),
+    "control-in-name": lambda request: setattr(first(request), "name", "a\nNV-Status: forged"),
+    "long-name": lambda request: setattr(first(request), "name", "n" * 5000),
+    "many-inputs": header(input=[{"name": f"I{number}"} for number in range(400)]),
+    "many-outputs": header(output=[{"name": f"O{number}"} for number in range(400)]),
+    "unknown-output": output(0, name="NOPE"),
+    "output-twice": output(0, name="OUTPUT1"),
+    "classes-zero": output(0, cls={}),
+    "region": lambda request: setattr(first(request).shared_memory, "name", "r"),
+    "output-region": output(0, shared_memory={"name": "r", "offset": 1, "byte_size": 64}),
+    "no-model": lambda request: request.ClearField("model_name"),
+    "unknown-model": lambda request: setattr(request, "model_name", "nobody"),
+    "long-model": lambda request: setattr(request, "model_name", "m" * 300),
+    "control-in-model": lambda request: setattr(request, "model_name", "a\rb"),
+    "version-zero": lambda request: setattr(request, "model_version", 0),
+    "version-negative": lambda request: setattr(request, "model_version", -2),
+    "version-huge": lambda request: setattr(request, "model_version", HUGE),
+}
+GARBAGE: Mapping[str, bytes] = {
+    "ones": b"\xff" * 100,
+    "cut": message()[:-9],
+    "header-is-none": b"\x0a\x06simple\x1a\x03\xff\xff\xff",
+    "groups": b"\x9b\x06" * 10_000,
+    "end-of-no-group": b"\x0a\x06simple\x0c",
+    "name-not-utf8": b"\x0a\x02\xff\xfe",
+    "empty": b"",
+}
+
+
+@pytest.fixture(scope="module", params=["main", "native"])
+def channel(patient: Patient, request: pytest.FixtureRequest) -> Iterator[grpc.Channel]:
+    """A channel to either make of gRPC server."""
+    options = [("grpc.max_send_message_length", -1)]
+    address = patient.gateway.address(f"{request.param}.grpc")
+    with grpc.insecure_channel(address, options=options) as opened:
+        yield opened
+
+
+def answer(data: bytes) -> pb.InferResponse:
+    return pb.InferResponse.FromString(data)
+
+
+def ask(channel: grpc.Channel, data: bytes, method: str = INFER) -> bytes:
+    """Return the answer to a call that must end well."""
+    found: bytes = channel.unary_unary(method)(data, timeout=SECONDS)
+    return found
+
+
+def stream(channel: grpc.Channel, messages: Iterable[bytes]) -> list[pb.InferResponse]:
+    """Return the answers on a stream that must end well."""
+    call = channel.stream_stream(STREAM)(iter(messages), timeout=SECONDS)
+    return [answer(data) for data in call]
+
+
+def refuses(found: pb.InferResponse) -> bool:
+    """Tell whether an answer says what is wrong with its request, and nothing else."""
+    check_text(found.request_status.msg)
+    assert not found.raw_output
+    assert not found.meta_data.output
+    wrong = (pb.INVALID_ARG, pb.UNAVAILABLE, pb.NOT_FOUND, pb.UNSUPPORTED)
+    return found.request_status.code in wrong
+
+
+def test_the_good_message_is_good(channel: grpc.Channel) -> None:
+    """What the lies are made from is answered."""
+    found = answer(ask(channel, message(7)))
+    assert (pb.SUCCESS, 7, 2) == (
+        found.request_status.code,
+        found.meta_data.id,
+        len(found.raw_output),
+    )
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_lies_are_refused_with_their_id(channel: grpc.Channel, name: str) -> None:
+    """The call ends well, its status says what is wrong, and the id comes back."""
+    found = answer(ask(channel, message(7, LIES[name])))
+    assert refuses(found)
+    assert 7 == found.meta_data.id
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_lies_on_a_stream_are_refused_in_their_place(channel: grpc.Channel, name: str) -> None:
+    """What comes before and after is answered, in order: the client waits for each of its ids."""
+    found = stream(channel, [message(1), message(2, LIES[name]), message(3)])
+    assert [1, 2, 3] == [one.meta_data.id for one in found]
+    assert [True, False, True] == [one.request_status.code == pb.SUCCESS for one in found]
+    assert refuses(found[1])
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_refused_and_the_stream_goes_on(channel: grpc.Channel, name: str) -> None:
+    """What is no message is answered too, alone and on a stream."""
+    assert refuses(answer(ask(channel, GARBAGE[name])))
+    found = stream(channel, [message(1), GARBAGE[name], message(3)])
+    assert [1, 0, 3] == [one.meta_data.id for one in found]
+    assert [True, False, True] == [one.request_status.code == pb.SUCCESS for one in found]
+
+
+def test_surplus_raw_inputs_are_ignored(channel: grpc.Channel) -> None:
+    """As real servers do."""
+    found = answer(ask(channel, message(1, raws(bytes(64), bytes(64), bytes(9)))))
+    assert pb.SUCCESS == found.request_status.code
+
+
+def test_five_hundred_bad_messages_get_five_hundred_answers(channel: grpc.Channel) -> None:
+    """A stream of nothing but lies is answered to its end, each with its id."""
+    lies = list(LIES.values())
+    bad = [message(number + 1, lies[number % len(lies)]) for number in range(500)]
+    assert list(range(1, 501)) == [one.meta_data.id for one in stream(channel, bad)]
+
+
+def test_a_stream_of_nothing_ends_well(channel: grpc.Channel) -> None:
+    """Half-closed at once, it has no answers and no error."""
+    assert [] == stream(channel, [])
+
+
+def test_a_message_over_the_limit_is_the_clients_fault(channel: grpc.Channel) -> None:
+    """More bytes than a message may have end the stream with a status, after what came before."""
+    large = message(2, raws(bytes(5 << 20), bytes(64)))
+    call = channel.stream_stream(STREAM)(iter([message(1), large]), timeout=SECONDS)
+    ids: list[int] = []
+    try:
+        ids.extend(answer(data).meta_data.id for data in call)
+    except grpc.RpcError as error:
+        assert error.code() in CLIENTS_FAULT  # noqa: PT017  # there may be none
+    assert ids in ([1], [1, 2], [])
+
+
+def test_clients_that_leave_streams_leave_nothing(channel: grpc.Channel) -> None:
+    """Fifty streams given up in the middle: the fixtures look at what they leave behind."""
+    for number in range(50):
+        messages = [message(one + 1) for one in range(number % 7 + 1)]
+        call = channel.stream_stream(STREAM)(iter(messages), timeout=SECONDS)
+        if number % 2:
+            next(iter(call))
+        call.cancel()
+
+
+METHODS = ("Status", "Health", "Profile", "ModelControl", "SharedMemoryControl", "Repository")
+SMALL: Mapping[str, bytes] = {
+    "ones": b"\xff" * 100,
+    "cut": b"\x0a\x05ab",
+    "groups": b"\x9b\x06" * 10_000,
+    "not-utf8": b"\x0a\x02\xff\xfe",
+    "control": b"\x0a\x02a\n",
+    "long": b"\x0a\xac\x02" + b"n" * 300,
+    "unknown": b"\x0a\x06nobody",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", SMALL)
+def test_small_messages_are_as_strict(channel: grpc.Channel, method: str, name: str) -> None:
+    """Status, health and controls are refused in their own answers."""
+    # Field 1 of every answer is its status.
+    found = pb.HealthResponse.FromString(ask(channel, SMALL[name], SERVICE + method))
+    assert found.request_status.code not in (pb.SUCCESS, pb.INVALID)
+    check_text(found.request_status.msg)
+
+
+def test_damaged_messages_are_read_or_refused(channel: grpc.Channel) -> None:
+    """Three hundred messages with bytes changed or cut: a status, or one in the answer."""
+    good = message(5)
+    luck = random.Random(11)  # noqa: S311  # cases, no secrets
+    for _ in range(300):
+        damaged = bytearray(good)
+        damaged[luck.randrange(len(damaged))] = luck.randrange(256)
+        if luck.random() < 0.3:
+            damaged = damaged[: luck.randrange(len(damaged))]
+        status = answer(ask(channel, bytes(damaged))).request_status
+        assert status.code not in (pb.INVALID, pb.INTERNAL, pb.UNKNOWN), status
