@@ -27,7 +27,7 @@ from gateway.config.models import AdminConfig, Config, ListenerConfig
 from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ServerMetadata
-from gateway.policies.observe import Observation, Observe
+from gateway.policies.observe import OK, Observation, Observe
 from gateway.policies.regions import Regions
 from gateway.policies.shared_memory import Forwarded, Mapped, Memory, Refused, SharedMemory
 from gateway.policies.tally import Tally
@@ -42,6 +42,7 @@ from gateway.service import Service
 from gateway.telemetry import log as logs
 from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.trends import Trends
 from gateway.transports.admission import Budget
 from gateway.transports.base import HttpMount, Server, ServerLimits
 from gateway.transports.passthrough import Passthrough
@@ -84,6 +85,7 @@ class Gateway:
             triton="triton" in config.telemetry.metrics.compat,
         )
         self.metrics.know({*config.models, *config.pipelines, *named_models(config)})
+        self._trends = Trends()
         self._stopping = False
         try:
             self._build(loaded)
@@ -265,6 +267,8 @@ class Gateway:
             seconds=seen.seconds,
         )
         self.metrics.limit_exceeded(seen.protocol, seen.limit)
+        if seen.kind in _INFERENCES:
+            self._trends.add(seen.seconds, failed=seen.code != OK)
 
     def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerAnswers:
         by_name = {built.ruled.name: built for built in routes}
@@ -276,6 +280,7 @@ class Gateway:
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
                 routes=[self._route_ready(built) for built in routes],
+                trends=self._trends.read,
                 online=self._config.lifecycle.online,
                 named=named,
                 served=matcher.takes_model,
@@ -300,6 +305,8 @@ class Gateway:
         await self._models.close()
         self._regions.close()
 
+
+_INFERENCES = frozenset({"InferRequest", "StreamInferRequest"})
 
 # What needs no switch, in Triton's words; listeners and codecs add what is switched on there.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")

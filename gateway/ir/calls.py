@@ -29,6 +29,7 @@ from gateway.ir.metadata import (
     ServerMetadata,
     ServerStatus,
     SharedRegion,
+    Trend,
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.ir.tensor import RequestedOutput, Tensor
@@ -123,9 +124,16 @@ class ServerStatusRequest(Call[ServerStatus]):
 
     Attributes:
         about: The one model to tell of; None for all of them.
+        trends: Tell what was measured lately as well.
     """
 
     about: ModelRef | None = None
+    trends: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTrendsRequest(Call[Mapping[str, Trend]]):
+    """What was measured lately, by name?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

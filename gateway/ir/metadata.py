@@ -127,13 +127,32 @@ class ModelStatus:
     statistics: tuple[ModelStatistics, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One thing measured over time, or the distribution of one.
+
+    Attributes:
+        points: Over time: 30 days, 24 hours, 60 minutes, 60 seconds, numbered in this order, the
+            oldest of each first. Of a distribution: percent, and the value that so many are below;
+            100 and 101 stand for 99.9 and 99.99.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    distribution: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """How a server is, and its models."""
+    """How a server is, and its models.
+
+    Attributes:
+        trends: By name; empty where they were not asked for.
+    """
 
     ready: bool
     uptime_s: float = 0.0
     models: tuple[ModelStatus, ...] = ()
+    trends: Mapping[str, Trend] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

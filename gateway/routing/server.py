@@ -19,10 +19,11 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
     ServerSwitchRequest,
+    ServerTrendsRequest,
 )
 from gateway.ir.context import Context
 from gateway.ir.errors import Forbidden, GatewayError, Unsupported
-from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
+from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata, Trend
 from gateway.routing.balance import Readiness
 from gateway.service import Dispatch, Service
 
@@ -46,6 +47,7 @@ class ServerOptions:
     Attributes:
         routes: Readiness of each route.
         readiness: Whether all routes must be ready, or any.
+        trends: What was measured lately.
         online: Ready from the start as far as its routes are; else once a caller says so.
         named: Models that the configuration names exactly, with the readiness of their route.
         served: Whether a model that an index lists can be reached here under its name.
@@ -55,6 +57,7 @@ class ServerOptions:
     metadata: ServerMetadata
     routes: Sequence[Ready] = ()
     readiness: Readiness = Readiness.ALL
+    trends: Callable[[], Mapping[str, Trend]] = dict
     online: bool = True
     named: Mapping[str, Ready] = field(default_factory=dict)
     served: Callable[[str], bool] = _every_model
@@ -83,6 +86,7 @@ class ServerAnswers:
                 ServerMetadataRequest: self._metadata,
                 RepositoryIndexRequest: self._index,
                 ServerSwitchRequest: self._switch,
+                ServerTrendsRequest: self._trends,
                 LogSettingsRequest: self._log,
             },
         )
@@ -124,6 +128,9 @@ class ServerAnswers:
 
     async def _metadata(self, _call: ServerMetadataRequest) -> ServerMetadata:
         return self._options.metadata
+
+    async def _trends(self, _call: ServerTrendsRequest) -> Mapping[str, Trend]:
+        return self._options.trends()
 
     async def _switch(self, call: ServerSwitchRequest) -> None:
         if call.online == self._online:

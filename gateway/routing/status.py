@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, cast
 
 import structlog
@@ -20,10 +20,11 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     ServerReadyRequest,
     ServerStatusRequest,
+    ServerTrendsRequest,
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
-from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus
+from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus, Trend
 from gateway.ir.statistics import ModelStatistics
 from gateway.service import Service
 
@@ -79,7 +80,11 @@ class Statuses:
             )
         else:
             models = await self._models(context)
-        return ServerStatus(ready=ready, uptime_s=self._clock() - self._started, models=models)
+        trends: Mapping[str, Trend] = {}
+        if call.trends:
+            trends = await self._inner(ServerTrendsRequest(context=context))
+        uptime_s = self._clock() - self._started
+        return ServerStatus(ready=ready, uptime_s=uptime_s, models=models, trends=trends)
 
     async def _models(self, context: Context) -> tuple[ModelStatus, ...]:
         entries = await self._entries(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -290,7 +291,31 @@ def test_the_page_is_on_a_listener_of_its_own(running: Running) -> None:
         status, kind, page = get(running.addresses[f"{name}.http"], path)
         assert (200, "text/html; charset=utf-8") == (status, kind)
         assert b"speak" in page
+        assert b"qps" in page
     assert 404 == get(running.addresses["main.http"], "/")[0]
+
+
+def test_series_tell_what_was_asked_lately(running: Running) -> None:
+    """Each inference counts, by whatever protocol, once its second is over."""
+    address = running.addresses["main.http"]
+    said(post(address, PREDICT, {"str_data": "x", "model": "bytes"}))
+    path = "/grps/v1/monitor/series?name="
+    until = time.monotonic() + TIMEOUT_S
+    seconds: list[float] = []
+    while not any(seconds):
+        assert time.monotonic() < until
+        status, kind, text = get(address, f"{path}*qps")
+        assert (200, "application/json") == (status, kind)
+        document = json.loads(text)
+        assert ("trend", list(range(174))) == (
+            document["label"],
+            [place for place, _ in document["data"]],
+        )
+        seconds = [value for _, value in document["data"][114:]]
+        time.sleep(0.05)
+    document = json.loads(get(address, f"{path}latency_cdf%28ms%29")[2])
+    assert "cdf" == document["label"]
+    assert all(value > 0 for _, value in document["data"])
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ Source: dossier, sections 3.4, 3.6, 5, 7, 8 and 14.5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 
 from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
-from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
+from gateway.ir.errors import ErrorCode, GatewayError, NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import Trend
 from gateway.protocols.grps import calls
 from gateway.protocols.grps.custom import CustomRoute
 from gateway.protocols.grps.errors import (
@@ -52,10 +54,13 @@ def encode_answer(call: Call[Any], reply: Any, asked: Asked, route: Route | None
 
     Raises:
         Unsupported: The answer cannot be written by these rules.
+        NotFound: There is nothing of the name that was asked for.
     """
     surface = Surface.GRPS if route is None else route.surface
     if surface is Surface.PAGE and isinstance(call, ServerStatusRequest):
-        return HttpResponse(OK, _PAGE_HEADERS, (write_page(reply),))
+        return HttpResponse(OK, _PAGE_HEADERS, (write_page(reply),), compressible=True)
+    if route is not None and surface is Surface.SERIES:
+        return HttpResponse(OK, JSON_HEADERS, (_series(reply, route.name),), compressible=True)
     if route is not None and route.custom is not None and surface is Surface.CUSTOM:
         document = fill(route.custom.answer, _values(reply))
         return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), compressible=True)
@@ -66,6 +71,15 @@ def encode_answer(call: Call[Any], reply: Any, asked: Asked, route: Route | None
         return HttpResponse(OK, _BYTES_HEADERS, (message.data,), compressible=True)
     status = OK if message.status is None else message.status.code
     return HttpResponse(status, JSON_HEADERS, (write_json(message),), compressible=True)
+
+
+def _series(trends: Mapping[str, Trend], name: str) -> bytes:
+    # Real servers mark the names of their own metrics with a star.
+    found = trends.get(name.removeprefix("*"))
+    if found is None:
+        raise NotFound("key not found")
+    label = "cdf" if found.distribution else "trend"
+    return _dumped({"label": label, "data": found.points})
 
 
 def encode_part(

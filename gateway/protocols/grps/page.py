@@ -1,23 +1,38 @@
-"""The page at `/`: which models there are, for people."""
+"""The page at `/`: what was measured lately and which models there are, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from typing import Final
 
-from gateway.ir.metadata import ModelStatus, ServerStatus, TensorMetadata
+from gateway.ir.metadata import ModelStatus, ServerStatus, TensorMetadata, Trend
+
+# The last second, minute, hour and day; see `Trend`.
+_NEWEST: Final = (173, 113, 53, 29)
 
 
 def write_page(status: ServerStatus) -> bytes:
     """Return a page that tells of the server and its models."""
     state = "ready" if status.ready else "not ready"
     rows = "".join(map(_row, status.models))
+    measured = "".join([_measured(name, trend) for name, trend in status.trends.items()])
     return (
         "<!DOCTYPE html><html><head><meta charset='utf-8'><title>grps</title></head><body>"
         f"<h1>grps</h1><p>The server is {state}, up for {status.uptime_s:.0f} s.</p>"
+        "<table border='1'><tr><th>measured</th><th>last second</th><th>last minute</th>"
+        f"<th>last hour</th><th>last day</th></tr>{measured}</table><br>"
         "<table border='1'><tr><th>model</th><th>versions</th><th>inputs</th><th>outputs</th></tr>"
         f"{rows}</table></body></html>\n"
     ).encode("utf-8", "replace")
+
+
+def _measured(name: str, trend: Trend) -> str:
+    """Return the newest of each length of period; of a distribution nothing."""
+    if trend.distribution:
+        return ""
+    points = [f"{trend.points[newest][1]:.3f}" for newest in _NEWEST]
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (name, *points)) + "</tr>"
 
 
 def _row(model: ModelStatus) -> str:

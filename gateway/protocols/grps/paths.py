@@ -53,6 +53,7 @@ class Surface(enum.Enum):
     BRPC = "brpc"
     CUSTOM = "custom"
     PAGE = "page"
+    SERIES = "series"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,22 @@ class Route:
         method: One of `calls.METHODS`.
         custom: For `CUSTOM`.
         binary: For `BRPC`: the answer is protobuf, else JSON.
+        name: For `SERIES`: what is asked for.
     """
 
     surface: Surface
     method: str
     custom: CustomRoute | None = None
     binary: bool = False
+    name: str = ""
 
     def streamed(self) -> Route:
         """Return the same route, asked for a stream of answers."""
         return Route(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
+
+    def called(self, name: str) -> Route:
+        """Return the same route, asked for what is called *name*."""
+        return Route(self.surface, self.method, name=name)
 
     def as_binary(self) -> Route:
         """Return the same route, answered with protobuf."""
@@ -100,7 +107,8 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
         _check(method, path, ("GET", "HEAD"))
         return Route(Surface.PAGE, calls.SERVER_METADATA)
     if path == _SERIES:
-        raise NotFound("key not found")
+        _check(method, path, ("GET",))
+        return Route(Surface.SERIES, calls.SERVER_METADATA)
     service, _, asked = path.rpartition("/")
     if service in BRPC_PREFIXES:
         if asked not in brpc.METHODS:

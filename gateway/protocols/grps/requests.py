@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    ServerStatusRequest,
+    ServerTrendsRequest,
+    StreamInferRequest,
+)
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import calls
@@ -62,10 +68,20 @@ class Reader:
             return self._brpc(route, wire)
         if route.method == calls.PREDICT:
             return self._predict(route, wire)
+        if route.surface in (Surface.PAGE, Surface.SERIES):
+            return self._shown(route, wire)
         message = GrpsMessage()
         if route.method == calls.MODEL_METADATA:
             message = read_request(self._document(wire), self.limits)
         return self._call(route, message, wire)
+
+    def _shown(self, route: Route, wire: HttpRequest) -> Call[Any]:
+        if route.surface is Surface.PAGE:
+            context = http_context(wire, NAME, frozenset(), Asked(route=route))
+            return ServerStatusRequest(context=context, trends=True)
+        route = route.called(read_query(wire.query).get("name", ""))
+        context = http_context(wire, NAME, frozenset(), Asked(route=route))
+        return ServerTrendsRequest(context=context)
 
     def _predict(self, route: Route, wire: HttpRequest) -> Call[Any]:
         query = read_query(wire.query)

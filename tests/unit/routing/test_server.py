@@ -15,9 +15,10 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
     ServerSwitchRequest,
+    ServerTrendsRequest,
 )
 from gateway.ir.errors import Forbidden, Unavailable, Unsupported
-from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
+from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata, Trend
 from gateway.routing.balance import Readiness
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
 from tests.fakes import FakeClock, ScriptedService, settle
@@ -50,6 +51,13 @@ async def test_ready_by_its_routes(rule: Readiness, routes: list[bool], expected
         metadata=WHO, readiness=rule, routes=[partial(bool, part) for part in routes]
     )
     assert expected == await ServerAnswers(options)(ServerReadyRequest())
+
+
+async def test_trends_are_what_was_measured() -> None:
+    """Read when they are asked for."""
+    trends = {"qps": Trend(((0, 1.0),))}
+    server = ServerAnswers(ServerOptions(metadata=WHO, trends=lambda: trends))
+    assert trends is await server(ServerTrendsRequest())
 
 
 async def test_offline_is_not_ready_but_live() -> None:

@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerReadyRequest,
     ServerStatusRequest,
+    ServerTrendsRequest,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ModelNotFound, Unsupported
@@ -22,6 +23,7 @@ from gateway.ir.metadata import (
     ModelStatus,
     RepositoryEntry,
     ServerStatus,
+    Trend,
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.routing.status import Statuses
@@ -34,7 +36,7 @@ INDEX = (
 )
 
 
-def router(*, index: Any = INDEX, counted: Any = ()) -> ScriptedService:
+def router(*, index: Any = INDEX, counted: Any = (), trends: Any = None) -> ScriptedService:
     def answer(call: Any) -> Any:
         if isinstance(call, ServerReadyRequest):
             return True
@@ -50,6 +52,8 @@ def router(*, index: Any = INDEX, counted: Any = ()) -> ScriptedService:
             if not counted:
                 raise Unsupported("nobody counts")
             return counted
+        if isinstance(call, ServerTrendsRequest):
+            return trends
         return "passed"
 
     return ScriptedService(always=answer)
@@ -86,6 +90,15 @@ async def test_tells_what_is_counted() -> None:
         await Statuses(router(counted=(mine,)))(ServerStatusRequest(about=ModelRef("a")))
     ).models
     assert (mine,) == model.statistics
+
+
+async def test_tells_trends_where_they_are_asked_for() -> None:
+    """They are the router's answer to a question of their own, which is not always asked."""
+    trends = {"qps": Trend(((0, 1.0),))}
+    inner = router(trends=trends)
+    found = await Statuses(inner)(ServerStatusRequest(trends=True))
+    assert (trends, ServerTrendsRequest) == (found.trends, type(inner.calls[-1]))
+    assert {} == (await Statuses(inner)(ServerStatusRequest())).trends
 
 
 async def test_does_without_an_index() -> None:

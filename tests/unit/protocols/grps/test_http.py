@@ -17,6 +17,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
     ServerSwitchRequest,
+    ServerTrendsRequest,
     SharedStatusRequest,
     StreamInferRequest,
 )
@@ -38,7 +39,13 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelStatus,
+    ServerStatus,
+    TensorMetadata,
+    Trend,
+)
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.protocols.grps.errors import MethodNotAllowed, Unconvertible
 from gateway.protocols.grps.http import HttpCodec
@@ -98,6 +105,25 @@ def test_questions_to_the_server(method: str, path: str, kind: type[Call[Any]]) 
         assert allowed.allowed
 
 
+@pytest.mark.parametrize("name", ["qps", "%2Aqps", "*latency_cdf%28ms%29"])
+def test_series_are_points_of_a_trend(name: str) -> None:
+    """With or without the star of real servers' names; a distribution is labelled so."""
+    call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", f"name={name}"))
+    assert ServerTrendsRequest is type(call)
+    points = ((0, 0.0), (1, 2.5))
+    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, distribution=True)}
+    answer = CODEC.encode_reply(call, trends)
+    label = "trend" if "qps" in name else "cdf"
+    assert {"label": label, "data": [[0, 0.0], [1, 2.5]]} == json_of(answer)
+
+
+def test_series_of_no_such_name_are_not_found() -> None:
+    """As a real server says it."""
+    call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", "name=*nope"))
+    with pytest.raises(NotFound, match="key not found"):
+        CODEC.encode_reply(call, {})
+
+
 @pytest.mark.parametrize(
     ("healthy", "status", "said"),
     [
@@ -119,7 +145,8 @@ def test_readiness_is_said_as_real_servers_do(
         ("GET", PREDICT, MethodNotAllowed, 405),
         ("DELETE", "/grps/v1/health/live", MethodNotAllowed, 405),
         ("GET", "/grps/v1/nope", NotFound, 404),
-        ("GET", "/grps/v1/monitor/series", NotFound, 404),
+        ("GET", "/grps/v1/js/flot_min", NotFound, 404),
+        ("POST", "/grps/v1/monitor/series", MethodNotAllowed, 405),
     ],
 )
 def test_wrong_paths_and_methods(

@@ -1,0 +1,116 @@
+"""Trends: how many inferences lately, how many failed, how long they took; by second and by day.
+
+Kept in the process, for pages that draw them; what is measured for monitoring is in `metrics`.
+Adding costs a few additions; what is older moves into longer periods once it is looked at or a
+period ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.ir.metadata import Trend
+
+QPS, FAIL_RATE = "qps", "fail_rate(%)"
+LATENCY_AVG, LATENCY_MAX, LATENCY_CDF = "latency_avg(ms)", "latency_max(ms)", "latency_cdf(ms)"
+
+# Length of a period and how many are kept, the shortest first.
+_PERIODS: Final = ((1, 60), (60, 60), (3600, 24), (86400, 30))
+_PLACES: Final = (*range(10, 91, 10), *range(91, 100), 100, 101)
+# In hundredths of a percent: 100 and 101 stand for 99.9 and 99.99, as in brpc.
+_SHARES: Final = (*[100 * place for place in _PLACES[:-2]], 9990, 9999)
+_WHOLE: Final = 10_000
+_LATENCIES: Final = 4096
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What happened in a period."""
+
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    longest_s: float = 0.0
+
+    def merge(self, other: _Sum) -> None:
+        self.calls += other.calls
+        self.failed += other.failed
+        self.seconds += other.seconds
+        self.longest_s = max(self.longest_s, other.longest_s)
+
+
+class _Ring:
+    """The last periods of one length; what ends is also told to the next longer."""
+
+    def __init__(self, length_s: int, kept: int, longer: _Ring | None) -> None:
+        self.length_s = length_s
+        self.past = deque([_Sum()] * kept, maxlen=kept)
+        self._longer = longer
+        self._number = 0
+        self._now = _Sum()
+
+    def at(self, now_s: int) -> _Sum:
+        """Return the sum of the period that *now_s* is in; the ones before are over."""
+        number = now_s // self.length_s
+        gone = number - self._number
+        if gone > 0:
+            ended, began_s = self._now, self._number * self.length_s
+            self._now, self._number = _Sum(), number
+            self.past.append(ended)
+            self.past.extend(_Sum() for _ in range(min(gone - 1, len(self.past))))
+            if self._longer is not None and ended.calls:
+                self._longer.at(began_s).merge(ended)
+        return self._now
+
+
+class Trends:
+    """Sums of inferences over the last 60 seconds, 60 minutes, 24 hours and 30 days.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rings: list[_Ring] = []
+        for length_s, kept in reversed(_PERIODS):
+            longer = self._rings[0] if self._rings else None
+            self._rings.insert(0, _Ring(length_s, kept, longer))
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES)
+
+    def add(self, seconds: float, *, failed: bool) -> None:
+        """Count one inference."""
+        now = self._rings[0].at(int(self._clock()))
+        now.calls += 1
+        now.failed += failed
+        now.seconds += seconds
+        now.longest_s = max(now.longest_s, seconds)
+        self._latencies.append(seconds)
+
+    def read(self) -> dict[str, Trend]:
+        """Return every trend by its name: the oldest day first, the last second last."""
+        now_s = int(self._clock())
+        for ring in self._rings:
+            ring.at(now_s)
+        periods = [(ring.length_s, sums) for ring in reversed(self._rings) for sums in ring.past]
+        found = {
+            QPS: [sums.calls / length_s for length_s, sums in periods],
+            FAIL_RATE: [100 * sums.failed / max(1, sums.calls) for _, sums in periods],
+            LATENCY_AVG: [1e3 * sums.seconds / max(1, sums.calls) for _, sums in periods],
+            LATENCY_MAX: [1e3 * sums.longest_s for _, sums in periods],
+        }
+        trends = {name: Trend(tuple(enumerate(values))) for name, values in found.items()}
+        return {**trends, LATENCY_CDF: Trend(self._percentiles(), distribution=True)}
+
+    def _percentiles(self) -> tuple[tuple[int, float], ...]:
+        ordered = sorted(self._latencies)
+        if not ordered:
+            return tuple([(place, 0.0) for place in _PLACES])
+        ranks = [(share * len(ordered) - 1) // _WHOLE for share in _SHARES]
+        return tuple(
+            [(place, 1e3 * ordered[rank]) for place, rank in zip(_PLACES, ranks, strict=True)]
+        )
