@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
@@ -120,7 +120,7 @@ class Exchange:
         self._incoming = incoming
         self._version = incoming.version
         self._head: Head | None = None
-        self._task = asyncio.current_task()
+        self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._given_up = False
         self._frontend: HttpFrontend | None = None
         self._close = incoming.closes
@@ -140,6 +140,8 @@ class Exchange:
             self._close = True
         finally:
             self._connection.give_up = None
+            # Its own cancellation would keep it, and the body, till the next collection.
+            self._task = None
             self._connection.answered += 1
             lease.close()
         return not self._close

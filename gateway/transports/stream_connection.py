@@ -261,16 +261,16 @@ class StreamConnection(asyncio.Protocol):
             asked.lease.close()
 
     async def _ask_or_give_up(self, asked: _Asked) -> None:
-        task = asyncio.current_task()
         try:
             if asked.late:
                 await self._refuse(asked, _shutting_down())
             else:
                 await self._admit_and_ask(asked)
         except asyncio.CancelledError:
-            if not self._given_up or asked.answered or task is None or self._transport is None:
-                raise
-            task.uncancel()
+            if not self._given_up or asked.answered or self._transport is None:
+                raise  # a task among the names here would keep the frame till the next collection
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
             await self._refuse(asked, _shutting_down())
 
     async def _admit_and_ask(self, asked: _Asked) -> None:

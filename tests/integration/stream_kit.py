@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -148,6 +149,19 @@ class Counting(Big):
         self.asked += 1
         async for answer in super().__call__(wire):
             yield answer
+
+
+class Watched(Big):
+    """The same, and tells which of its answers are still held."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.answers: list[weakref.ref[memoryview]] = []
+
+    async def __call__(self, _wire: Frame, /) -> AsyncGenerator[Frame, None]:
+        answer = memoryview(self._answer)
+        self.answers.append(weakref.ref(answer))
+        yield Frame((answer,))
 
 
 class Raw:

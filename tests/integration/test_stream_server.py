@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import stat
 import struct
@@ -24,6 +25,7 @@ from tests.integration.stream_kit import (
     Raw,
     Running,
     Slow,
+    Watched,
     framed,
     numbered,
     ordered,
@@ -337,6 +339,23 @@ async def test_who_reads_nothing_is_asked_nothing_more() -> None:
         await raw.close()
     assert (1, 6) == (asked, frontend.asked)
     assert list(range(6)) == sorted(found)
+
+
+async def test_what_nobody_took_is_let_go() -> None:
+    """Answers to a client that is cut are freed at once, not when garbage is next collected."""
+    frontend = Watched(MOST)
+    gc.disable()
+    try:
+        async with serving(frontend, in_order=False, write_idle_timeout_s=0.1) as running:
+            raw = await running.connect()
+            await raw.send(b"".join(numbered(n, b"x") for n in range(30)))
+            await eventually(lambda: running.limits_hit == ["write_idle_timeout_s"])
+            await eventually(lambda: not running.server._listener.connections)
+            await raw.close()
+            await eventually(lambda: all(answer() is None for answer in frontend.answers))
+    finally:
+        gc.enable()
+    assert len(frontend.answers) > 5
 
 
 async def test_too_many_connections_are_refused(address: str) -> None:

@@ -95,6 +95,7 @@ def _inflated(data: memoryview, most: int, bits: int = zlib.MAX_WBITS) -> memory
     except zlib.error as error:
         raise Unreadable(f"compressed data is damaged: {error}") from error
     if len(found) > most:
+        del found  # the error's traceback would keep it
         raise _too_large(most)
     if not stream.eof:
         raise Unreadable(f"compressed data ends early, after {len(data)} bytes")
