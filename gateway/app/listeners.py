@@ -26,8 +26,15 @@ from gateway.transports.admission import Budget, ConnectionCount
 from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.grpc_health import Health
 from gateway.transports.grpc_reflection import Reflection
+from gateway.transports.native.grpc_server import GrpcServer as HandedGrpcServer
 from gateway.transports.reference.http_server import HttpServer
-from gateway.transports.stream_beside import Beside
+from gateway.transports.stream_beside import (
+    Beside,
+    ConnectionServer,
+    MayBe,
+    may_be_http,
+    may_be_http2,
+)
 from gateway.transports.stream_server import StreamServer
 from gateway.transports.tls import ServerTls, server_context
 from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
@@ -163,32 +170,49 @@ def _stream_server(
         ssl_context=None if stream.address.tcp is None else _http_tls(config.tls, shared.directory),
         mode=int(stream.mode, 8),
         refused=partial(_refused, shared.metrics, "stream"),
-        beside=_http_beside(spec, config, service, limits, shared),
+        beside=_beside(spec, config, service, limits, shared),
     )
 
 
-def _http_beside(
+def _beside(
     spec: ProtocolSpec,
     config: ListenerConfig,
     service: Service,
     limits: tuple[ServerLimits, MessageLimits],
     shared: Shared,
 ) -> Beside | None:
-    """Return the HTTP that is spoken on the port of a protocol's stream, if it has any."""
-    if spec.http is None or spec.stream is None or spec.stream.is_frame is None:
+    """Return what else is spoken on the port of a protocol's stream, if anything is."""
+    if spec.stream is None or spec.stream.is_frame is None:
         return None
-    codec = spec.http.codec(limits[1], _options(spec, config))
-    frontend = Frontend(codec, service, refused=shared.metrics.refused_by, stamp=stamp_http)
+    options, budget, metrics = _options(spec, config), shared.budget, shared.metrics
     count = ConnectionCount(limits[0].connections, limits[0].connections_per_address)
-    server = HttpServer(
-        mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
-        limits=limits[0],
-        budget=shared.budget,
-        refused=partial(_refused, shared.metrics, "http"),
-        listens=False,
-        count=count,
-    )
-    return Beside(server, spec.stream.is_frame, count)
+    servers: list[tuple[MayBe, ConnectionServer]] = []
+    if spec.http is not None and spec.stream.http_prefixes:
+        codec: Any = spec.http.codec(limits[1], options)
+        frontend: Any = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_http)
+        http = HttpServer(
+            mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
+            limits=limits[0],
+            budget=budget,
+            refused=partial(_refused, metrics, "http"),
+            listens=False,
+            count=count,
+        )
+        servers.append((may_be_http, http))
+    if spec.grpc is not None and spec.stream.grpc_methods:
+        codec = spec.grpc.codec(limits[1], options)
+        frontend = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_grpc)
+        grpc = HandedGrpcServer(
+            "",
+            [GrpcMount(spec.stream.grpc_methods, frontend)],
+            limits[0],
+            budget,
+            refused=partial(_refused, metrics, "grpc"),
+            listens=False,
+            count=count,
+        )
+        servers.append((may_be_http2, grpc))
+    return Beside(spec.stream.is_frame, tuple(servers), count)
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:

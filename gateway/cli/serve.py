@@ -52,7 +52,7 @@ BrpcOption = Annotated[
     typer.Option(
         "--brpc",
         metavar="ADDR",
-        help="HOST:PORT for grps over brpc (baidu_std), with brpc's HTTP on the same port.",
+        help="HOST:PORT for grps over brpc (baidu_std); its HTTP and gRPC are on the same port.",
     ),
 ]
 AdminOption = Annotated[

@@ -1,7 +1,7 @@
-"""HTTP on the port of a byte stream: the first bytes of a connection say what it speaks.
+"""HTTP and gRPC on the port of a byte stream: a connection's first bytes say what it speaks.
 
-A connection is handed over once, with what has come of it, to the stream's own protocol or to an
-HTTP server that listens nowhere itself; whatever is neither goes to the stream, whose framer says
+A connection is handed over once, with what has come of it, to the stream's own protocol or to a
+server that listens nowhere itself; whatever is none of them goes to the stream, whose framer says
 so in its way.
 """
 
@@ -28,6 +28,8 @@ _METHODS = (
     b"TRACE ",
     b"PATCH ",
 )
+# RFC 9113, section 3.4.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class ConnectionServer(Protocol):
@@ -50,25 +52,33 @@ class ConnectionServer(Protocol):
         ...
 
 
+MayBe = Callable[[bytes], bool]
+"""Whether a connection that begins with these bytes is of a protocol, or may still be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What is spoken on a stream's port besides its frames.
 
     Attributes:
-        server: Answers HTTP.
-        is_frame: Whether a connection that begins with these bytes is of the stream's protocol,
-            or may still be.
-        count: Of the port's connections, which the server counts its own in too.
+        is_frame: Tells the stream's own protocol.
+        servers: Each with what tells its protocol.
+        count: Of the port's connections, which the servers count theirs in too.
     """
 
-    server: ConnectionServer
-    is_frame: Callable[[bytes], bool]
+    is_frame: MayBe
+    servers: tuple[tuple[MayBe, ConnectionServer], ...]
     count: ConnectionCount
 
 
 def may_be_http(first: bytes) -> bool:
     """Tell whether a connection that begins with *first* speaks HTTP/1, or may still do so."""
     return any(first.startswith(method) or method.startswith(first) for method in _METHODS)
+
+
+def may_be_http2(first: bytes) -> bool:
+    """Tell whether a connection that begins with *first* speaks HTTP/2, or may still do so."""
+    return first[: len(_PREFACE)] == _PREFACE[: len(first)]
 
 
 class Undecided(asyncio.Protocol):
@@ -110,11 +120,11 @@ class Undecided(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand the connection over once it is known to whom."""
         self._first += data
+        servers = [server for may_be, server in self._beside.servers if may_be(self._first)]
         may_be_frame = self._beside.is_frame(self._first)
-        is_http = may_be_http(self._first)
-        if may_be_frame and is_http:
+        if len(servers) + may_be_frame > 1:
             return
-        self._hand_over(self._beside.server.connection() if is_http else self._stream())
+        self._hand_over(servers[0].connection() if servers else self._stream())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
         """Forget the connection."""

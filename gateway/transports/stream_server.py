@@ -65,6 +65,7 @@ class StreamServer:
     ) -> None:
         self._where = address
         self._beside = beside
+        self._others = [] if beside is None else [server for _, server in beside.servers]
         self._mode = mode
         self._ssl = ssl_context
         count = ConnectionCount(limits.connections, limits.connections_per_address)
@@ -99,8 +100,8 @@ class StreamServer:
         options: dict[str, Any] = {"backlog": _BACKLOG, **tls}
 
         connection = self._connections(loop)
-        if self._beside is not None:
-            await self._beside.server.start()
+        for server in self._others:
+            await server.start()
         if self._where.startswith(PREFIX):
             self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
             sock = self._file.bind()
@@ -131,17 +132,15 @@ class StreamServer:
         if self._server is None:
             return
         self._close_door()
-        if self._beside is None:
-            await self._drain_frames(timeout_s)
-        else:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._drain_frames(timeout_s))
-                both.create_task(self._beside.server.drain(timeout_s))
-        await self.stop()
-
-    async def _drain_frames(self, timeout_s: float) -> None:
         for connection in list(self._listener.connections):
             connection.drain()
+        async with asyncio.TaskGroup() as draining:
+            draining.create_task(self._drained(timeout_s))
+            for server in self._others:
+                draining.create_task(server.drain(timeout_s))
+        await self.stop()
+
+    async def _drained(self, timeout_s: float) -> None:
         await self._emptied(timeout_s)
         for connection in list(self._listener.connections):
             connection.abandon()
@@ -155,8 +154,8 @@ class StreamServer:
         for connection in list(self._listener.connections):
             connection.cut()
         await self._emptied(_LAST_WORDS_S)
-        if self._beside is not None:
-            await self._beside.server.stop()
+        for server in self._others:
+            await server.stop()
         self._server = None
 
     def _close_door(self) -> None:

@@ -158,6 +158,7 @@ class StreamBinding:
         is_frame: Whether a connection that begins with these bytes is of this protocol, or may
             still be; needed where its port answers HTTP too.
         http_prefixes: Paths of its HTTP form that are answered on the same port.
+        grpc_methods: Methods of its gRPC form that are answered there too.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
@@ -168,6 +169,7 @@ class StreamBinding:
     names_models: bool = False
     is_frame: Callable[[bytes], bool] | None = None
     http_prefixes: tuple[str, ...] = ()
+    grpc_methods: Mapping[str, MethodKind] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import pytest
 
 from tests.cases import brpc_oracle as oracle
 from tests.cases.brpc_oracle import GZIP, INT32, SNAPPY, ZLIB, Client, Question, Tensor
+from tests.hostile.frames import BEGIN, frame
 from tests.hostile.judge import CANARY, Patient, check_text
 from tests.hostile.process import eventually
 from tests.hostile.wire import GOOD
@@ -202,6 +203,13 @@ def test_odd_metadata(address: str, name: str) -> None:
             assert is_good(client)
 
 
+def _serves(address: str) -> bool:
+    with Client(address) as client:
+        send(client, PREDICT.bytes(1))
+        answer = client.answer()
+        return answer is not None and answer.status == OK
+
+
 def damaged(rng: random.Random) -> bytes:
     """Return a valid frame with bytes turned over, their number and lengths right or not."""
     data = bytearray(rng.choice(VALID))
@@ -230,8 +238,8 @@ def test_damaged_frames(address: str) -> None:
                 if answer.code != 2004:  # many at once may meet the limit on what is in flight
                     judged(answer)
                 ours = answer.number == 4711
-    with Client(address) as client:  # the last damage may have ended the other
-        assert is_good(client)
+    # Those that damage has ended count until they are closed at both ends.
+    assert eventually(lambda: _serves(address))
 
 
 BOMBS = {
@@ -415,6 +423,28 @@ def test_frames_and_http_do_not_mix(address: str) -> None:
     assert first.startswith(b"HTTP/1.1 200 ")
     assert rest.startswith(b"HTTP/1.1 400 ")
     assert b"PRPC" not in rest[:4]
+
+
+@pytest.mark.parametrize("data", [b"PRPC" + bytes(64), b"\xff" * 64, frame(9, 0, 1, b"x")])
+def test_what_follows_a_preface_is_http2(address: str, data: bytes) -> None:
+    """Anything else ends the connection as HTTP/2 does; frames of brpc are not read any more."""
+    with Client(address) as client:
+        send(client, BEGIN + data + PREDICT.bytes(1))
+        answer = b""
+        with suppress(ConnectionError):
+            while piece := client.socket.recv(65536):
+                answer += piece
+    kinds = _kinds(answer)
+    assert 7 == kinds[-1], kinds  # GOAWAY
+
+
+def _kinds(data: bytes) -> list[int]:
+    """Return the types of the frames of HTTP/2."""
+    found = []
+    while data:
+        found.append(data[3])
+        data = data[9 + int.from_bytes(data[:3], "big") :]
+    return found
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.cases import brpc_oracle as oracle
@@ -267,6 +268,17 @@ def test_http_refused_on_the_port_of_brpc(
     """In brpc's form, with its error code; paths of other services are not there."""
     answer = asked(address, method, path, body, "application/json")
     assert (status, code) == (answer.status, answer.headers["x-bd-error-code"])
+
+
+def test_grpc_on_the_port_of_brpc(address: str) -> None:
+    """The service's methods, by the name that it has there; grps's own service is not there."""
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary(f"/{oracle.FULL_NAME}/Predict")
+        found = oracle.read_message(ask(PREDICT.body, timeout=10))
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary("/grps.protos.v1.GrpsService/Predict")(PREDICT.body, timeout=10)
+    assert (OK, (SUM, DIFFERENCE)) == (found.status, found.tensors)
+    assert grpc.StatusCode.UNIMPLEMENTED is refused.value.code()
 
 
 # -- who leaves, who hurries

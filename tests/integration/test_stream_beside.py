@@ -1,4 +1,4 @@
-"""A byte stream's port that answers HTTP too: who speaks what is told by the first bytes."""
+"""A byte stream's port that answers HTTP and gRPC too: who speaks what is told by the first bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,24 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.frames import looks_like, server_framer
 from gateway.transports.admission import Budget, ConnectionCount
-from gateway.transports.base import HttpMount, ServerLimits
+from gateway.transports.base import (
+    ClientLimits,
+    GrpcFrontend,
+    GrpcMount,
+    HttpMount,
+    ServerLimits,
+)
+from gateway.transports.native.grpc_client import GrpcClient
+from gateway.transports.native.grpc_server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
-from gateway.transports.stream_beside import Beside, may_be_http
+from gateway.transports.stream_beside import Beside, may_be_http, may_be_http2
 from gateway.transports.stream_server import StreamServer
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
 from tests.cases import brpc_oracle as oracle
+from tests.integration.grpc_echo import UNARY, Answers, echo
+from tests.integration.grpc_echo import Slow as GrpcSlow
 from tests.integration.http_kit import Raw, eventually, post
 from tests.integration.stream_kit import MOST, Echo, Slow
 from tests.integration.test_stream_tls import contexts
@@ -97,6 +108,7 @@ async def both(
     http: Any,
     address: str = "127.0.0.1:0",
     ssl_context: ssl.SSLContext | None = None,
+    calls: GrpcFrontend | None = None,
     **changed: Any,
 ) -> AsyncIterator[Port]:
     limits, budget = ServerLimits(**changed), Budget(1 << 30)
@@ -110,6 +122,15 @@ async def both(
         listens=False,
         count=count,
     )
+    grpc = GrpcServer(
+        "",
+        [GrpcMount({UNARY: MethodKind.UNARY}, Answers(echo) if calls is None else calls)],
+        limits,
+        budget,
+        refused=refused.append,
+        listens=False,
+        count=count,
+    )
     server = StreamServer(
         address,
         lambda: server_framer(MessageLimits(message_bytes=MOST)),
@@ -119,7 +140,7 @@ async def both(
         ordered=False,
         ssl_context=ssl_context,
         refused=refused.append,
-        beside=Beside(beside, looks_like, count),
+        beside=Beside(looks_like, ((may_be_http, beside), (may_be_http2, grpc)), count),
     )
     await server.start()
     try:
@@ -154,6 +175,22 @@ def test_http_is_known_by_its_methods(first: bytes, expected: bool) -> None:
     assert expected is may_be_http(first)
 
 
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (b"P", True),
+        (b"PRI * HTTP/2.0\r\n", True),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0", True),
+        (b"PRP", False),
+        (b"PRI * HTTP/1.1", False),
+        (b"GET ", False),
+    ],
+)
+def test_http2_is_known_by_its_preface(first: bytes, expected: bool) -> None:
+    """As far as it has come."""
+    assert expected is may_be_http2(first)
+
+
 async def test_each_connection_speaks_its_own(address: str) -> None:
     """Frames and HTTP are answered on one port, connection by connection, as often as asked."""
     async with both(Echo(), PromptHttp(), address) as port:
@@ -185,8 +222,8 @@ async def test_first_bytes_may_come_one_by_one(sent: bytes) -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"STRM" + bytes(8), b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"prpc"],
-    ids=["streaming", "tls", "http2", "lower case"],
+    [b"STRM" + bytes(8), b"\x16\x03\x01\x02\x00", b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n", b"prpc"],
+    ids=["streaming", "tls", "http3", "lower case"],
 )
 async def test_what_is_neither_is_closed_without_a_word(sent: bytes) -> None:
     """As brpc does."""
@@ -237,6 +274,38 @@ async def test_connections_are_counted_together() -> None:
             await raw.close()
         await eventually(lambda: port.count.total == 0)
     assert ["connections"] == [error.limit for error in port.refused]
+
+
+async def test_calls_of_grpc_are_answered_there(address: str) -> None:
+    """A client of gRPC speaks HTTP/2 from its first byte on."""
+    async with both(Echo(), PromptHttp(), address) as port:
+        client = GrpcClient(port.server.address, ClientLimits())
+        question = GrpcRequest(UNARY, (b"hello",))
+        answers = [await client.send(question, deadline=None) for _ in range(2)]
+        unknown = await client.send(GrpcRequest("/other/Method", (b"",)), deadline=None)
+        await client.close()
+        await eventually(lambda: port.count.total == 0)
+    assert [b"hello"] * 2 == [bytes(answer.view) for answer in answers]
+    assert GrpcStatus.UNIMPLEMENTED is unknown.status
+
+
+async def test_draining_waits_for_grpc_too() -> None:
+    """A call in flight is given its time, and then ended and told so."""
+    waiting = GrpcSlow()
+    async with both(Echo(), PromptHttp(), calls=Answers(waiting)) as port:
+        client = GrpcClient(port.server.address, ClientLimits())
+        asked = asyncio.ensure_future(client.send(GrpcRequest(UNARY, (b"x",)), deadline=None))
+        await waiting.started.wait()
+        async with asyncio.timeout(4):
+            await port.server.drain(0.1)
+        (ended,) = await asyncio.gather(asked, return_exceptions=True)
+        await client.close()
+    told = isinstance(ended, GatewayError | GrpcResponse)
+    assert (True, GrpcStatus.UNAVAILABLE) == (
+        told,
+        getattr(ended, "status", GrpcStatus.UNAVAILABLE),
+    )
+    assert waiting.cancelled.is_set()
 
 
 async def test_draining_ends_both(address: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.protocols.grps.brpc import BrpcCodec
 from gateway.protocols.grps.frames import BaiduFramer, looks_like, server_framer
-from gateway.protocols.grps.grpc import METHODS, GrpcCodec, file_descriptors
+from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http import HttpCodec
 from gateway.protocols.grps.options import check_options, custom_paths
 from gateway.protocols.grps.paths import BRPC_PREFIXES, PREFIX
@@ -32,6 +32,7 @@ SPEC = ProtocolSpec(
         names_models=True,
         is_frame=looks_like,
         http_prefixes=BRPC_PREFIXES,
+        grpc_methods=BRPC_METHODS,
     ),
     options=check_options,
     model_keys=True,

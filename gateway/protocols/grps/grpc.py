@@ -15,7 +15,7 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Need, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.grps import calls
+from gateway.protocols.grps import brpc, calls
 from gateway.protocols.grps.errors import (
     GRPC_STATUS,
     NoMethod,
@@ -42,6 +42,10 @@ METHODS: Final[Mapping[str, MethodKind]] = {
     )
     for method in calls.METHODS
 }
+BRPC_METHODS: Final[Mapping[str, MethodKind]] = {
+    f"/{brpc.SERVICE}/{method}": MethodKind.UNARY for method in brpc.METHODS
+}
+"""The same methods of brpc's service, on whose port gRPC is spoken too."""
 
 
 def file_descriptors() -> tuple[bytes, ...]:
@@ -82,11 +86,11 @@ class GrpcCodec:
             NoMethod: The service has no such method.
             GatewayError: What the message says is wrong, or too large.
         """
-        if wire.method not in METHODS:
+        if wire.method not in METHODS and wire.method not in BRPC_METHODS:
             raise NoMethod(f"there is no method {clip(wire.method, 128)!r}")
         message = read_message(wire.view, self._limits)
         context = grpc_context(wire, NAME, calls.REPLY_NEEDS, Asked(message.form))
-        method = wire.method.removeprefix(SERVICE)
+        method = wire.method.rpartition("/")[2]
         return calls.decode_method(method, message, context, self._settings, self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:

@@ -49,9 +49,11 @@ class GrpcServer:
         ssl_context: From `tls.server_context`; None for plain text.
         extras: Further mounts, whose calls take no place and no bytes: health, reflection.
         refused: Told of connections and calls refused before a frontend was asked.
+        listens: False for a server that is only handed connections, see `connection`.
+        count: Of connections, where others count theirs in it too.
     """
 
-    def __init__(  # all by name but the first
+    def __init__(  # noqa: PLR0913  # all by name but the first four
         self,
         address: str,
         mounts: Sequence[GrpcMount],
@@ -61,8 +63,11 @@ class GrpcServer:
         ssl_context: ssl.SSLContext | None = None,
         extras: Sequence[GrpcMount] = (),
         refused: Callable[[GatewayError], None] = _ignore,
+        listens: bool = True,
+        count: ConnectionCount | None = None,
     ) -> None:
         self._address = address
+        self._listens = listens
         self._limits = limits
         self._ssl = ssl_context
         self._refused = refused
@@ -72,10 +77,11 @@ class GrpcServer:
         unbounded = Budget(_UNBOUNDED)
         self._mount(extras, Admission(unbounded, limits, places=_UNBOUNDED), unbounded)
         self._mount(mounts, self._admission, budget)
-        self._count = ConnectionCount(limits.connections, limits.connections_per_address)
+        self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
         # Some are accepted and not yet connections; those that never will be leave by themselves.
         self._connections: WeakSet[ServerConnection] = WeakSet()
         self._server: asyncio.Server | None = None
+        self._running = False
         self._socket: UnixSocket | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -86,6 +92,12 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError, naming the address, when it cannot be had."""
+        if self._listens:
+            await self._listen()
+        self._running = True
+        self._sweep()
+
+    async def _listen(self) -> None:
         await require_free(self._address)
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {"backlog": _BACKLOG}
@@ -95,7 +107,7 @@ class GrpcServer:
         if self._address.startswith(PREFIX):
             self._socket = UnixSocket(self._address.removeprefix(PREFIX))
             sock = self._socket.bind()
-            self._server = await loop.create_unix_server(self._connection, sock=sock, **options)
+            self._server = await loop.create_unix_server(self.connection, sock=sock, **options)
         else:
             host, port = host_and_port(self._address)
             where: dict[str, Any] = {"host": host, "port": port, "reuse_address": True}
@@ -106,16 +118,25 @@ class GrpcServer:
                         bound_to, family=socket.AF_INET6, dualstack_ipv6=True
                     )
                 }
-            self._server = await loop.create_server(self._connection, **where, **options)
+            self._server = await loop.create_server(self.connection, **where, **options)
             bound = self._server.sockets[0].getsockname()[1]
             self._address = bound_address(self._address, bound)
-        self._sweep()
+
+    def connection(self) -> ServerConnection:
+        """Return the protocol of one more connection; it has not been told of a transport."""
+        age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
+        connection = ServerConnection(
+            self._methods, self._limits, self._count, self._refused, age_s
+        )
+        self._connections.add(connection)
+        return connection
 
     async def drain(self, timeout_s: float) -> None:
         """Send GOAWAY, finish what is in flight, then cancel the rest and close."""
-        if self._server is None:
+        if not self._running:
             return
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for connection in list(self._connections):
             connection.leave()
         try:
@@ -133,10 +154,12 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
-        server, self._server = self._server, None
-        if server is None:
+        if not self._running:
             return
-        server.close()
+        self._running = False
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._wheel.close()
@@ -156,14 +179,6 @@ class GrpcServer:
                 self._methods[path] = Method(
                     path, kind, mount.frontend, admission, budget, self._limits, self._wheel
                 )
-
-    def _connection(self) -> ServerConnection:
-        age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
-        connection = ServerConnection(
-            self._methods, self._limits, self._count, self._refused, age_s
-        )
-        self._connections.add(connection)
-        return connection
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for connection in self._connections for task in connection.tasks]
