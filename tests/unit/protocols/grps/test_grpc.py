@@ -30,7 +30,13 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import array_tensor, items_tensor
 from gateway.protocols.grps.errors import NoMethod, Unreadable
-from gateway.protocols.grps.grpc import METHODS, SERVICE, GrpcCodec, file_descriptors
+from gateway.protocols.grps.grpc import (
+    BRPC_METHODS,
+    METHODS,
+    SERVICE,
+    GrpcCodec,
+    file_descriptors,
+)
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from tests.cases.grps_grpc import CALLS, INFER, REPLIES, STREAM, CallCase, ReplyCase
@@ -144,10 +150,26 @@ def test_only_what_was_never_read_ends_the_call(error: GatewayError, status: Grp
     assert (status, status is GrpcStatus.OK) == (wire.status, bool(wire.message))
 
 
-def test_an_unknown_method_is_no_method() -> None:
-    """The service of brpc is not that of gRPC."""
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/grps.protos.v1.GrpsBrpcService/PredictStreaming",
+        "/grps.protos.v1.GrpsBrpcService/PredictByHttp",
+        "/grps.protos.v1.GrpsService/Nope",
+        "/other.GrpsService/Predict",
+    ],
+)
+def test_an_unknown_method_is_no_method(method: str) -> None:
+    """Nor is one of another service; that of brpc has no streams."""
     with pytest.raises(NoMethod):
-        CODEC.decode_call(GrpcRequest("/grps.protos.v1.GrpsBrpcService/Predict"))
+        CODEC.decode_call(GrpcRequest(method))
+
+
+def test_the_service_of_brpc_is_read_alike() -> None:
+    """Which names are answered where is the listener's business."""
+    call = CODEC.decode_call(GrpcRequest("/grps.protos.v1.GrpsBrpcService/CheckLiveness"))
+    assert isinstance(call, ServerLiveRequest)
+    assert set() == set(BRPC_METHODS) & set(METHODS)
 
 
 @pytest.mark.parametrize(
