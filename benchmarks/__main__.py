@@ -1,14 +1,15 @@
-"""`python -m benchmarks`: the jobs; `python -m benchmarks codecs`: the codecs; `all`: both."""
+"""`python -m benchmarks`: the jobs; `codecs`: codecs; `sharing`: batches and caches; `all`: all."""
 
 import argparse
 import json
 import sys
 from pathlib import Path
 
-from benchmarks import codecs, machine, rounds
+from benchmarks import batching, codecs, kept, machine, rounds
 from benchmarks.jobs import all_jobs
-from benchmarks.report import codec_table, job_table, page
+from benchmarks.report import batch_table, codec_table, job_table, kept_table, page
 from benchmarks.rounds import Row, Settings
+from benchmarks.systems import Absent
 
 
 def main() -> int:
@@ -28,6 +29,19 @@ def main() -> int:
         found = codecs.measure(arguments.only or "")
         results["codecs"] = [each.document() for each in found]
         tables.append(codec_table(found))
+        _keep(arguments, results, tables)
+    if arguments.what in ("sharing", "all"):
+        batches = batching.run(arguments.rounds, arguments.seconds, _say)
+        results["batches"] = [row.document() for row in batches]
+        tables.append(batch_table(batches))
+        _keep(arguments, results, tables)
+        try:
+            answers = kept.run(100 * arguments.rounds, _say)
+        except Absent as error:
+            _say(f"  skipped: kept answers: {error}")
+            return 0
+        results["kept"] = [row.document() for row in answers]
+        tables.append(kept_table(answers))
         _keep(arguments, results, tables)
     return 0
 
@@ -60,7 +74,9 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["jobs", "codecs", "all"], default="jobs")
+    parser.add_argument(
+        "what", nargs="?", choices=["jobs", "codecs", "sharing", "all"], default="jobs"
+    )
     parser.add_argument("--only", metavar="TEXT", help="jobs or codecs whose name holds TEXT")
     parser.add_argument(
         "--systems", default="", metavar="A,B", help="systems whose names hold A or B"

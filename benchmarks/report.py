@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from benchmarks import batching, kept
 from benchmarks.codecs import Timing
 from benchmarks.rounds import Row
 
@@ -44,6 +45,35 @@ def codec_table(timings: Sequence[Timing]) -> str:
             "" if timing.peer_us is None else f"{timing.peer_us:,.1f}",
         ]
         for timing in timings
+    ]
+    return _table(head, lines, left=2)
+
+
+def batch_table(rows: Sequence[batching.Row]) -> str:
+    """Return the table of batches."""
+    head = ["transport", "batches", "req/s", "x alone", "p50 us", "p50 x alone", "cpu", "errors"]
+    lines = [
+        [
+            row.way,
+            "yes" if row.batches else "no",
+            f"{row.rate:,.0f}",
+            f"{row.speedup:.1f}",
+            f"{row.p50_us:,.0f}",
+            f"{row.p50_ratio:.2f}",
+            f"{row.cpu:.2f}",
+            str(row.errors),
+        ]
+        for row in rows
+    ]
+    return _table(head, lines, left=2)
+
+
+def kept_table(rows: Sequence[kept.Row]) -> str:
+    """Return the table of kept answers."""
+    head = ["request", "measured at", "hit us", "miss us", "hit/miss"]
+    lines = [
+        [row.size, row.at, f"{row.hit_us:,.0f}", f"{row.miss_us:,.0f}", f"{row.ratio:.3f}"]
+        for row in rows
     ]
     return _table(head, lines, left=2)
 

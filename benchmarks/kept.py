@@ -1,0 +1,224 @@
+"""Kept answers: what one costs beside asking a real Triton.
+
+Requests that were never made before, and then the same once more, take turns, twenty and twenty,
+one at a time, so that a busy moment of the machine hits both. Measured at the gateway's service
+(the cache, and all that a miss goes through down to Triton and back), at its frontend (which also
+reads the request and writes the answer), and by a client over HTTP. Each answer is compared with
+what the model makes of its request. Two models do next to nothing, a third takes 10 ms: as long as
+many that are worth it.
+"""
+
+import http.client
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks import messages, systems
+from benchmarks.messages import Arrays, Case, Message
+from benchmarks.systems import SERVERS, Absent
+from gateway.app.gateway import Gateway
+from gateway.config.load import load_text
+from gateway.frontend import Frontend
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import array_tensor
+from gateway.policies.joining import WHOLE
+from gateway.registry import protocol
+from gateway.telemetry import log
+from gateway.wire.http import Headers, HttpRequest
+
+_MODELS = {"small": "simple", "602 KB": "sum_and_empty", "10 ms": "slow"}
+_TELLS_APART = "x-number"
+_FLOATS = 150_528
+_TURN = 20
+
+Say = Callable[[str], None]
+Ask = Callable[[], Awaitable[Arrays]]
+Prepare = Callable[[Case, int], Ask]
+"""Makes a request ready that no other number has, so that only asking is timed."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians of one kind of request.
+
+    Attributes:
+        at: Where it is measured: service, frontend or client.
+        ratio: A hit's time in units of a miss's, the median over pairs.
+    """
+
+    size: str
+    at: str
+    hit_us: float
+    miss_us: float
+    ratio: float
+
+    def document(self) -> dict[str, object]:
+        """Return the row for JSON."""
+        return asdict(self)
+
+
+def run(requests: int, say: Say) -> list[Row]:
+    """Measure so many hits and misses of each size at each place."""
+    log.configure("warning", "json")
+    rows: list[Row] = []
+    with _triton() as port:
+        for size, model in _MODELS.items():
+            say(f"  kept answers: {size}")
+            said = {
+                "upstreams": {
+                    "triton": {
+                        "url": f"oip+grpc://127.0.0.1:{port}",
+                        "options": {"dialect": "triton"},
+                        "forward_headers": [_TELLS_APART],
+                    }
+                },
+                "models": {model: {"cache": {}}},
+            }
+            rows += uvloop.run(_inside(size, said, requests))
+            with systems.serving(said) as running:
+                client = _client(running.http_port)
+                rows.append(uvloop.run(_measured(size, "client", client, requests)))
+    return rows
+
+
+@contextmanager
+def _triton() -> Iterator[int]:
+    """Run Triton with the models of the interop tests; give its gRPC port."""
+    if not (SERVERS / "triton" / ".ready").exists():
+        raise Absent("Triton is not installed: `make interop` installs it")
+    from tests.interop.servers.process import running  # noqa: PLC0415  # optional peer
+    from tests.interop.servers.triton.start import prepare  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as name, running("triton", prepare, Path(name)) as server:
+        yield int(server.grpc_address.rpartition(":")[2])
+
+
+def _case(size: str, number: int) -> Case:
+    """Return a question, and its answer."""
+    if size == "small":
+        left, right = np.full((1, 16), number, np.int32), np.full((1, 16), 3, np.int32)
+        outputs = {"OUTPUT0": left + right, "OUTPUT1": left - right}
+        return Case(size, _MODELS[size], {"INPUT0": left, "INPUT1": right}, outputs)
+    if size == "10 ms":
+        time_ms = np.array([10], np.int32)
+        return Case(size, _MODELS[size], {"MS": time_ms}, {"MS_OUT": time_ms})
+    numbers = np.zeros(_FLOATS, np.float32)
+    numbers[0] = number
+    outputs = {"SUM": np.array([number], np.float64), "EMPTY": np.zeros((0,), np.float32)}
+    return Case(size, _MODELS[size], {"X": numbers}, outputs)
+
+
+async def _inside(size: str, said: dict[str, Any], requests: int) -> list[Row]:
+    """Measure within the gateway's process; each place has a gateway with nothing kept yet."""
+    places = {"service": _service, "frontend": _frontend}
+    rows = []
+    for at, place in places.items():
+        config = {
+            "version": 1,
+            "listeners": [{"http": "127.0.0.1:0"}],
+            "admin": {"address": None, "metrics": None},
+            "lifecycle": {"pre_stop": "0s", "drain": "1s"},
+            **said,
+        }
+        gateway = Gateway(load_text(json.dumps(config)))
+        await gateway.start()
+        try:
+            rows.append(await _measured(size, at, place(gateway), requests))
+        finally:
+            await gateway.stop()
+    return rows
+
+
+def _service(gateway: Gateway) -> Prepare:
+    def prepare(case: Case, number: int) -> Ask:
+        inputs = tuple(array_tensor(*pair) for pair in case.inputs.items())
+        context = Context(needs=WHOLE, metadata=((_TELLS_APART, str(number)),))
+        call = InferRequest(model=ModelRef(case.model), inputs=inputs, context=context)
+
+        async def ask() -> Arrays:
+            reply = await gateway.service(call)
+            return {tensor.name: as_numpy(tensor) for tensor in reply.outputs}
+
+        return ask
+
+    return prepare
+
+
+def _frontend(gateway: Gateway) -> Prepare:
+    spec = protocol("oip")
+    assert spec.http is not None
+    codec: Any = spec.http.codec(MessageLimits(), spec.options({}))
+    frontend: Any = Frontend(codec, gateway.service)
+
+    def prepare(case: Case, number: int) -> Ask:
+        question = messages.binary_request(case)
+        path, body = f"/v2/models/{case.model}/infer", (memoryview(question.body),)
+        fields = Headers((*question.fields, (_TELLS_APART, str(number))))
+        wire = HttpRequest("POST", path, "", fields, body)
+
+        async def ask() -> Arrays:
+            answer = await frontend.ask(wire)
+            return messages.read_http(Message(b"".join(answer.body), tuple(answer.headers)))
+
+        return ask
+
+    return prepare
+
+
+def _client(port: int) -> Prepare:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+
+    def prepare(case: Case, number: int) -> Ask:
+        question = messages.binary_request(case)
+        fields = {**dict(question.fields), _TELLS_APART: str(number)}
+
+        async def ask() -> Arrays:
+            # It blocks: nothing else goes on meanwhile.
+            connection.request("POST", f"/v2/models/{case.model}/infer", question.body, fields)
+            answer = connection.getresponse()
+            return messages.read_http(Message(answer.read(), tuple(answer.getheaders())))
+
+        return ask
+
+    return prepare
+
+
+async def _measured(size: str, at: str, prepare: Prepare, requests: int) -> Row:
+    misses, hits = [], []
+    for first in range(-_TURN, requests, _TURN):
+        asks = []
+        for number in range(first, first + _TURN):
+            case = _case(size, number)
+            asks.append((case, prepare(case, number)))
+        times = [[await _timed(case, ask) for case, ask in asks] for _ in ("miss", "hit")]
+        if first >= 0:  # what came before has warmed everything
+            misses += times[0]
+            hits += times[1]
+    return Row(
+        size,
+        at,
+        hit_us=1e6 * statistics.median(hits),
+        miss_us=1e6 * statistics.median(misses),
+        ratio=statistics.median(hit / miss for hit, miss in zip(hits, misses, strict=True)),
+    )
+
+
+async def _timed(case: Case, ask: Ask) -> float:
+    begun = time.perf_counter()
+    found = await ask()
+    took = time.perf_counter() - begun
+    if not messages.same(found, case.outputs):
+        raise RuntimeError(f"answers otherwise than the model: {str(found)[:300]}")
+    return took
