@@ -22,6 +22,10 @@ DEFAULT_GRPC = "127.0.0.1:8001"
 SHIFTED_HTTP = "127.0.0.1:18000"
 SHIFTED_GRPC = "127.0.0.1:18001"
 
+DEFAULT_DAG = "default"
+"""The model that stands for what a grps server serves to those who name none."""
+
+_GRPS = "grps"
 _OUR_PORTS = frozenset({8000, 8001, 8002})
 
 
@@ -51,7 +55,8 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
         graphpipe_unix: Path of a unix socket for the same.
         brpc: HOST:PORT for grps over brpc.
         admin: HOST:PORT or "off"; None leaves the key out.
-        default_model: Model of requests whose protocol names none.
+        default_model: Model of requests whose protocol names none. Before one server of grps it is,
+            where it is left out, what that server serves to those who name none.
         enable: Options of Open Inference that are off by default, NAME or NAME=VALUE; or
             shared_memory=VALUE, which is the listener's.
         passthrough: Send paths that no protocol claims to the first upstream that speaks HTTP.
@@ -73,6 +78,14 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
     if default_model is not None:
         listener["default_model"] = default_model
     listener |= _enabled(enable)
+    options: dict[str, dict[str, Any]] = {name: {} for name in names}
+    if default_model is None and [url.protocol for url in urls] == [_GRPS]:
+        # A request that names no model goes on as one: there it is for the server's default DAG.
+        listener["options"] = {
+            **listener.get("options", {}),
+            _GRPS: {"default_model": DEFAULT_DAG},
+        }
+        options[names[0]] = {"options": {"keys": {DEFAULT_DAG: ""}}}
     beyond = _first_http(names, urls)
     if passthrough and beyond is not None and "http" in listener:
         listener["passthrough"] = beyond
@@ -80,7 +93,9 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
         "version": "1",
         "listeners": [listener],
         **admin_config(admin),
-        "upstreams": {name: {"url": str(url)} for name, url in zip(names, urls, strict=True)},
+        "upstreams": {
+            name: {"url": str(url), **options[name]} for name, url in zip(names, urls, strict=True)
+        },
     }
 
 
@@ -130,7 +145,7 @@ def load_mapping(config: Mapping[str, Any], source: str) -> Loaded:
 
 def brpc_streams(brpc: str | None) -> list[dict[str, str]]:
     """Return the byte stream that the flag of that name stands for; none when it was not given."""
-    return [] if brpc is None else [{"protocol": "grps", "address": brpc}]
+    return [] if brpc is None else [{"protocol": _GRPS, "address": brpc}]
 
 
 def _graphpipe_streams(tcp: str | None, unix: str | None) -> list[dict[str, str]]:

@@ -143,6 +143,20 @@ def test_a_stream_over_grpc_has_a_message_for_each_answer(place: tuple[Running, 
     }
 
 
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_a_sidecar_hands_on_requests_that_name_no_model(behind: Running, carrier: str) -> None:
+    """They are for what the server behind serves to those who name none."""
+    upstream = f"grps+{carrier}://{behind.addresses[f'own.{carrier}']}"
+    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "off")
+    with serving("--upstream", upstream, *flags) as sidecar:
+        _, _, text = post(
+            sidecar.addresses["main.http"], "/grps/v1/infer/predict", {"str_data": "a b"}
+        )
+        with Channel(sidecar.addresses["main.grpc"]) as channel:
+            words = [answer.str_data for answer in channel.stream(str_data="a b")]
+    assert ("a b", ["a", " b"]) == (json.loads(text)["str_data"], words)
+
+
 def test_answers_come_as_they_are_made(place: tuple[Running, str]) -> None:
     """The first word is there long before the last one, over both carriers."""
     running, prefix = place

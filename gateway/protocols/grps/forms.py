@@ -135,6 +135,11 @@ def request_message(call: InferRequest, form: Form | None, *, widen: bool) -> Gr
         if len(tensors) != 1 or tensors[0].datatype is not Datatype.FP32:
             raise Unsupported("ndarray carries one FP32 tensor, the request has other inputs")
         return GrpsMessage(form=form, tensors=(tensors[0].renamed(""),))
+    unnamed = [index for index, tensor in enumerate(tensors) if not tensor.name]
+    if 0 < len(unnamed) < len(tensors):
+        raise Unsupported(
+            f"input {unnamed[0]} has no name and others have: grps takes names for all or for none"
+        )
     return GrpsMessage(form=Form.GTENSORS, tensors=tensors)
 
 

@@ -151,6 +151,23 @@ def test_brpc_is_a_stream_that_needs_no_default_model() -> None:
     ]
 
 
+def test_before_a_grps_server_no_name_is_its_default() -> None:
+    """A request that names no model arrives there as one, and OIP clients call it `default`."""
+    config = sidecar_config(["grps+http://h:1"], enable=["repository_index"])
+    (listener,) = config["listeners"]
+    assert {
+        "grps": {"default_model": "default"},
+        "oip": {"repository_index": "true"},
+    } == listener["options"]
+    assert {"url": "grps+http://h:1", "options": {"keys": {"default": ""}}} == (
+        config["upstreams"]["upstream"]
+    )
+    named = sidecar_config(["grps+http://h:1"], default_model="m")
+    assert {"url": "grps+http://h:1"} == named["upstreams"]["upstream"]
+    two = sidecar_config(["grps+http://h:1", "http://h"])
+    assert "options" not in two["listeners"][0]
+
+
 def test_what_is_off_by_default_can_be_enabled() -> None:
     """A name alone means true; shared memory is the listener's own."""
     flags = ["repository_index", "statistics=target", "shared_memory=forward"]

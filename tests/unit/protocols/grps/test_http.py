@@ -563,6 +563,14 @@ def test_datatypes_that_grps_lacks_are_sent_only_if_told_so() -> None:
     assert ("DT_UINT8", [1, 0]) == (tensor["dtype"], tensor["flat_uint8"])
 
 
+def test_names_are_for_all_inputs_or_for_none() -> None:
+    """A grps server takes inputs by name or by place."""
+    one = array_tensor("a", np.ones(1, np.float32))
+    call = InferRequest(model=ModelRef("m"), inputs=(one, one.renamed("")))
+    with pytest.raises(Unsupported, match="input 1 has no name and others have"):
+        CODEC.encode_call(call)
+
+
 def test_readiness_may_ask_for_liveness() -> None:
     """A grps server starts offline: an option asks whether it lives instead."""
     codec = HttpCodec(DEFAULT_LIMITS, {"readiness": "live"})
