@@ -12,6 +12,8 @@ from benchmarks.systems import Running
 Start = Callable[[str, int], AbstractContextManager[Running]]
 """Starts a system before an upstream: its carrier and port."""
 
+_NATIVE = partial(systems.gateway, transport="native")
+
 TRANSCODED_PATH = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -82,6 +84,7 @@ def _json_to_grpc(name: str, case: Case, connections: int) -> Job:
         connections,
         (
             http("gateway", systems.gateway, back="grpc"),
+            http("gateway, native", _NATIVE, back="grpc"),
             http("card", systems.card, back="grpc"),
             Contender(
                 "envoy transcoder",
@@ -114,6 +117,7 @@ def _grpc_to_http(name: str, case: Case, connections: int) -> Job:
         connections,
         (
             grpc("gateway", systems.gateway, back="http"),
+            grpc("gateway, native", _NATIVE, back="http"),
             grpc("card", systems.card, back="http"),
             grpc("envoy proxy (nt)", systems.envoy_proxy, back="grpc"),
             grpc("direct (nt)", None, back="grpc"),
@@ -140,6 +144,7 @@ def _grpc_to_grpc(name: str, case: Case, connections: int) -> Job:
         connections,
         (
             grpc("gateway", systems.gateway),
+            grpc("gateway, native", _NATIVE),
             Contender(
                 "gateway, grps in",
                 told,
@@ -197,6 +202,7 @@ def _binary(name: str, case: Case, connections: int, back: str) -> Job:
                 tensorrt.path(case),
                 tensorrt.read(case),
             ),
+            http("gateway, native", _NATIVE, back=back),
             http("card", systems.card, back=back),
             http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
             http("direct (nt)", None, back="http"),

@@ -61,7 +61,10 @@ def canned(carrier: str, answer: Message, core: int) -> Iterator[Running]:
 
 @contextmanager
 def gateway(
-    carrier: str, upstream_port: int, models: Mapping[str, object] | None = None
+    carrier: str,
+    upstream_port: int,
+    models: Mapping[str, object] | None = None,
+    transport: str = "reference",
 ) -> Iterator[Running]:
     """Run the gateway as a sidecar of the upstream, with everything on that is on by default.
 
@@ -69,12 +72,15 @@ def gateway(
         carrier: Of the upstream.
         upstream_port: Where it listens.
         models: What the configuration says of models.
+        transport: Make of its transports, on both sides.
     """
     upstream = {
         "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
         "options": {"dialect": "triton"},
+        "transport": transport,
     }
-    with serving({"upstreams": {"server": upstream}, "models": models or {}}) as running:
+    said = {"upstreams": {"server": upstream}, "models": models or {}}
+    with serving(said, transport) as running:
         yield running
 
 
