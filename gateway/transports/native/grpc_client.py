@@ -72,6 +72,7 @@ class GrpcClient:
             finally:
                 if step:
                     self._wheel.leave(exchange, step)
+                exchange.forget()
         finally:
             self._slots.release()
         self._check_time(answer, deadline)
@@ -97,6 +98,7 @@ class GrpcClient:
                 exchange.abandon()
                 if step:
                     self._wheel.leave(exchange, step)
+                exchange.forget()
         finally:
             self._slots.release()
 

@@ -163,6 +163,10 @@ class Exchange:
             core.reset(self.stream, h2.CANCEL)
             self._line.flush()
 
+    def forget(self) -> None:
+        """Let go of the stream, which has ended: otherwise the two would hold one another."""
+        self.stream.owner = None
+
     async def one(self) -> GrpcResponse:
         """Return the one answer, or the status that came instead."""
         message: Message | None = None

@@ -145,7 +145,8 @@ class Incoming:
         return reserved
 
     def close(self) -> None:
-        """Give back what is held; harmless the second time."""
+        """Give back what is held, and forget who is told; harmless the second time."""
+        self._failed = _nobody  # else call and messages would hold one another
         reserved = self.take_reserved()
         if reserved:
             self._budget.release(reserved)
@@ -189,3 +190,6 @@ class Incoming:
         elif self._stream.window < STREAM_WINDOW // 2:
             self._line.core.grant(self._stream, STREAM_WINDOW - self._stream.window)
             self._line.flush_soon()
+
+
+def _nobody(_error: GatewayError) -> None: ...
