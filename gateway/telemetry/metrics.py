@@ -12,7 +12,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     disable_created_metrics,
 )
 from prometheus_client.core import Metric
@@ -20,6 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
+from gateway.telemetry.answered import AnsweredMetrics
 from gateway.telemetry.sharing import SharingMetrics
 from gateway.telemetry.steps import StepMetrics
 from gateway.telemetry.usage import Usage
@@ -67,19 +67,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
         self.registry = CollectorRegistry()
         self._series = series
-        self._calls: dict[tuple[str, ...], tuple[Counter, Histogram]] = {}
         self._models: set[str] = set()
-        labels = ("route", "model", "protocol", "kind")
-        self._requests = Counter(
-            "gateway_requests", "Calls answered.", (*labels, "code"), registry=self.registry
-        )
-        self._duration = Histogram(
-            "gateway_request_duration_seconds",
-            "Time from the call read to the answer made.",
-            ("route", "protocol", "kind"),
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
+        self._answered = AnsweredMetrics(self.registry, _BUCKETS)
         self._refused = Counter(
             "gateway_refused_requests",
             "Requests refused before any route saw them.",
@@ -124,16 +113,7 @@ class Metrics:
         """Count one answered call; *code* is "ok" or the error code's value."""
         if model not in self._models:
             model = self._admit(model, code)
-        key = (route, model, protocol, kind, code)
-        found = self._calls.get(key)
-        if found is None:
-            # prometheus_client looks labels up under a lock each time: do it once.
-            found = self._calls[key] = (
-                self._requests.labels(*key),
-                self._duration.labels(route, protocol, kind),
-            )
-        found[0].inc()
-        found[1].observe(seconds)
+        self._answered.count((route, model, protocol, kind, code), seconds)
         if self._triton is not None and kind == "InferRequest":
             self._triton.count(model, version, ok=code == "ok", seconds=seconds)
 
