@@ -66,7 +66,7 @@ class Wheel:
     def _ring(self) -> None:
         self._timer = None
         now = int(monotonic() / STEP_S)
-        for step in [each for each in self._steps if each <= now]:
+        for step in sorted(each for each in self._steps if each <= now):
             for item in self._steps.pop(step):
                 item.ring()
         if self._steps and self._timer is None:

@@ -33,6 +33,27 @@ async def test_items_ring_in_their_time() -> None:
     assert all(bell.at >= now + delay for delay, bell in bells.items())
 
 
+async def test_late_items_ring_in_order() -> None:
+    """A loop that was busy rings what is overdue in the order it was due."""
+    wheel, order = Wheel(), list[str]()
+
+    class Named(Bell):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self._name = name
+
+        def ring(self) -> None:
+            order.append(self._name)
+            super().ring()
+
+    last, first = Named("last"), Named("first")
+    wheel.enter(last, monotonic() - STEP_S)
+    wheel.enter(first, monotonic() - 3 * STEP_S)
+    async with asyncio.timeout(5):
+        await last.rang.wait()
+    assert ["first", "last"] == order
+
+
 async def test_past_time_rings_soon() -> None:
     """What is late already rings in the next step."""
     wheel, bell = Wheel(), Bell()
