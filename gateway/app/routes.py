@@ -90,7 +90,7 @@ def _layers(name: str, route: RouteConfig | None, policies: PoliciesConfig) -> l
         lambda inner: Limit(
             inner, name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait
         ),
-        lambda inner: Timeout(inner, timeout),
+        lambda inner: Timeout(inner, timeout, stream_idle_s=policies.stream_idle),
     ]
     if retry is not None and retry.budget > 0:
         layers.append(lambda inner: Retry(inner, ratio=retry.budget, least=retry.min_retries))

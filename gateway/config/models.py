@@ -296,6 +296,9 @@ class PoliciesConfig(Model):
     """What every route does unless it says otherwise."""
 
     timeout: Duration = 60.0
+    """Until the answer; of a stream, until the first one."""
+    stream_idle: Duration = 300.0
+    """Longest wait for a further answer of a stream."""
     retry: RetryConfig | None = RetryConfig()
     in_flight: int = Field(256, ge=1)
     queued: int = Field(256, ge=0)

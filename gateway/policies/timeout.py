@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.calls import Call, InferResponse, inference_of
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.streams import close_stream, map_stream
+from gateway.ir.streams import close_stream, map_stream, streams
 from gateway.service import Alarm, Service
 
 R = TypeVar("R")
@@ -18,11 +19,14 @@ class Timeout:
     """Give up on a call at its deadline, and cancel what was doing it.
 
     The deadline is the earliest of the caller's, the route's, and the queue timeout that the
-    request itself carries. It holds for a whole stream. It is passed on, so that upstreams know.
+    request itself carries. It is passed on, so that upstreams know. Of a stream the route's time is
+    that until the first answer, and a time of its own holds for each wait after that: how many
+    answers there are nobody can know. What the caller set holds for all of it.
 
     Args:
         inner: Answers.
         timeout_s: The route's own; None sets none.
+        stream_idle_s: Longest wait for a further answer of a stream; None sets none.
         clock: Monotonic seconds; that of `Context.deadline`.
     """
 
@@ -31,10 +35,12 @@ class Timeout:
         inner: Service,
         timeout_s: float | None,
         *,
+        stream_idle_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._timeout_s = timeout_s
+        self._stream_idle_s = stream_idle_s
         self._clock = clock
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -44,14 +50,19 @@ class Timeout:
             DeadlineExceeded: It passed; or it had passed before, and nothing was asked.
         """
         now = self._clock()
-        deadline = self._deadline(call, now)
+        deadline = asked = self._asked(call, now)
+        if self._timeout_s is not None:
+            own = now + self._timeout_s
+            deadline = own if asked is None or own < asked else asked
         if deadline is None:
-            return await self._inner(call)
+            return self._watched(call, await self._inner(call), None, None)
         left_s = deadline - now
         if left_s <= 0:
             raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
-        if deadline != call.context.deadline:
-            call = call.within(deadline=deadline)
+        # What an upstream is told of a stream ends all of it.
+        told = asked if streams(call) else deadline
+        if told != call.context.deadline:
+            call = call.within(deadline=told)
         alarm = Alarm(left_s)
         try:
             with alarm:
@@ -60,53 +71,87 @@ class Timeout:
             if not alarm.rang:
                 raise
             raise _exceeded(call) from None
-        return map_stream(call, reply, lambda items: _Timed(call, items, deadline, self._clock))
+        return self._watched(call, reply, asked, deadline)
 
-    def _deadline(self, call: Call[Any], now: float) -> float | None:
+    def _asked(self, call: Call[Any], now: float) -> float | None:
+        """Return the deadline that the caller set, one way or the other."""
         deadline = call.context.deadline
-        if self._timeout_s is not None:
-            own = now + self._timeout_s
-            deadline = own if deadline is None or own < deadline else deadline
-        request = call.request if isinstance(call, StreamInferRequest) else call
-        if isinstance(request, InferRequest) and request.timeout_us is not None:
-            asked = now + request.timeout_us / 1e6
-            deadline = asked if deadline is None or asked < deadline else deadline
+        request = inference_of(call)
+        if request is not None and request.timeout_us is not None:
+            queued = now + request.timeout_us / 1e6
+            deadline = queued if deadline is None or queued < deadline else deadline
         return deadline
+
+    def _watched(self, call: Call[R], reply: R, whole: float | None, first: float | None) -> R:
+        """Return *reply*; of a stream, with its waits watched."""
+        idle_s = self._stream_idle_s
+        if first is None and idle_s is None:
+            return reply
+        times = _Times(whole, first, idle_s, self._clock)
+        return map_stream(call, reply, lambda items: _Timed(call, items, times))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When a stream is given up.
+
+    Attributes:
+        whole: The caller's deadline.
+        first: That of the first answer.
+        idle_s: Longest wait for a further one.
+    """
+
+    whole: float | None
+    first: float | None
+    idle_s: float | None
+    clock: Callable[[], float]
+
+    def left_s(self, *, first: bool) -> float | None:
+        """Return how long to wait for the next answer; None for as long as it takes."""
+        now = self.clock()
+        until = self.first
+        if not first:
+            until = None if self.idle_s is None else now + self.idle_s
+        if self.whole is not None:
+            until = self.whole if until is None else min(until, self.whole)
+        return None if until is None else until - now
 
 
 class _Timed:
-    """Passes a stream on until the deadline."""
+    """Passes a stream on until one of its times is over."""
 
-    def __init__(
-        self,
-        call: Call[Any],
-        items: AsyncIterator[InferResponse],
-        deadline: float,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, call: Call[Any], items: AsyncIterator[InferResponse], times: _Times) -> None:
         self._call = call
         self._items = items
-        self._deadline = deadline
-        self._clock = clock
+        self._times = times
+        self._first = True
 
     def __aiter__(self) -> AsyncIterator[InferResponse]:
         return self
 
     async def __anext__(self) -> InferResponse:
-        alarm = Alarm(self._deadline - self._clock())
+        left_s = self._times.left_s(first=self._first)
+        if left_s is None:
+            item = await anext(self._items)
+            self._first = False
+            return item
+        alarm = Alarm(left_s)
         try:
             with alarm:
-                return await anext(self._items)
+                item = await anext(self._items)
         except TimeoutError:
             if not alarm.rang:
                 raise
             await close_stream(self._items)
-            raise _exceeded(self._call) from None
+            raise _exceeded(self._call, further=not self._first) from None
+        self._first = False
+        return item
 
     async def aclose(self) -> None:
         await close_stream(self._items)
 
 
-def _exceeded(call: Call[Any]) -> DeadlineExceeded:
+def _exceeded(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
     about = "the gateway" if call.model is None else f"model {str(call.model)!r}"
-    return DeadlineExceeded(f"no answer from {about} before the deadline", model=call.model)
+    answer = "further answer" if further else "answer"
+    return DeadlineExceeded(f"no {answer} from {about} before the deadline", model=call.model)

@@ -38,7 +38,7 @@ MODELS = {
 BEHIND = (
     """
 version: 1
-listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0", transport: TRANSPORT}]
 admin: {address: null, metrics: null}
 models:
 """
@@ -63,7 +63,7 @@ SINGLE = {
 }
 FRONT = """
 version: 1
-listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}]
+listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0", transport: {transport}}}]
 admin: {{address: null, metrics: null}}
 upstreams:
 {upstreams}
@@ -74,24 +74,39 @@ lifecycle: {{pre_stop: 0s}}
 LOCAL = "in-process"
 
 
+@pytest.fixture(
+    scope="module", params=["reference", pytest.param("native", marks=pytest.mark.slow)]
+)
+def transport(request: pytest.FixtureRequest) -> str:
+    """Which make of gRPC carries everything; one of them in the quick run."""
+    make: str = request.param
+    return make
+
+
 @pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def behind(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A gateway with models of its own."""
     config = tmp_path_factory.mktemp("behind") / "gateway.yaml"
-    config.write_text(BEHIND)
+    config.write_text(BEHIND.replace("TRANSPORT", transport))
     with serving(str(config)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def front(behind: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def front(
+    transport: str, behind: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """A gateway that asks the one behind in every protocol."""
     addresses = {"http": behind.addresses["main.http"], "grpc": behind.addresses["main.grpc"]}
     urls = {way: url.format(**addresses) for way, url in {**STREAMING, **SINGLE}.items()}
     config = tmp_path_factory.mktemp("front") / "gateway.yaml"
     config.write_text(
         FRONT.format(
-            upstreams="".join(f"  {way}: {{url: '{url}'}}\n" for way, url in urls.items()),
+            transport=transport,
+            upstreams="".join(
+                f"  {way}: {{url: '{url}'{_carried(url, transport)}}}\n"
+                for way, url in urls.items()
+            ),
             routes="".join(
                 f"  - {{match: {{model: {way}.{name}}}, "
                 f"targets: [{{upstream: {way}, model: {name}}}]}}\n"
@@ -104,9 +119,14 @@ def front(behind: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
+def _carried(url: str, transport: str) -> str:
+    return f", transport: {transport}" if "+grpc" in url else ""
+
+
 @pytest.fixture(params=[LOCAL, *STREAMING])
-def place(request: pytest.FixtureRequest) -> tuple[Running, str]:
+def place(request: pytest.FixtureRequest, transport: str) -> tuple[Running, str]:
     """A gateway that has the models or a way to them, and what their names begin with there."""
+    assert transport  # what the two below are made with
     if request.param == LOCAL:
         return request.getfixturevalue("behind"), ""
     return request.getfixturevalue("front"), f"{request.param}."

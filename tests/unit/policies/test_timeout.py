@@ -40,13 +40,27 @@ REPLY = InferResponse(model=M, outputs=())
 async def test_earliest_deadline_is_passed_on(
     route_s: float | None, caller: float | None, request_us: int | None, expected: float | None
 ) -> None:
-    """Route, caller and request may each set a time; the earliest holds, for streams too."""
-    service = ScriptedService(REPLY, FakeStream([]))
+    """Route, caller and request may each set a time; the earliest holds."""
+    service = ScriptedService(REPLY)
     timeout = Timeout(service, route_s, clock=FakeClock(1000.0))
     call = InferRequest(model=M, timeout_us=request_us, context=Context(deadline=caller))
     assert REPLY == await timeout(call)
-    await timeout(StreamInferRequest(model=M, request=call, context=call.context))
-    assert [expected, expected] == [asked.context.deadline for asked in service.calls]
+    assert [expected] == [asked.context.deadline for asked in service.calls]
+
+
+@pytest.mark.parametrize(
+    ("caller", "request_us", "expected"),
+    [(None, None, None), (1003.0, None, 1003.0), (1003.0, 2_000_000, 1002.0)],
+)
+async def test_a_stream_is_told_what_its_caller_set(
+    caller: float | None, request_us: int | None, expected: float | None
+) -> None:
+    """The route's time is about its first answer alone, which is no upstream's business."""
+    service = ScriptedService(FakeStream([]))
+    request = InferRequest(model=M, timeout_us=request_us)
+    call = StreamInferRequest(model=M, request=request, context=Context(deadline=caller))
+    await Timeout(service, 1.0, clock=FakeClock(1000.0))(call)
+    assert [expected] == [asked.context.deadline for asked in service.calls]
 
 
 async def test_origin_survives_a_deadline() -> None:
@@ -109,27 +123,74 @@ async def test_caller_that_leaves_cancels() -> None:
     assert 1 == service.cancelled
 
 
-async def test_stream_ends_at_the_deadline() -> None:
-    """The deadline holds for every answer of a stream, and closes the stream beneath."""
+class Stuck(FakeStream):
+    """Gives its answers, and then no further one."""
 
-    class Stuck(FakeStream):
-        async def __anext__(self) -> InferResponse:
-            try:
-                return await super().__anext__()
-            except StopAsyncIteration:
-                await asyncio.Event().wait()
-                raise
+    async def __anext__(self) -> InferResponse:
+        try:
+            return await super().__anext__()
+        except StopAsyncIteration:
+            await asyncio.Event().wait()
+            raise
 
-    stream = Stuck([REPLY])
-    items = await Timeout(ScriptedService(stream), 0.02)(
-        StreamInferRequest(model=M, request=InferRequest(model=M))
-    )
+
+async def stuck(
+    answers: int, *, deadline_s: float | None = None, **times: Any
+) -> tuple[Stuck, Any]:
+    """Return a stream that is stuck after so many answers, beneath and timed."""
+    stream = Stuck([REPLY] * answers)
+    deadline = None if deadline_s is None else time.monotonic() + deadline_s
+    timeout = Timeout(ScriptedService(stream), times.pop("timeout_s", None), **times)
+    request = InferRequest(model=M)
+    call = StreamInferRequest(model=M, request=request, context=Context(deadline=deadline))
+    return stream, await timeout(call)
+
+
+async def test_stream_ends_at_its_callers_deadline() -> None:
+    """It holds for every answer, and closes the stream beneath."""
+    stream, items = await stuck(1, deadline_s=0.02, timeout_s=5.0, stream_idle_s=5.0)
     assert REPLY == await anext(items)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match="no further answer from model 'm'"):
         await anext(items)
     assert 1 == stream.closed
     await close_stream(items)
     assert 2 == stream.closed
+
+
+async def test_the_routes_time_is_for_the_first_answer() -> None:
+    """A stream that does not begin in time is closed."""
+    stream, items = await stuck(0, timeout_s=0.02, stream_idle_s=5.0)
+    with pytest.raises(DeadlineExceeded, match="no answer from model 'm'"):
+        await anext(items)
+    assert 1 == stream.closed
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+async def test_each_further_answer_has_a_time_of_its_own(timeout_s: float | None) -> None:
+    """A stream that has begun may take as long as it goes on."""
+    stream, items = await stuck(3, timeout_s=timeout_s, stream_idle_s=0.02)
+    for _ in range(3):
+        assert REPLY == await anext(items)
+    with pytest.raises(DeadlineExceeded, match="no further answer"):
+        await anext(items)
+    assert 1 == stream.closed
+
+
+async def test_a_begun_stream_outlives_the_routes_time() -> None:
+    """However long ago the first answer came."""
+    clock = FakeClock(1000.0)
+    stream = FakeStream([REPLY, REPLY])
+    timeout = Timeout(ScriptedService(stream), 1.0, stream_idle_s=2.0, clock=clock)
+    items = await timeout(StreamInferRequest(model=M, request=InferRequest(model=M)))
+    assert REPLY == await anext(items)
+    clock.advance(1000.0)
+    assert REPLY == await anext(items)
+
+
+async def test_without_times_a_stream_is_not_touched() -> None:
+    """Nothing stands between it and who reads it."""
+    stream, items = await stuck(0)
+    assert stream is items
 
 
 async def test_other_calls_have_only_route_and_caller() -> None:
