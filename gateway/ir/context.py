@@ -60,7 +60,9 @@ class Need(enum.Enum):
     name in a request, and outputs in the model's own order in an answer. STAND_INS is what a codec
     has read: the protocol writes BOOL as UINT8 and BF16 as FP32, and the model knows which it was.
     WIDENED is likewise: what the protocol lacks is the next wider datatype, UINT16, UINT32 and
-    UINT64 among them as signed integers, and a value beyond what was meant is an error.
+    UINT64 among them as signed integers, and a value beyond what was meant is an error. NUMBERS is
+    likewise: the protocol's versions are numbers, and 1 may stand for what has another version or
+    none.
     """
 
     NAMES = "names"
@@ -70,6 +72,7 @@ class Need(enum.Enum):
     OUTPUTS = "outputs"
     STAND_INS = "stand-ins"
     WIDENED = "widened"
+    NUMBERS = "numbers"
 
 
 @dataclass(frozen=True, slots=True)

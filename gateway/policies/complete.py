@@ -33,6 +33,7 @@ from gateway.policies.batching import (
 from gateway.policies.filling import Filling, is_bare, lacks
 from gateway.policies.members import taken_apart
 from gateway.policies.metadata_cache import MetadataCache
+from gateway.policies.numbering import meant
 from gateway.policies.stand_ins import StandIns, in_order, may_stand_in, stand_ins_in
 from gateway.service import Service
 
@@ -55,6 +56,7 @@ _DOUBTFUL: Final = frozenset(
     }
 )
 _MEMBERS_UNKNOWN: Final = "the request does not tell inputs from parameters"
+_VERSIONS_UNKNOWN: Final = "the request has its version as a number"
 _ORDER_UNKNOWN: Final = "outputs without names have an order"
 
 
@@ -134,6 +136,8 @@ class Complete:
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""
         needs = self._needs
+        if Need.NUMBERS in call.context.needs:
+            call = await self._numbered(call)
         if call.members:
             metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = taken_apart(call, metadata)
@@ -158,6 +162,17 @@ class Complete:
             named = tuple([RequestedOutput(known.name) for known in metadata.outputs])
             call = call.changed(outputs=named)
         return call, metadata
+
+    async def _numbered(self, call: InferRequest) -> InferRequest:
+        """Return *call* to the version that its caller means by a number."""
+        model = call.model
+        if model is None or not model.version:
+            return call
+        known = await self._ask(ModelRef(model.name), _VERSIONS_UNKNOWN)
+        version = meant(model.version, known.versions)
+        if version == model.version:
+            return call
+        return call.changed(model=ModelRef(model.name, version))
 
     def _filled(self, call: InferRequest, metadata: ModelMetadata) -> InferRequest:
         model = call.model or ModelRef("")

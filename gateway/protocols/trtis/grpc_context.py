@@ -11,8 +11,9 @@ from gateway.wire.grpc import GrpcRequest
 NAME: Final = "trtis.grpc"
 REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
 NEEDS: Final = REPLY_NEEDS | {Need.OUTPUTS}
+CALLERS: Final = REPLY_NEEDS | {Need.NUMBERS}
 
 
 def context_of(wire: GrpcRequest) -> Context:
     """Return what travels beside a client's message."""
-    return grpc_context(wire, NAME, REPLY_NEEDS)
+    return grpc_context(wire, NAME, CALLERS)

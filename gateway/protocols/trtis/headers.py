@@ -11,6 +11,7 @@ from gateway.wire.http import HttpRequest
 NAME: Final = "trtis.http"
 REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
 NEEDS: Final = REPLY_NEEDS | {Need.OUTPUTS}
+CALLERS: Final = REPLY_NEEDS | {Need.NUMBERS}
 
 REQUEST, RESPONSE, STATUS = "NV-InferRequest", "NV-InferResponse", "NV-Status"
 
@@ -20,4 +21,4 @@ OWN: Final = "nv-"
 
 def context_of(wire: HttpRequest, form: Any) -> Context:
     """Return what travels beside a client's message; *form* is noted for the answer."""
-    return http_context(wire, NAME, REPLY_NEEDS, form)
+    return http_context(wire, NAME, CALLERS, form)

@@ -84,7 +84,10 @@ def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
         entry = states.get(version)
         # What has metadata is there; an index may say otherwise.
         state = ModelState.READY if entry is None else entry.state
-        told = written.version_status[_version(version)]
+        number = _version(version)
+        if number in written.version_status:
+            continue  # of several versions that are no numbers, the first is 1
+        told = written.version_status[number]
         told.ready_state = _STATES[state]
         if entry is not None and entry.reason:
             told.ready_state_reason.message = entry.reason

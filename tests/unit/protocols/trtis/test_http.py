@@ -104,7 +104,8 @@ def test_context_holds_what_travels_beside() -> None:
     assert found.context.request_id == "abc"
     assert found.context.metadata == (("x-request-id", "abc"), ("x-other", " v"))
     assert found.context.deadline == 5.0
-    assert found.context.needs == {Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING}
+    needs = {Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING, Need.NUMBERS}
+    assert found.context.needs == needs
     bad = Headers((("X-Request-Id", "a\x01"),))
     assert CODEC.decode_call(HttpRequest("GET", "/api/status", "", bad)).context.request_id == ""
 

@@ -119,6 +119,21 @@ def test_versions_and_states_are_told() -> None:
         }
 
 
+def test_the_first_version_without_a_number_is_1() -> None:
+    """Of several versions that are no numbers the first is told, with its own state."""
+    entries = (
+        RepositoryEntry("m", "blue", ModelState.LOADING),
+        RepositoryEntry("m", "green", ModelState.READY),
+    )
+    status = ServerStatus(
+        ready=True, models=(ModelStatus(model(versions=("blue", "green", "7")), entries),)
+    )
+    told = write_status(status, OPTIONS).model_status["m"].version_status
+    assert {1: pb.MODEL_LOADING, 7: pb.MODEL_READY} == {
+        number: version.ready_state for number, version in told.items()
+    }
+
+
 def test_server_is_told() -> None:
     """Id, version, uptime and readiness stand in every status."""
     found = write_status(ServerStatus(ready=False, uptime_s=1.5), OPTIONS)
