@@ -2,7 +2,7 @@
 
 Both stand within `Complete`, where shapes are whole and tensors named whatever protocol a caller
 speaks, and outside the addresses of an upstream, so that a batch goes to one of them as a whole.
-The cache is the outer one: what it answers is in no batch.
+The cache is the outer one: what it answers is in no batch. Outside both requests are made alike.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from gateway.backends.plan import Plan
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
 from gateway.ir.context import Need
+from gateway.policies.alike import Alike
 from gateway.policies.batch import Batch
 from gateway.policies.cache import Cache
 from gateway.policies.complete import Complete
 from gateway.policies.forward import Forward
 from gateway.policies.gathering import BatchRules
+from gateway.policies.known import Known
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 
@@ -43,6 +45,9 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
         metrics: Count what happens.
     """
     batching, cache = config.batching, config.cache
+    if not is_shared(config):
+        return service
+    known = Known(service)
     if batching is not None:
         rules = BatchRules(
             max_batch_size=batching.max_batch_size,
@@ -51,7 +56,7 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
             preferred_sizes=batching.preferred_sizes,
             in_flight=batching.in_flight or _in_flight(name, config),
         )
-        service = Batch(service, rules, meter=metrics.sharing.batches(name))
+        service = Batch(service, rules, known=known, meter=metrics.sharing.batches(name))
     if cache is not None:
         service = Cache(
             service,
@@ -59,7 +64,7 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
             max_age_s=cache.max_age,
             meter=metrics.sharing.cache(name),
         )
-    return service
+    return Alike(service, known)
 
 
 def _in_flight(name: str, config: ModelConfig) -> int:

@@ -16,28 +16,23 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse, ModelMetadataRequest
-from gateway.ir.context import Context as CallContext
-from gateway.ir.context import ModelRef, Need
+from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import Cancelled, DeadlineExceeded, ErrorCode, GatewayError
 from gateway.policies.gathering import Asked, BatchRules, Group, Member, Turn
 from gateway.policies.joining import joined, key_of, parts, rows_of
-from gateway.policies.metadata_cache import MetadataCache
+from gateway.policies.known import Known
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_ASKED = CallContext(needs=frozenset({Need.BATCHING}))
 _ROWS_UNTOLD = 64
 # Nobody waits for others with more than this share of the time that is left to it.
 _SHARE_OF_TIME = 0.25
 # Timers of uvloop tick in milliseconds: one that rings this early is right.
 _GRAIN_S = 0.0005
-# How long it is remembered what a model takes, or that it does not tell.
-_KNOWN_S = 10.0
-_REMEMBERED = 1024
 # The target has looked at the request and will not have it: nothing has run.
 _REFUSED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE, ErrorCode.UNSUPPORTED})
 
@@ -88,6 +83,7 @@ class Batch:
     Args:
         inner: Answers; it takes calls from several tasks at a time.
         rules: When and how many.
+        known: Tells how the model batches; None asks *inner*.
         meter: Told of each call; None for nobody.
         clock: Monotonic seconds, that of deadlines.
         later: Rings after a time.
@@ -98,6 +94,7 @@ class Batch:
         inner: Service,
         rules: BatchRules,
         *,
+        known: Known | None = None,
         meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
         later: Later = _on_loop,
@@ -107,8 +104,7 @@ class Batch:
         self._meter = _Unmetered() if meter is None else meter
         self._clock = clock
         self._later = later
-        self._metadata = MetadataCache(inner, clock=clock)
-        self._known: dict[ModelRef, tuple[float, int]] = {}
+        self._known = Known(inner, clock=clock) if known is None else known
         self._groups: dict[Hashable, Group] = {}
         self._free = rules.in_flight
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,8 +124,7 @@ class Batch:
                 return await self._inner(call)
             finally:
                 if type(call) in CONTROLS:
-                    self._metadata.forget(call.model)
-                    self._known.clear()
+                    self._known.forget(call.model)
         rows = rows_of(call)
         size_bytes = sum([tensor.nbytes for tensor in call.inputs]) if rows else 0
         # The answer to an InferRequest is an InferResponse, which is its R.
@@ -142,23 +137,8 @@ class Batch:
 
     async def _most(self, model: ModelRef) -> int:
         """Return how many rows a call may have; 1 where requests must not be joined."""
-        now = self._clock()
-        known = self._known.get(model)
-        if known is not None and now < known[0]:
-            return known[1]
-        most = await self._asked_most(model)
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[model] = (now + _KNOWN_S, most)
-        return most
-
-    async def _asked_most(self, model: ModelRef) -> int:
-        try:
-            metadata = await self._metadata(ModelMetadataRequest(model=model, context=_ASKED))
-        except GatewayError as error:
-            log.debug("not batched", model=str(model), reason=error.message)
-            return 1
-        if not metadata.batches:
+        metadata = await self._known(model)
+        if metadata is None or not metadata.batches:
             return 1
         wanted = self._rules.max_batch_size or metadata.max_batch_size or _ROWS_UNTOLD
         return min(wanted, metadata.max_batch_size or wanted)

@@ -1,0 +1,112 @@
+"""Callers of every protocol share one call of the model, and one kept answer, before any upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.app.sharing import shared
+from gateway.backends.examples import simple
+from gateway.backends.python import PythonBackend
+from gateway.backends.versions import Versions
+from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig
+from gateway.frontend import Frontend
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.policies.classify import Classify
+from gateway.policies.complete import Complete
+from gateway.policies.describe import Describe
+from gateway.policies.forward import Forward
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.memory import grpc_memory, http_memory, stream_memory
+from gateway.upstream import Upstream
+from tests.matrix.clients import CLIENTS, WHOLE, Array, Client
+from tests.properties.carries import WAYS, Carries
+from tests.properties.chains import Told
+from tests.properties.registered import REGISTERED
+
+M = ModelRef("m")
+BY_UPSTREAM = pytest.mark.parametrize(
+    "way", [None, *WAYS], ids=lambda way: getattr(way, "name", "own")
+)
+
+_MEMORY: dict[str, Any] = {"http": http_memory, "grpc": grpc_memory, "stream": stream_memory}
+
+
+class Counted:
+    """The model, which remembers how many rows each of its calls had."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.inputs, self.outputs = simple.inputs, simple.outputs
+
+    def __call__(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Give sum and difference."""
+        self.rows.append(len(inputs["INPUT0"]))
+        found: dict[str, Array] = simple(inputs)
+        return found
+
+
+@asynccontextmanager
+async def sharing(
+    way: Carries | None, model: Counted, config: ModelConfig
+) -> AsyncIterator[dict[str, Any]]:
+    """Give each client its transport to a gateway whose callers share *model*.
+
+    It is the gateway's own, or behind an upstream that is asked in *way*.
+    """
+    versions = Versions(M.name, [PythonBackend(M.name, model, max_batch_size=64)])
+    await versions.start()
+    try:
+        target: Any = Describe(versions)
+        if way is not None:
+            there = way.registered
+            served = Told(Complete(target, WHOLE))
+            behind = _MEMORY[there.carrier](Frontend(there.make(way.listener), served))
+            codec = there.make(way.upstream)
+            target = Forward(Complete(Upstream("behind", codec, behind), codec.needs), (), {})
+        layers = Classify(Complete(shared(M.name, target, config, Metrics("test")), WHOLE))
+        service = Told(Forward(layers, (), {}))
+        yield {client.name: _transport(client, service) for client in CLIENTS}
+    finally:
+        await versions.stop()
+
+
+def _transport(client: Client, service: Any) -> Any:
+    here = REGISTERED[client.codec]
+    return _MEMORY[here.carrier](Frontend(here.make(client.listener), service))
+
+
+async def _ask(client: Client, transports: dict[str, Any], row: int) -> None:
+    """Ask for sum and difference of one row, and check them."""
+    one = np.full((1, 16), row, "<i4")
+    other = np.arange(16, dtype="<i4").reshape(1, 16)
+    inputs = {"INPUT0": (Datatype.INT32, one), "INPUT1": (Datatype.INT32, other)}
+    found = await client.infer(transports[client.name], M, inputs)
+    assert (one + other).tolist() == found["OUTPUT0"].tolist(), client.name
+    assert (one - other).tolist() == found["OUTPUT1"].tolist(), client.name
+
+
+@BY_UPSTREAM
+async def test_all_protocols_are_in_one_batch(way: Carries | None) -> None:
+    """Every client sends one row; the model is called once, and each has its own answer."""
+    model = Counted()
+    batching = BatchingConfig(max_batch_size=len(CLIENTS), max_delay=10.0)
+    async with sharing(way, model, ModelConfig(batching=batching)) as transports:
+        await asyncio.gather(*[_ask(client, transports, row) for row, client in enumerate(CLIENTS)])
+    assert [len(CLIENTS)] == model.rows
+
+
+@BY_UPSTREAM
+async def test_all_protocols_have_one_kept_answer(way: Carries | None) -> None:
+    """What one client has asked is answered to the others from memory, in their own form."""
+    model = Counted()
+    async with sharing(way, model, ModelConfig(cache=CacheConfig())) as transports:
+        for client in CLIENTS:
+            await _ask(client, transports, 7)
+    assert [1] == model.rows
