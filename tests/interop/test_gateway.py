@@ -21,8 +21,10 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 SCRIPTS = tuple(SCRIPT_WORDS)
 CARRIERS = ("grpc", "http")
 
-# Not carried yet; each gets a clear 501 or UNIMPLEMENTED that names it.
-UNSUPPORTED = frozenset({"model_config", "model_statistics", "classification"})
+# What is asked of a sidecar beyond inference, health and metadata is off unless a flag says so.
+ENABLED = ("repository_index", "model_configuration", "statistics=target")
+# Triton's own configuration, counts and labels: other servers have none.
+TRITONS_OWN = frozenset({"model_config", "model_statistics", "classification"})
 # Over HTTP the gateway asks Triton for one answer: its decoupled models answer in streams only.
 STREAMS = frozenset({"stream", "stream_of_none", "stream_with_error"})
 # Over gRPC it asks them with a stream, and has their one answer for a client that asks for one.
@@ -93,7 +95,8 @@ def sidecar(server: RunningServer, carrier: str) -> Iterator[Running]:
     """Run the gateway in front of *server*, as its users do: one flag for the upstream."""
     address = server.grpc_address if carrier == "grpc" else server.http_address
     free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    with serving("--upstream", f"oip+{carrier}://{address}", *free) as gateway:
+    enabled = [word for name in ENABLED for word in ("--enable", name)]
+    with serving("--upstream", f"oip+{carrier}://{address}", *free, *enabled) as gateway:
         yield gateway
 
 
@@ -104,7 +107,7 @@ def seen_through(gateway: Running, client: Client, script: str) -> set[str]:
 
 
 def _own(script: str, carrier: str) -> frozenset[str]:
-    own = OWN | UNSUPPORTED | (SINGLE if carrier == "grpc" else frozenset())
+    own = OWN | (SINGLE if carrier == "grpc" else frozenset())
     if script.endswith("_http"):
         return own
     return own | OWN_WORDS | (STREAMS if carrier == "http" else frozenset())
@@ -128,7 +131,7 @@ def test_mlserver_through_the_gateway(
     with sidecar(mlserver_server, carrier) as gateway:
         for script in ("tritonclient_http", "tritonclient_grpc"):
             lost = CODES_LOST if (carrier, script) == ("http", "tritonclient_grpc") else frozenset()
-            expected = BEHIND["mlserver", carrier] | _own(script, carrier) | lost
+            expected = BEHIND["mlserver", carrier] | TRITONS_OWN | _own(script, carrier) | lost
             unexpected = seen_through(gateway, client, script) - expected
             assert set() == unexpected, script
 
@@ -140,7 +143,7 @@ def test_kserve_through_the_gateway(
     """A tritonclient talks to KServe, JSON without a content type included."""
     with sidecar(kserve_server, carrier) as gateway:
         for script in ("tritonclient_http", "tritonclient_grpc"):
-            expected = BEHIND["kserve", carrier] | _own(script, carrier)
+            expected = BEHIND["kserve", carrier] | TRITONS_OWN | _own(script, carrier)
             unexpected = seen_through(gateway, client, script) - expected
             assert set() == unexpected, script
 

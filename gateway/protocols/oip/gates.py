@@ -77,19 +77,32 @@ class Asked(Protocol):
     def control(self) -> bool: ...  # noqa: D102
 
 
+def check_on(kind: type[Call[Any]], extensions: Extensions) -> object:
+    """Refuse a kind of call that is switched off, before anything of its message is read.
+
+    Returns:
+        The value of its option; None for a kind that has none.
+
+    Raises:
+        Unsupported: It is switched off.
+    """
+    gate = _GATES.get(kind)
+    if gate is None:
+        return None
+    option, what = gate
+    value: object = getattr(extensions, option)
+    if value in (False, OFF):
+        raise Unsupported(f"{what}: not enabled here (option {option})")
+    return value
+
+
 def allowed(call: Call[Any], extensions: Extensions) -> Call[Any]:
     """Return *call* as the listener's options let it pass.
 
     Raises:
         Unsupported: It is switched off.
     """
-    gate = _GATES.get(type(call))
-    if gate is None:
-        return call
-    option, what = gate
-    value = getattr(extensions, option)
-    if value in (False, OFF):
-        raise Unsupported(f"{what}: not enabled here (option {option})", model=call.model)
+    value = check_on(type(call), extensions)
     if isinstance(call, ModelLoadRequest) and not extensions.model_files:
         _refuse_files(call)
     if value == GATEWAY and isinstance(call, ModelStatisticsRequest | LogSettingsRequest):

@@ -43,7 +43,7 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
 from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
-from gateway.protocols.oip.gates import advertised, allowed, check_asked
+from gateway.protocols.oip.gates import advertised, allowed, check_asked, check_on
 from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
 from gateway.protocols.oip.grpc_extension import Extension
@@ -137,10 +137,15 @@ class GrpcCodec:
             return self._decode_infer(wire)
         if wire.method == STREAM:
             return self._decode_stream(wire)
-        read = messages.CALL_READERS.get(wire.method) or CALL_READERS.get(wire.method)
-        if read is None:
+        found = CALL_READERS.get(wire.method)
+        if found is not None:
+            kind, read = found
+            check_on(kind, self._extensions)
+            return allowed(read(wire.view, context_of(wire), self._limits), self._extensions)
+        plain = messages.CALL_READERS.get(wire.method)
+        if plain is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        return allowed(read(wire.view, context_of(wire), self._limits), self._extensions)
+        return allowed(plain(wire.view, context_of(wire), self._limits), self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the answer to *call*; the data of large tensors are not copied."""

@@ -249,17 +249,20 @@ def _read_log_reply(
     return _settings(message.settings)
 
 
-_READERS: Mapping[str, CallReader] = {
-    "ModelConfig": _read_config,
-    "ModelStatistics": _read_statistics,
-    "RepositoryModelLoad": _read_load,
-    "RepositoryModelUnload": _read_unload,
-    "TraceSetting": _read_trace,
-    "LogSettings": _read_log,
+_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
+    "ModelConfig": (ModelConfigRequest, _read_config),
+    "ModelStatistics": (ModelStatisticsRequest, _read_statistics),
+    "RepositoryModelLoad": (ModelLoadRequest, _read_load),
+    "RepositoryModelUnload": (ModelUnloadRequest, _read_unload),
+    "TraceSetting": (TraceSettingRequest, _read_trace),
+    "LogSettings": (LogSettingsRequest, _read_log),
     **grpc_shared.CALL_READERS,
 }
 
-CALL_READERS: Mapping[str, CallReader] = {SERVICE + name: read for name, read in _READERS.items()}
+# What a method asks, and how its request is read.
+CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
+    SERVICE + name: found for name, found in _READERS.items()
+}
 
 EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
     ModelConfigRequest: Extension(

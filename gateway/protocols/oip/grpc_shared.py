@@ -153,13 +153,13 @@ def _ok(_call: Call[Any], view: memoryview, _limits: MessageLimits) -> None:
     parse(view, pb.ServerLiveRequest)
 
 
-CALL_READERS: Mapping[str, CallReader] = {
-    "SystemSharedMemoryStatus": _read_status,
-    "SystemSharedMemoryRegister": _read_system,
-    "SystemSharedMemoryUnregister": _read_unregister,
-    "CudaSharedMemoryStatus": _read_status_cuda,
-    "CudaSharedMemoryRegister": _read_cuda,
-    "CudaSharedMemoryUnregister": _read_unregister_cuda,
+CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
+    "SystemSharedMemoryStatus": (SharedStatusRequest, _read_status),
+    "SystemSharedMemoryRegister": (SharedRegisterRequest, _read_system),
+    "SystemSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister),
+    "CudaSharedMemoryStatus": (SharedStatusRequest, _read_status_cuda),
+    "CudaSharedMemoryRegister": (SharedRegisterRequest, _read_cuda),
+    "CudaSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister_cuda),
 }
 
 EXTENSIONS: Mapping[type[Call[Any]], Extension] = {

@@ -48,7 +48,7 @@ from gateway.protocols.oip.errors import (
     is_error_status,
 )
 from gateway.protocols.oip.events import EVENT_STREAM, EventSplitter
-from gateway.protocols.oip.gates import advertised, allowed, check_asked
+from gateway.protocols.oip.gates import advertised, allowed, check_asked, check_on
 from gateway.protocols.oip.headers import NAME, NEEDS, context_of
 from gateway.protocols.oip.http_extensions import EXTENSIONS, Extension
 from gateway.protocols.oip.http_stream import (
@@ -146,11 +146,13 @@ class HttpCodec:
         if route.model is not None and route.call in (InferRequest, StreamInferRequest):
             return decode_inference(route, route.model, wire, self._limits)
         if wire.path == INDEX_PATH:
+            check_on(route.call, self._extensions)
             ready_only = answers.decode_index_request(wire, self._limits)
             call: Call[Any] = RepositoryIndexRequest(
                 ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
             )
         elif route.call in EXTENSIONS:
+            check_on(route.call, self._extensions)
             read = EXTENSIONS[route.call].read_call
             call = read(route, wire, context_of(wire, None), self._limits)
         else:  # GET /v2/models among them: only names, which anybody may know

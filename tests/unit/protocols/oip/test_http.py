@@ -584,4 +584,4 @@ def test_answers_the_index_as_triton_does(body: bytes, ready_only: bool) -> None
 def test_refuses_a_malformed_question_for_the_index(body: bytes) -> None:
     """The error says what the body may be."""
     with pytest.raises(MalformedMessage):
-        CODEC.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
+        codec(**EVERYTHING).decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
