@@ -372,6 +372,17 @@ async def test_both_are_spoken_under_tls() -> None:
         await eventually(lambda: port.count.total == 0)
 
 
+async def test_stopping_cuts_who_has_not_said_what_it_speaks(address: str) -> None:
+    """Without waiting for it."""
+    async with both(Echo(), PromptHttp(), address) as port:
+        raw = await port.connect()
+        await raw.send(b"P")
+        await eventually(lambda: port.count.total == 1)
+        await port.server.stop()
+        assert b"" == await raw.rest()
+        await raw.close()
+
+
 async def test_stopping_is_harmless_the_second_time(address: str) -> None:
     """Twice, and after draining."""
     async with both(Echo(), PromptHttp(), address) as port:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import as_numpy
 from gateway.ir.errors import (
     GatewayError,
@@ -300,11 +300,60 @@ def test_the_request_id_travels() -> None:
 def test_there_are_no_streams() -> None:
     """Brpc's service has none: said before anything is sent."""
     stream = StreamInferRequest(model=ModelRef("m"), request=CALL)
-    with pytest.raises(Unsupported, match="no streams"):
-        CODEC.encode_call(stream)
+    reply = InferResponse(model=ModelRef("m"), outputs=())
+    for refused in (
+        lambda: CODEC.encode_call(stream),
+        lambda: CODEC.encode_item(stream, reply),
+        lambda: CODEC.decode_item(stream, Frame(())),
+    ):
+        with pytest.raises(Unsupported, match="no streams"):
+            refused()
 
 
-@pytest.mark.parametrize("data", [b"", b"PRPC", b"PRPC" + bytes(7), b"XXXX" + bytes(20)])
+def test_what_is_not_protobuf_is_unreadable() -> None:
+    """Newer clients may send JSON in a frame, and say so."""
+    meta = RpcMeta(content_type=1)
+    meta.request.service_name, meta.request.method_name = "GrpsBrpcService", "Predict"
+    wire = Frame(frame_bytes(meta.SerializeToString(), [b"{}"]))
+    with pytest.raises(Unreadable, match="content_type 1 is not protobuf"):
+        CODEC.decode_call(Frame((b"".join(wire.payload),)))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(b"\xff", MalformedMessage), (b"", MalformedMessage)],
+    ids=["no message", "no data"],
+)
+def test_an_answer_that_cannot_be_used(error: bytes, expected: type[GatewayError]) -> None:
+    """Whatever is wrong with it is the upstream's fault, not that of the call."""
+    meta = RpcMeta(compress_type=0)
+    meta.response.error_code = 0
+    wire = Frame((b"".join(frame_bytes(meta.SerializeToString(), [error])),))
+    with pytest.raises(expected):
+        CODEC.decode_reply(CALL, wire)
+
+
+def test_the_codec_tells_its_name_and_needs() -> None:
+    """Tensors are sent with a datatype."""
+    assert ("grps.brpc", frozenset({Need.DATATYPES})) == (CODEC.name, CODEC.needs)
+
+
+def test_a_number_needs_a_frame() -> None:
+    """What no header stands before cannot be numbered."""
+    with pytest.raises(MalformedMessage, match="5 bytes is no baidu_std frame"):
+        BaiduFramer(DEFAULT_LIMITS).send(Frame((b"PRPC\0",), 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PRPC",
+        b"PRPC" + bytes(7),
+        b"XXXX" + bytes(20),
+        b"PRPC" + bytes(7) + b"\x09" + bytes(9),
+    ],
+)
 def test_a_payload_that_is_no_frame_is_malformed(data: bytes) -> None:
     """A codec raises nothing else, whatever it is given."""
     with pytest.raises(GatewayError):
