@@ -141,11 +141,47 @@ def test_answers_have_a_length_and_no_other_form(server: Running) -> None:
     assert line == text_format.Parse(body[64:].decode(), pb.InferResponseHeader())
 
 
-@pytest.mark.parametrize("size", [8000, 63 << 10])
+@pytest.mark.parametrize("size", [8000, 64 << 10])
 def test_long_headers_are_taken(server: Running, size: int) -> None:
     """Models with many tensors need NV-InferRequest of 8 KiB and much more."""
     answer, body = infer(server, "simple", HEADER + " " * (size - len(HEADER)), PAIR)
     assert (200, SUM) == (answer.status, body[:64])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        HEADER + " nonsense: 1",
+        HEADER + " later { field: [1, 2] other < a: 'b' > }",
+        """batch_size:1,input<name:'INPUT0';dims:[16]>,input:{name:"INPUT" '1' dims:[0x10]}"""
+        + """output:[{name:"\\117UTPUT0"}]""",
+        'output { name: "OUTPUT0" } input { name: "INPUT0" } input { name: "INPUT1" } batch_size: 1',
+    ],
+    ids=["unknown-field", "unknown-message", "by-hand", "any-order"],
+)
+def test_headers_may_be_written_by_hand(server: Running, header: str) -> None:
+    """The whole text format is taken, with fields that this server's version does not know."""
+    answer, body = infer(server, "simple", header, PAIR)
+    assert (200, SUM) == (answer.status, body[:64])
+
+
+@pytest.mark.parametrize("header", ["", "batch_size", HEADER + " }", "input {"])
+def test_wrong_headers_are_refused(server: Running, header: str) -> None:
+    """A header that is missing or none is 400, with a status that says what is wrong."""
+    answer, _ = infer(server, "simple", header, PAIR)
+    assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
+
+
+def test_inputs_come_in_the_order_of_the_header(server: Running) -> None:
+    """The header decides which bytes are whose, not the model."""
+    header = (
+        'batch_size: 1 input { name: "INPUT1" dims: 16 } input { name: "INPUT0" dims: 16 } '
+        'output { name: "OUTPUT1" } output { name: "OUTPUT0" }'
+    )
+    answer, body = infer(server, "simple", header, PAIR)
+    assert 200 == answer.status
+    assert struct.pack("<16i", *[3 - value for value in range(16)]) == body[:64]
+    assert SUM == body[64:128]
 
 
 def test_large_tensors_are_taken_over_http(server: Running) -> None:
