@@ -1,0 +1,61 @@
+"""Pipelines asked by every tritonclient: what it checks of models holds for pipelines of that name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli_kit import serving
+from tests.interop.client import SCRIPT_WORDS, Client
+from tests.interop.judge import problems
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+CONFIG = """
+version: 1
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
+admin: {address: null, metrics: null}
+models:
+  numbers: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+  texts: {backend: python, options: {callable: "gateway.backends.examples:simple_string"}}
+pipelines:
+  add_sub:
+    steps:
+      sum: {model: numbers, inputs: {INPUT0: request.INPUT0, INPUT1: request.INPUT1}}
+      difference: {model: numbers, inputs: {INPUT0: request.INPUT0, INPUT1: request.INPUT1}}
+    outputs: {OUTPUT0: sum.OUTPUT0, OUTPUT1: difference.OUTPUT1}
+  add_sub_string:
+    steps:
+      both: {model: texts, inputs: {INPUT0: request.INPUT0, INPUT1: request.INPUT1}}
+    outputs: {OUTPUT0: both.OUTPUT0, OUTPUT1: both.OUTPUT1}
+lifecycle: {pre_stop: 0s}
+"""
+
+# Every form in which tritonclient asks for a sum and a difference, and what it asks of a model.
+OF_A_MODEL = (
+    *(
+        f"add_sub_{form}_{other}_out"
+        for form, other in (("binary_in", "json"), ("json_in", "binary"))
+    ),
+    *("add_sub_binary_both", "add_sub_json_both", "add_sub_no_outputs_named"),
+    *("add_sub_string", "add_sub_string_json"),
+    *(
+        f"{kind}_{way}"
+        for kind in ("gzip", "deflate")
+        for way in ("request", "response", "both_json")
+    ),
+    *("model_ready", "model_metadata", "one_output", "outputs_swapped", "request_id", "at_once"),
+    "unknown_output",  # of an unknown version the gateway speaks in its own words
+)
+
+
+@pytest.mark.parametrize("script", SCRIPT_WORDS)
+def test_tritonclient_asks_pipelines(client: Client, tmp_path: Path, script: str) -> None:
+    """JSON, binary tensors, compression, names of outputs, ids, text: as of a model."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG)
+    with serving(str(config)) as gateway:
+        name = "main.http" if script.endswith("_http") else "main.grpc"
+        seen = client.checks(script, gateway.addresses[name], *OF_A_MODEL)
+    assert (set(OF_A_MODEL), {}) == (seen.keys(), problems(seen, script))
