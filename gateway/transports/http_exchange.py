@@ -14,12 +14,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import structlog
+
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
 from gateway.transports.base import HttpFrontend, ServerLimits, ask
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
 from gateway.transports.deadlines import deadline_of
-from gateway.transports.faults import HttpFault
+from gateway.transports.faults import HttpFault, plain
 from gateway.transports.http_answers import (
     write_end,
     write_part,
@@ -30,6 +32,8 @@ from gateway.transports.http_body import EMPTY, check_declared, undo_coding
 from gateway.transports.http_head import Head, Version
 from gateway.transports.waiting import NotTaken, flushed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+log = structlog.get_logger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -109,6 +113,15 @@ class Listener:
     find: Callable[[str], HttpFrontend]
     """Frontend for a path; raises HttpFault."""
     refused: Callable[[GatewayError], None]
+
+
+def failure(error: BaseException | None) -> HttpResponse:
+    """Return the answer for what went wrong in an exchange past all that it foresees; log it."""
+    if isinstance(error, GatewayError):
+        log.warning("stream cut", code=error.code.value, error=error.message)
+        return plain(500, error.message)
+    log.error("internal error", exc_info=error)
+    return plain(500, "internal error of the gateway")
 
 
 class Exchange:

@@ -72,7 +72,7 @@ def read_head(
         raise HttpFault(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
     _check_size(fields, limits)
     headers = Headers([(name.decode("ascii"), decode_field(value)) for name, value in fields])
-    _check_host(headers)
+    _check_host(fields, headers, version)
     path, query = _target(method, target)
     chunked = _chunked(headers, version)
     return Head(
@@ -83,6 +83,49 @@ def read_head(
         length=_length(headers),
         chunked=chunked,
         expects=_expects(headers, version),
+    )
+
+
+def head_too_large(limits: ServerLimits) -> HttpFault:
+    """Return the refusal of a head that a parser would not, or should not, read to its end."""
+    return HttpFault(
+        431,
+        f"the head is too large: at most {limits.header_line_bytes} bytes in its first "
+        f"line, {limits.header_field_bytes} in a field and {limits.header_total_bytes} in "
+        "all are allowed",
+        limit="header_total_bytes",
+        close=True,
+    )
+
+
+def too_many_fields(limits: ServerLimits) -> HttpFault:
+    """Return the refusal of a head with too many fields."""
+    return HttpFault(
+        431,
+        f"more than {limits.header_count} header fields",
+        limit="header_count",
+        close=True,
+    )
+
+
+def malformed(text: str) -> HttpFault:
+    """Return the refusal of a request that a parser could not read; *text* is what it says."""
+    return HttpFault(400, f"malformed HTTP request: {first_line(text)}", close=True)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of what a parser says, fit to be shown."""
+    line = text.strip().splitlines()[0] if text.strip() else "unreadable"
+    return line[:200].rstrip(":").encode("ascii", "backslashreplace").decode()
+
+
+def head_too_slow(limits: ServerLimits) -> HttpFault:
+    """Return the refusal of a head that takes too long."""
+    return HttpFault(
+        408,
+        f"the head of a request took more than {limits.header_timeout_s} s",
+        limit="header_timeout_s",
+        close=True,
     )
 
 
@@ -108,7 +151,12 @@ def _check_size(fields: Sequence[tuple[bytes, bytes]], limits: ServerLimits) -> 
         )
 
 
-def _check_host(headers: Headers) -> None:
+def _check_host(
+    fields: Sequence[tuple[bytes, bytes]], headers: Headers, version: Version
+) -> None:
+    hosts = [name for name, _ in fields if len(name) == len("host") and name.lower() == b"host"]
+    if len(hosts) > 1 or (not hosts and version >= (1, 1)):
+        raise HttpFault(400, f"{len(hosts)} Host fields, needed is 1", close=True)
     host = headers.get("host")
     if host is not None and _HOST.fullmatch(host) is None:
         raise HttpFault(400, "the Host field is malformed", close=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.grpc_echo import MAKES
+from tests.integration.http_kit import HTTP_MAKES
 
 _PAIRS = [
     ("reference", "reference"),
@@ -14,6 +15,14 @@ _PAIRS = [
     ("native", "reference"),
     ("reference", "native"),
 ]
+
+
+@pytest.fixture(params=["reference", "native"])
+def http_makes(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test on each make of the HTTP server."""
+    HTTP_MAKES.server = request.param
+    yield request.param
+    HTTP_MAKES.server = "reference"
 
 
 @pytest.fixture(params=_PAIRS, ids=lambda pair: f"{pair[0]}-server-{pair[1]}-client")

@@ -11,8 +11,34 @@ from typing import Any
 
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.base import Budget, HttpFrontend, HttpMount, ServerLimits
-from gateway.transports.reference.http_server import HttpServer
+from gateway.transports.http_listener import HttpListener
+from gateway.transports.native.http_server import HttpServer as NativeServer
+from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+
+@dataclass
+class HttpMakes:
+    """Which make of the HTTP transports a test runs on; see the fixture `http_makes`."""
+
+    server: str = "reference"
+    client: str = "reference"
+
+    @property
+    def http_server(self) -> type[HttpListener]:
+        """The class of the server."""
+        return {"reference": ReferenceServer, "native": NativeServer}[self.server]
+
+    @property
+    def connections(self) -> str:
+        """The module of the server's connections."""
+        return {
+            "reference": "gateway.transports.reference.connection",
+            "native": "gateway.transports.native.http_connection",
+        }[self.server]
+
+
+HTTP_MAKES = HttpMakes()
 
 STATUS = {
     ErrorCode.INVALID_ARGUMENT: 400,
@@ -89,7 +115,7 @@ class Parts(Refusing):
 
 @dataclass
 class Running:
-    server: HttpServer
+    server: HttpListener
     budget: Budget
     refused: list[GatewayError] = field(default_factory=list)
 
@@ -211,7 +237,7 @@ async def serving(
     """Serve *frontend* at /v2 with *limits* shortened for the test."""
     refused: list[GatewayError] = []
     budget = Budget(budget_bytes)
-    server = HttpServer(
+    server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), frontend)],
         limits=ServerLimits(**limits),
         budget=budget,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.transports.base import Budget, HttpMount, ServerLimits
-from gateway.transports.reference.http_server import HttpServer
 from tests.integration.http_kit import (
+    HTTP_MAKES,
     Answer,
     Echo,
     Raw,
@@ -23,6 +23,8 @@ from tests.integration.http_kit import (
     post,
     serving,
 )
+
+pytestmark = pytest.mark.usefixtures("http_makes")
 
 CLOSE = "Connection: close"
 
@@ -351,7 +353,7 @@ async def test_pipelining_is_bounded() -> None:
         await raw.send(post(b"") * 100)
         await slow.started.wait()
         await asyncio.sleep(0.05)
-        (connection,) = running.server._manager.open_connections  # type: ignore[union-attr]
+        (connection,) = running.server.open_connections
         assert connection.in_flight <= 6
         slow.go.set()
         for _ in range(100):
@@ -364,9 +366,9 @@ async def test_operators_are_shut_out_when_descriptors_are_short(
     reserve: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tenth of the descriptors is kept for the server that operators use."""
-    short = "gateway.transports.reference.connection.descriptors_short"
+    short = f"{HTTP_MAKES.connections}.descriptors_short"
     monkeypatch.setattr(short, lambda _sock: True)
-    server = HttpServer(
+    server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), Echo())],
         limits=ServerLimits(),
         budget=Budget(1 << 20),

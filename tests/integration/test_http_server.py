@@ -11,9 +11,19 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.transports.base import Budget, ServerLimits
-from gateway.transports.reference.http_server import HttpServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from tests.integration.http_kit import Echo, Parts, Slow, eventually, parse, post, serving
+from tests.integration.http_kit import (
+    HTTP_MAKES,
+    Echo,
+    Parts,
+    Slow,
+    eventually,
+    parse,
+    post,
+    serving,
+)
+
+pytestmark = pytest.mark.usefixtures("http_makes")
 
 CLOSE = "Connection: close"
 
@@ -314,7 +324,7 @@ async def test_header_values_of_answers_are_escaped() -> None:
 async def test_address_in_use_is_an_os_error() -> None:
     """A taken port fails at start."""
     async with serving(Echo()) as running:
-        server = HttpServer(
+        server = HTTP_MAKES.http_server(
             "127.0.0.1", running.port, mounts=[], limits=ServerLimits(), budget=Budget(1)
         )
         with pytest.raises(OSError, match="in use"):

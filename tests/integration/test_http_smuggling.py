@@ -7,6 +7,8 @@ import pytest
 from gateway.transports.faults import HttpFault
 from tests.integration.http_kit import Echo, parse, post, serving
 
+pytestmark = pytest.mark.usefixtures("http_makes")
+
 HOST = b"Host: h\r\n"
 POST = b"POST /v2 HTTP/1.1\r\n" + HOST
 GET = b"GET /v2 HTTP/1.1\r\n"

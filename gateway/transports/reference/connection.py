@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -22,23 +21,26 @@ from aiohttp.web_response import StreamResponse
 from gateway.ir.errors import GatewayError, Overloaded
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import ServerLimits
-from gateway.transports.faults import HttpFault, plain
+from gateway.transports.faults import HttpFault
 from gateway.transports.http_answers import write_response
-from gateway.transports.http_exchange import CONTINUE
+from gateway.transports.http_exchange import failure
+from gateway.transports.http_head import (
+    Version,
+    first_line,
+    head_too_large,
+    head_too_slow,
+    malformed,
+    too_many_fields,
+)
+from gateway.transports.http_presence import Presence
 from gateway.transports.reference.incoming import Sent
 from gateway.transports.sockets import (
     descriptors_short,
     pause_until_taken,
-    peer_refused,
     tune,
 )
 
-log = structlog.get_logger(__name__)
-
 _READ_BYTES = 256 * 1024
-_PROBE_AFTER_S = 0.05
-_CHECK_AFTER_S = 0.02
-_CHECK_AT_MOST_S = 1.0
 
 
 class Connection(RequestHandler):
@@ -94,7 +96,7 @@ class Connection(RequestHandler):
         self._head_bytes = 0
         self._broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
-        self._probe_timer: asyncio.TimerHandle | None = None
+        self._presence = Presence(loop, self)
         self.taken = asyncio.Event()
         self.taken.set()
         self.answered = 0
@@ -107,6 +109,12 @@ class Connection(RequestHandler):
     def in_flight(self) -> int:
         """Requests received and not yet answered."""
         return self._request_count - self.answered
+
+    @property
+    def asked_version(self) -> Version | None:
+        """Version of the request that is being answered; None for no request."""
+        request = self._current_request
+        return None if request is None else (request.version.major, request.version.minor)
 
     @property
     def must_close(self) -> bool:
@@ -140,8 +148,7 @@ class Connection(RequestHandler):
             self._count.leave(self._address)
             self._address = None
         self._stop_head_timer()
-        if self._probe_timer is not None:
-            self._probe_timer.cancel()
+        self._presence.close()
         if self._manager is None:
             BaseProtocol.connection_lost(self, exc)
             return
@@ -181,7 +188,7 @@ class Connection(RequestHandler):
             return None
         self.half_closed = True
         self._stop_head_timer()
-        self._probe_timer = self._loop.call_later(_PROBE_AFTER_S, self._probe)
+        self._presence.watch()
         return True
 
     # -- heads
@@ -196,7 +203,7 @@ class Connection(RequestHandler):
             # The framing broke within a body: its reader must learn of it, and answers.
             self._messages.pop()
             self._request_count -= 1
-            self._last_payload.set_exception(RequestPayloadError(_first_line(message.message)))
+            self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
 
     def _fail_head(self) -> None:
         self._broken = True
@@ -220,44 +227,12 @@ class Connection(RequestHandler):
 
     def _head_timed_out(self) -> None:
         self._head_timer = None
-        fault = HttpFault(
-            408,
-            f"the head of a request took more than {self._limits.header_timeout_s} s",
-            limit="header_timeout_s",
-        )
+        fault = head_too_slow(self._limits)
         self._refused(fault.error)
         if self.in_flight:
             self._broken = True  # answer what came whole, then close
         elif self.transport is not None:
             self.transport.abort()
-
-    # -- half-closed or deserted
-
-    def _probe(self) -> None:
-        """Find out whether the client only stopped sending or has gone.
-
-        Both look the same until something is written: a client that has gone resets the
-        connection. An interim answer is what HTTP lets us write, and clients skip it.
-        """
-        self._probe_timer = None
-        request = self._current_request
-        if request is None or self.transport is None:
-            return
-        if self.head_sent:
-            self.transport.abort()  # a stream that nobody waits for
-        elif request.version >= (1, 1):
-            self.transport.write(CONTINUE)
-            self._check_peer(_CHECK_AFTER_S)
-
-    def _check_peer(self, after_s: float) -> None:
-        if self.transport is None or not self.in_flight:
-            return
-        if peer_refused(self.transport.get_extra_info("socket")):
-            self.transport.abort()
-            return
-        self._probe_timer = self._loop.call_later(
-            after_s, self._check_peer, min(2 * after_s, _CHECK_AT_MOST_S)
-        )
 
     # -- answers of our own
 
@@ -275,12 +250,8 @@ class Connection(RequestHandler):
             fault = self._head_fault(exc)
             self._refused(fault.error)
             response = fault.response
-        elif isinstance(exc, GatewayError):
-            log.warning("stream cut", code=exc.code.value, error=exc.message)
-            response = plain(500, exc.message)
         else:
-            log.error("internal error", exc_info=exc)
-            response = plain(500, "internal error of the gateway")
+            response = failure(exc)
         if self.head_sent or self.transport is None:
             self.cut()  # what has begun must not look as if it had ended
             raise ConnectionError("an answer has begun already")
@@ -291,18 +262,10 @@ class Connection(RequestHandler):
 
     def _head_fault(self, error: HttpProcessingError) -> HttpFault:
         if isinstance(error, LineTooLong):
-            limits = self._limits
-            return HttpFault(
-                431,
-                f"the head is too large: at most {limits.header_line_bytes} bytes in its first "
-                f"line, {limits.header_field_bytes} in a field and {limits.header_total_bytes} in "
-                "all are allowed",
-                limit="header_total_bytes",
-            )
+            return head_too_large(self._limits)
         if "Too many headers" in error.message:
-            limit = self._limits.header_count
-            return HttpFault(431, f"more than {limit} header fields", limit="header_count")
-        return HttpFault(400, f"malformed HTTP request: {_first_line(error.message)}")
+            return too_many_fields(self._limits)
+        return malformed(error.message)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a bug; a body whose framing breaks once it has been answered is none."""
@@ -326,8 +289,3 @@ class Connection(RequestHandler):
         """Close at once, without the end of what was being written."""
         if self.transport is not None:
             self.transport.abort()
-
-
-def _first_line(text: str) -> str:
-    line = text.strip().splitlines()[0] if text.strip() else "unreadable"
-    return line[:200].rstrip(":").encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,105 @@
+"""Bodies in chunks, read as they come; pure.
+
+Strict where parsers differ: sizes are hexadecimal digits alone, every line ends with CR and LF,
+and what is neither chunk nor field is refused. Extensions and trailers are passed over, within
+bounds.
+
+Source: RFC 9112, section 7.1.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gateway.ir.errors import MalformedMessage
+
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e\x80-\xff]*)?", re.ASCII)
+_FIELD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*", re.ASCII)
+_LINE_BYTES: Final = 4096
+_TRAILER_BYTES: Final = 16 * 1024
+_HEX: Final = 16
+_SHOWN: Final = 40
+
+_SIZE_LINE, _DATA, _DATA_END, _TRAILER, _DONE = range(5)
+
+
+class ChunkReader:
+    """Reads one body.
+
+    Attributes:
+        chunks: That have ended, the last and empty one left out.
+        done: The end was read.
+    """
+
+    def __init__(self) -> None:
+        self._state = _SIZE_LINE
+        self._line = b""
+        self._left = 0
+        self._trailer_bytes = 0
+        self.chunks = 0
+        self.done = False
+
+    def feed(self, data: bytes, at: int) -> tuple[list[memoryview], int]:
+        """Read *data* from *at*.
+
+        Returns:
+            Pieces of the body, views of *data*; and the place after what was read, which is not
+            its end only when the body's end came first.
+
+        Raises:
+            MalformedMessage: The framing is broken.
+        """
+        pieces: list[memoryview] = []
+        view = memoryview(data)
+        end = len(data)
+        while at < end and self._state != _DONE:
+            if self._state == _DATA:
+                stop = min(end, at + self._left)
+                pieces.append(view[at:stop])
+                self._left -= stop - at
+                at = stop
+                if not self._left:
+                    self._state = _DATA_END
+                continue
+            line, at = self._read_line(data, at)
+            if line is not None:
+                self._take(line)
+        return pieces, at
+
+    def _read_line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        """Return a line without its end, or None when it goes on; and the place after it."""
+        found = data.find(b"\n", at)
+        stop = len(data) if found < 0 else found + 1
+        line = self._line + data[at:stop]
+        if len(line) > _LINE_BYTES:
+            raise MalformedMessage(
+                f"a line between chunks has more than {_LINE_BYTES} bytes, which is not allowed"
+            )
+        if found < 0:
+            self._line = line
+            return None, stop
+        self._line = b""
+        if not line.endswith(b"\r\n"):
+            raise MalformedMessage("a line between chunks ends with LF alone, needed are CR and LF")
+        return line[:-2], stop
+
+    def _take(self, line: bytes) -> None:
+        if self._state == _DATA_END:
+            if line:
+                raise MalformedMessage(f"a chunk is longer than it says: {line[:_SHOWN]!r}")
+            self.chunks += 1
+            self._state = _SIZE_LINE
+        elif self._state == _SIZE_LINE:
+            found = _SIZE.fullmatch(line)
+            if found is None:
+                raise MalformedMessage(f"the size of a chunk is {line[:_SHOWN]!r}")
+            self._left = int(found[1], _HEX)
+            self._state = _DATA if self._left else _TRAILER
+        elif not line:
+            self._state = _DONE
+            self.done = True
+        else:
+            self._trailer_bytes += len(line)
+            if _FIELD.fullmatch(line) is None or self._trailer_bytes > _TRAILER_BYTES:
+                raise MalformedMessage(f"a trailer is {line[:_SHOWN]!r}")

@@ -1,0 +1,181 @@
+"""Heads of HTTP/1 requests, read as they come; pure.
+
+The grammar is llhttp's, by httptools. Here: how large a head may grow before it is given up, where
+it ends, and how its body is framed. What two parsers might read in two ways is refused by
+`http_head.read_head`; bodies in chunks are read by `chunks`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httptools
+
+from gateway.transports.base import ServerLimits
+from gateway.transports.faults import HttpFault
+from gateway.transports.http_head import Version, head_too_large, malformed, too_many_fields
+
+_END: Final = b"\r\n\r\n"
+# Of a head, beside its target and its fields: method, version, line ends.
+_REST_BYTES: Final = 64
+_VERSIONS: Final = {"1.1": (1, 1), "1.0": (1, 0)}
+
+
+class RequestHead:
+    """A head as it was sent.
+
+    Attributes:
+        fields: Names and values.
+        closes: The client wants the connection to end with the answer, or asks for an upgrade,
+            which is declined: what may follow it on the connection is not ours to guess.
+        length: Content-Length; None for none, or for one that is no number.
+        chunked: There is a Transfer-Encoding.
+    """
+
+    __slots__ = ("chunked", "closes", "fields", "length", "method", "target", "version")
+
+    def __init__(  # all there is to say
+        self,
+        method: str,
+        target: str,
+        version: Version,
+        fields: list[tuple[bytes, bytes]],
+        *,
+        closes: bool,
+        length: int | None,
+        chunked: bool,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.version = version
+        self.fields = fields
+        self.closes = closes
+        self.length = length
+        self.chunked = chunked
+
+
+class HeadReader:
+    """Reads the heads of one connection, one after the other.
+
+    Args:
+        limits: Of the listener.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser: httptools.HttpRequestParser | None = None
+        self._target = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._size = 0
+        self._tail = b""
+        self._complete = False
+        self._length: int | None = None
+        self._chunked = False
+        self._closes = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a head has come."""
+        return self._size > 0
+
+    def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
+        """Read *data* from *at* up to the end of a head.
+
+        Returns:
+            The head, or None when it goes on in the next data; and the place after what was read.
+
+        Raises:
+            HttpFault: What came is no head, or one that is too large.
+        """
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
+        end = len(data)
+        while at < end and not self._complete:
+            stop = self._end_of_head(data, at)
+            piece = data if not at and stop == end else data[at:stop]
+            self._read(self._parser, piece)
+            at = stop
+            self._check_growth()
+        return (self._taken(self._parser) if self._complete else None), at
+
+    def _end_of_head(self, data: bytes, at: int) -> int:
+        """Return the place after the next empty line, or the end of *data*."""
+        if self._tail:
+            seam = self._tail + data[at : at + len(_END) - 1]
+            found = seam.find(_END)
+            if found >= 0:
+                return at + found + len(_END) - len(self._tail)
+        found = data.find(_END, at)
+        return len(data) if found < 0 else found + len(_END)
+
+    def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
+        self._size += len(piece)
+        self._tail = (self._tail + piece[1 - len(_END) :])[1 - len(_END) :]
+        try:
+            parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._closes = True
+        except httptools.HttpParserError as error:
+            raise malformed(str(error)) from error
+
+    def _check_growth(self) -> None:
+        limits = self._limits
+        if len(self._fields) > limits.header_count:
+            raise too_many_fields(limits)
+        target = len(self._target)
+        if target > limits.header_line_bytes or (
+            not self._complete and self._size - target > limits.header_total_bytes + _REST_BYTES
+        ):
+            raise head_too_large(limits)
+
+    def _taken(self, parser: httptools.HttpRequestParser) -> RequestHead:
+        version = parser.get_http_version()
+        try:
+            target = self._target.decode("ascii")
+        except UnicodeDecodeError as error:
+            raise HttpFault(
+                400, "the request target holds characters it must not", close=True
+            ) from error
+        head = RequestHead(
+            parser.get_method().decode("ascii"),
+            target,
+            _VERSIONS.get(version) or _version(version),
+            self._fields,
+            closes=self._closes,
+            length=self._length,
+            chunked=self._chunked,
+        )
+        self._begin()
+        return head
+
+    # -- httptools' callbacks
+
+    def on_url(self, part: bytes) -> None:
+        """Take a part of the target."""
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field."""
+        self._fields.append((name, value))
+        size = len(name)
+        if size == len(b"content-length") and name.lower() == b"content-length":
+            self._length = int(value) if value.isdigit() else None
+        elif size == len(b"transfer-encoding") and name.lower() == b"transfer-encoding":
+            self._chunked = True
+        elif size == len(b"upgrade") and name.lower() == b"upgrade":
+            self._closes = True
+
+    def on_headers_complete(self) -> None:
+        """Note the end of the head."""
+        self._complete = True
+        # Without a body, the parser has forgotten it a moment later.
+        if self._parser is not None and not self._parser.should_keep_alive():
+            self._closes = True
+
+
+def _version(text: str) -> Version:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)

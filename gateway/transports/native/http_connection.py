@@ -1,0 +1,395 @@
+"""One HTTP/1 connection of the native make: reading ahead, answering in order, ending.
+
+Requests are read ahead of their answers, within bounds, and answered one after the other by one
+task. A body is read when its request is answered and there is room for it; until then it stays with
+the client. What broke is answered in its turn, after all that came whole before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gateway.ir.errors import Overloaded
+from gateway.transports.admission import ConnectionCount
+from gateway.transports.faults import HttpFault
+from gateway.transports.http_answers import write_response
+from gateway.transports.http_exchange import Exchange, Listener, failure
+from gateway.transports.http_head import Version, head_too_slow
+from gateway.transports.http_presence import Presence
+from gateway.transports.native.http1 import HeadReader
+from gateway.transports.native.http_incoming import Incoming
+from gateway.transports.sockets import descriptors_short, pause_until_taken, tune
+from gateway.wire.http import HttpResponse
+
+_READ_BYTES = 256 * 1024
+_LINGER_S = 1.0
+
+
+class Door:
+    """What the connections of a server share.
+
+    Args:
+        listener: Of the server.
+        count: Of its connections.
+        reserve: They may use the descriptors that are kept in reserve.
+    """
+
+    def __init__(self, listener: Listener, count: ConnectionCount, *, reserve: bool) -> None:
+        self.listener = listener
+        self.count = count
+        self.reserve = reserve
+        self.connections: set[Connection] = set()
+        # Read into and emptied within one call of the loop, so one will do for all.
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+
+    def __call__(self) -> Connection:
+        """Return the protocol of one more connection."""
+        return Connection(self, asyncio.get_running_loop())
+
+    @property
+    def open_connections(self) -> list[Connection]:
+        """Connections there are now."""
+        return list(self.connections)
+
+    def refuses(self, transport: Any, address: str) -> bool:
+        """Return whether one connection more from *address* is too many."""
+        limit = self.count.exceeded(address)
+        sock = transport.get_extra_info("socket")
+        if limit is None and not self.reserve and descriptors_short(sock):
+            limit = "descriptors"
+        if limit is not None:
+            error = Overloaded(f"too many connections, limit {limit}", limit=limit)
+            self.listener.refused(error)
+        return limit is not None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection of a server; what `http_exchange.Connection` asks for, and the reading.
+
+    Args:
+        door: Of the server.
+        loop: Its clock and timers.
+    """
+
+    def __init__(self, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+        limits = door.listener.limits
+        self._door = door
+        self._loop = loop
+        self._limits = limits
+        self._heads = HeadReader(limits)
+        self._queue: deque[Incoming | HttpFault] = deque()
+        self._current: Incoming | None = None
+        self._reading: Incoming | None = None
+        self._held = b""
+        self._paused = False
+        self._deaf = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._presence = Presence(loop, self)
+        self._address: str | None = None
+        self.transport: Any = None
+        self.taken = asyncio.Event()
+        self.taken.set()
+        self.answered = 0
+        self.head_sent = False
+        self.draining = False
+        self.half_closed = False
+        self.give_up: Callable[[], None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests received and not yet answered."""
+        return len(self._queue) + (self._current is not None)
+
+    @property
+    def asked_version(self) -> Version | None:
+        """Version of the request that is being answered; None for no request."""
+        return None if self._current is None else self._current.version
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written is the last."""
+        return (self.draining or self.half_closed) and not self._queue
+
+    # -- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or close it at once when there are too many."""
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        if self._door.refuses(transport, address):
+            transport.abort()  # type: ignore[attr-defined]  # it is a stream's
+            return
+        self.transport = transport
+        self._address = address
+        self._door.count.enter(address)
+        self._door.connections.add(self)
+        tune(transport.get_extra_info("socket"))
+        pause_until_taken(transport)
+        self._start_head_timer()
+        self._task = self._loop.create_task(self._serve())
+
+    def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002  # asyncio's
+        """Forget the connection, and cancel what still answers."""
+        if self._address is None:
+            return
+        self._door.count.leave(self._address)
+        self._door.connections.discard(self)
+        self._address = None
+        self.transport = None
+        self._deaf = True
+        self._stop_head_timer()
+        self._stop_idle_timer()
+        self._presence.close()
+        self.taken.set()
+        if self._reading is not None:
+            self._reading.fail(ConnectionResetError("the client has left"))
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        """Note that the kernel has not taken all that was written."""
+        self.taken.clear()
+
+    def resume_writing(self) -> None:
+        """Note that it has."""
+        self.taken.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
+        """Return where the next bytes go: into the body that is being read, if there is one."""
+        reading = self._reading
+        room = None if reading is None else reading.room()
+        return self._door.buffer if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has come."""
+        reading = self._reading
+        if reading is not None and reading.room() is not None:
+            reading.came(nbytes)
+            if reading.whole:
+                self._reading = None
+            return
+        self.data_received(bytes(self._door.buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take *data*; also what came before the connection was known to speak HTTP."""
+        if self._deaf:
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._read(data)
+
+    def eof_received(self) -> bool:
+        """Keep a half-closed connection open while whole requests await their answers."""
+        whole = self.in_flight > 0 and self._reading is None
+        encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
+        if not whole or encrypted:
+            return False
+        self.half_closed = True
+        self._stop_head_timer()
+        self._presence.watch()
+        return True
+
+    # -- reading
+
+    def give_me(self) -> None:
+        """Hand what is held to the body that is now wanted, and read on."""
+        if self._held and not self._deaf:
+            held, self._held = self._held, b""
+            self._read(held)
+        self._read_on()
+
+    def _read(self, data: bytes) -> None:
+        """Take requests from *data* as far as they may be read now; hold the rest."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._deaf:
+                return
+            reading = self._reading
+            if reading is not None:
+                at = self._read_body(reading, data, at)
+                if at < end and self._reading is reading:
+                    break
+            elif len(self._queue) >= self._limits.pipelined_requests:
+                break
+            else:
+                at = self._read_head(data, at)
+        if at < end:
+            self._held = data[at:]
+            self._pause()
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        try:
+            head, at = self._heads.feed(data, at)
+        except HttpFault as fault:
+            self._break(fault)
+            return len(data)
+        if head is None:
+            self._start_head_timer()
+            return at
+        self._stop_head_timer()
+        incoming = Incoming(self, head)
+        if not incoming.whole:
+            self._reading = incoming
+            at = self._read_body(incoming, data, at)
+        self._queue.append(incoming)
+        self._wake()
+        return at
+
+    def _read_body(self, reading: Incoming, data: bytes, at: int) -> int:
+        at = reading.take(data, at)
+        if reading.whole:
+            self._reading = None
+        return at
+
+    def _break(self, fault: HttpFault) -> None:
+        """Answer *fault* in its turn, and read no more."""
+        self._deaf = True
+        self._stop_head_timer()
+        self._queue.append(fault)
+        self._wake()
+
+    def _pause(self) -> None:
+        if not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    # -- time
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self._loop.call_later(
+                self._limits.header_timeout_s, self._head_timed_out
+            )
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        self._door.listener.refused(head_too_slow(self._limits).error)
+        if self.in_flight:
+            self._deaf = self.draining = True  # answer what came whole, then close
+        elif self.transport is not None:
+            self.transport.abort()
+
+    def _idle(self) -> None:
+        """Note that nothing is asked; one timer does for all the pauses of a connection."""
+        self._idle_since = self._loop.time()
+        if self._idle_timer is None:
+            keep_s = self._limits.keepalive_s
+            self._idle_timer = self._loop.call_later(keep_s, self._look_at_idle)
+
+    def _look_at_idle(self) -> None:
+        self._idle_timer = None
+        if self.transport is None or self.in_flight or self._heads.begun:
+            return  # it is armed again when the connection idles again
+        left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
+        if left_s <= 0:
+            self.transport.close()
+        else:
+            self._idle_timer = self._loop.call_later(left_s, self._look_at_idle)
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    # -- answering
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _serve(self) -> None:
+        """Answer request after request."""
+        try:
+            while await self._answer_next():
+                pass
+        except asyncio.CancelledError:
+            self.cut()
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this connection alone
+            self._say(failure(error))
+        finally:
+            self._current = None
+            self._end()
+
+    async def _answer_next(self) -> bool:
+        """Answer the next request; return whether another may follow."""
+        if not self._queue:
+            if self.draining or self.half_closed or self._deaf:
+                return False
+            self._idle()
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        asked = self._queue.popleft()
+        if isinstance(asked, HttpFault):
+            self._door.listener.refused(asked.error)
+            self._say(asked.response)
+            return False
+        self._current = asked
+        if self._held and self._reading is None:
+            self.give_me()
+        keep = await Exchange(self._door.listener, self, asked).run()
+        self._current = None
+        return keep
+
+    def _say(self, response: HttpResponse) -> None:
+        """Write an answer of our own, which is the last."""
+        if self.transport is None:
+            return
+        if self.head_sent and self._current is not None:
+            self.cut()  # what has begun must not look as if it had ended
+            return
+        write_response(self.transport, response, keep=False, version=(1, 1))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _end(self) -> None:
+        """Close, once the client has had a moment to take the answer in."""
+        self._deaf = True
+        self._queue.clear()
+        if self.transport is None or self.transport.is_closing():
+            return
+        if self._reading is None and not self._held and not self._heads.begun:
+            self.transport.close()
+            return
+        # It may be sending still: a reset would destroy what it has not read yet.
+        self._reading = None
+        self._held = b""
+        self._read_on()
+        self._idle_timer = self._loop.call_later(_LINGER_S, self.transport.close)
+
+    # -- ending
+
+    def drain(self) -> None:
+        """Close when idle, else after the last answer that is due."""
+        self.draining = True
+        if not self.in_flight and not self._heads.begun and self.transport is not None:
+            self.transport.close()
+
+    def abandon(self) -> None:
+        """Answer what is in flight with an error."""
+        if self.give_up is not None:
+            self.give_up()
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close at once, without the end of what was being written."""
+        if self.transport is not None:
+            self.transport.abort()

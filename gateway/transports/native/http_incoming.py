@@ -1,0 +1,185 @@
+"""One request of a connection, and its body: received straight into its final buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from gateway.ir.errors import MalformedMessage
+from gateway.transports.admission import Lease
+from gateway.transports.base import ServerLimits
+from gateway.transports.http_body import EMPTY, Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http_head import Head, read_head
+from gateway.transports.native.chunks import ChunkReader
+from gateway.transports.native.http1 import RequestHead
+
+
+class Source(Protocol):
+    """The connection, as the body of a request sees it."""
+
+    def give_me(self) -> None:
+        """Hand on what is held, and read on."""
+        ...
+
+
+class Incoming:
+    """A request whose head was read.
+
+    Args:
+        source: Where its body comes from.
+        head: As it was sent.
+    """
+
+    __slots__ = (
+        "_body",
+        "_chunks",
+        "_failure",
+        "_filled",
+        "_head",
+        "_pieces",
+        "_room",
+        "_source",
+        "_wanted",
+        "closes",
+        "method",
+        "version",
+        "whole",
+    )
+
+    def __init__(self, source: Source, head: RequestHead) -> None:
+        self._source = source
+        self._head = head
+        self.method = head.method
+        self.version = head.version
+        self.closes = head.closes
+        self._chunks = ChunkReader() if head.chunked else None
+        self.whole = self._chunks is None and not head.length
+        self._body: bytes | None = None
+        self._pieces: deque[memoryview] = deque()
+        self._room: memoryview | None = None
+        self._filled = 0
+        self._wanted: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+
+    # -- what an exchange asks
+
+    def head(self, limits: ServerLimits, /) -> Head:
+        """Return its head; raises HttpFault."""
+        head = self._head
+        return read_head(head.method, head.target, head.version, head.fields, limits)
+
+    async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
+        """Return its body; see `http_exchange.Incoming`."""
+        if self._body is not None:
+            return memoryview(self._body)
+        if self.whole:
+            return EMPTY
+        pace = Pace(limits, asyncio.get_running_loop())
+        if length is None:
+            return await self._chunked(limits, lease, pace)
+        # Not a bytearray: that would be written twice, with zeros first.
+        self._room = np.empty(length, np.uint8).data
+        while self._filled < length:
+            await self._more(pace)
+        return self._room.toreadonly()
+
+    async def _chunked(self, limits: ServerLimits, lease: Lease, pace: Pace) -> memoryview:
+        reader = self._chunks
+        assert reader is not None  # noqa: S101  # a body without a length comes in chunks
+        buffer = bytearray()
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                if len(buffer) + len(piece) > limits.message_bytes:
+                    raise too_many_bytes(limits)
+                await lease.grow(len(piece))
+                buffer += piece
+            if reader.chunks > limits.body_chunks:
+                raise too_many_chunks(limits)
+            if self.whole:
+                return memoryview(buffer).toreadonly()
+            await self._more(pace)
+
+    async def _more(self, pace: Pace) -> None:
+        """Wait until more of the body has come.
+
+        Raises:
+            HttpFault: It comes too slowly.
+            MalformedMessage: Its framing broke.
+            ConnectionError: The client has left.
+        """
+        received = self._filled
+        self._wanted = asyncio.get_running_loop().create_future()
+        self._source.give_me()
+        while not self._wanted.done():
+            if self._filled != received:
+                pace.came(self._filled - received)
+                received = self._filled
+            wait_s, limit = pace.left()
+            await asyncio.wait([self._wanted], timeout=max(0.0, wait_s))
+            # A large body is not heard of piece by piece: what has come is looked at in time.
+            if self._filled == received and not self._wanted.done():
+                raise pace.fault(limit)
+        pace.came(self._filled - received)
+        self._wanted = None
+        if self._failure is not None:
+            raise self._failure
+
+    # -- what the connection gives
+
+    def room(self) -> memoryview | None:
+        """Return where the next bytes of a body of known length go; None for no such place."""
+        return None if self._room is None or self.whole else self._room[self._filled :]
+
+    def came(self, size: int) -> None:
+        """Note that *size* bytes have been put into `room`."""
+        self._filled += size
+        if self._room is not None and self._filled == self._room.nbytes:
+            self.whole = True
+            self._wake()
+
+    def take(self, data: bytes, at: int) -> int:
+        """Take what belongs to the body of *data* from *at*; return the place after it.
+
+        One that is not here whole is taken once it is asked for: it is not known before whether
+        there is room for it.
+        """
+        if self._chunks is not None:
+            waited_for = self._wanted is not None
+            return self._take_chunks(self._chunks, data, at) if waited_for else at
+        length = self._head.length or 0
+        room = self.room()
+        if room is not None:
+            size = min(room.nbytes, len(data) - at)
+            room[:size] = data[at : at + size]
+            self.came(size)
+            return at + size
+        if len(data) - at < length:
+            return at
+        self._body = data[at : at + length]
+        self.whole = True
+        return at + length
+
+    def _take_chunks(self, reader: ChunkReader, data: bytes, at: int) -> int:
+        try:
+            pieces, stop = reader.feed(data, at)
+        except MalformedMessage as error:
+            self.fail(MalformedMessage(f"request body is not framed rightly: {error.message}"))
+            return len(data)
+        self._pieces.extend(pieces)
+        self._filled += stop - at
+        self.whole = reader.done
+        self._wake()
+        return stop
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever reads the body learn that no more of it comes."""
+        self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
