@@ -25,6 +25,22 @@ def http_makes(request: pytest.FixtureRequest) -> Iterator[str]:
     HTTP_MAKES.server = "reference"
 
 
+@pytest.fixture(params=["reference", "native"])
+def http_clients(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test on each make of the HTTP client."""
+    HTTP_MAKES.client = request.param
+    yield request.param
+    HTTP_MAKES.client = "reference"
+
+
+@pytest.fixture(params=["reference", "native"])
+def http_pairs(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test on each make of the HTTP transports, server and client alike."""
+    HTTP_MAKES.server = HTTP_MAKES.client = request.param
+    yield request.param
+    HTTP_MAKES.server = HTTP_MAKES.client = "reference"
+
+
 @pytest.fixture(params=_PAIRS, ids=lambda pair: f"{pair[0]}-server-{pair[1]}-client")
 def grpc_makes(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """Run the test once for each pairing of a server's make and a client's."""

@@ -12,14 +12,16 @@ from typing import Any
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.base import Budget, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http_listener import HttpListener
+from gateway.transports.native.http_client import HttpClient as NativeClient
 from gateway.transports.native.http_server import HttpServer as NativeServer
+from gateway.transports.reference.http_client import HttpClient as ReferenceClient
 from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 
 @dataclass
 class HttpMakes:
-    """Which make of the HTTP transports a test runs on; see the fixture `http_makes`."""
+    """Which make of the HTTP transports a test runs on; see the fixtures `http_makes` and `http_clients`."""
 
     server: str = "reference"
     client: str = "reference"
@@ -28,6 +30,11 @@ class HttpMakes:
     def http_server(self) -> type[HttpListener]:
         """The class of the server."""
         return {"reference": ReferenceServer, "native": NativeServer}[self.server]
+
+    @property
+    def http_client(self) -> type[ReferenceClient | NativeClient]:
+        """The class of the client."""
+        return ReferenceClient if self.client == "reference" else NativeClient
 
     @property
     def connections(self) -> str:

@@ -11,9 +11,10 @@ import pytest
 
 from gateway.transports.base import ClientLimits
 from gateway.transports.passthrough import Passthrough
-from gateway.transports.reference.http_client import HttpClient
-from tests.integration.http_kit import Echo, Running, parse, post, serving
+from tests.integration.http_kit import HTTP_MAKES, Echo, Running, parse, post, serving
 from tests.integration.test_http_client import Script, hang, says, upstream
+
+pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
 
 CLOSE = "Connection: close"
 
@@ -23,7 +24,7 @@ async def passing(
     script: Script, *, limits: ClientLimits | None = None, forwarded: bool = False
 ) -> AsyncIterator[Running]:
     async with upstream(script) as server:
-        client = HttpClient(f"http://127.0.0.1:{server.port}", limits or ClientLimits())
+        client = HTTP_MAKES.http_client(f"http://127.0.0.1:{server.port}", limits or ClientLimits())
         fallback = Passthrough(client, forwarded=forwarded)
         try:
             async with serving(Echo(), fallback=fallback) as running:

@@ -9,9 +9,10 @@ import trustme
 
 from gateway.ir.errors import NotSent
 from gateway.transports.base import ClientLimits
-from gateway.transports.reference.http_client import HttpClient
 from gateway.wire.http import HttpRequest
-from tests.integration.http_kit import Echo, serving
+from tests.integration.http_kit import HTTP_MAKES, Echo, serving
+
+pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
 
 
 async def test_exchange_over_tls_and_refusal_of_a_stranger() -> None:
@@ -24,7 +25,7 @@ async def test_exchange_over_tls_and_refusal_of_a_stranger() -> None:
         for trusted in (authority, stranger):
             client_side = ssl.create_default_context()
             trusted.configure_trust(client_side)
-            client = HttpClient(
+            client = HTTP_MAKES.http_client(
                 f"https://127.0.0.1:{running.port}", ClientLimits(), ssl_context=client_side
             )
             try:

@@ -20,7 +20,7 @@ SCENARIOS: list[Scenario] = [
 ]
 
 
-@pytest.mark.usefixtures("http_makes")
+@pytest.mark.usefixtures("http_pairs")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_on_uvloop(scenario: Scenario) -> None:
     """What holds on asyncio's loop holds on uvloop."""

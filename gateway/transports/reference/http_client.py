@@ -6,9 +6,7 @@ piece, within the limits. No redirects, cookies, proxies or fields of aiohttp's 
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -18,32 +16,28 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from gateway.ir.errors import (
-    MalformedMessage,
     NotSent,
-    TooLarge,
     Unavailable,
-    Unsupported,
-    UpstreamProtocolError,
 )
 from gateway.transports.admission import Slots
 from gateway.transports.base import ClientLimits
-from gateway.transports.coding import Inflater, coding_of, inflate
-from gateway.transports.deadlines import format_grpc_timeout
-from gateway.transports.headers import decode_field, end_to_end, writable
+from gateway.transports.coding import coding_of
+from gateway.transports.http_asking import (
+    HEADER_COUNT,
+    HEADER_FIELD_BYTES,
+    HEADER_LINE_BYTES,
+    IDEMPOTENT,
+    Peer,
+    answer_fields,
+    sent_fields,
+)
 from gateway.transports.reference.pool import ATTEMPT, Attempt, Pool
 from gateway.transports.sockets import reset_when_closed
 from gateway.transports.waiting import until
-from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
+from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
-_LOOPBACK_CONNECT_S = 1.0
 _JOIN_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
-_HEADER_LINE_BYTES = 8190
-_HEADER_FIELD_BYTES = 32 * 1024
-_HEADER_COUNT = 100
-_RATIO = 200
-_RATIO_FLOOR_BYTES = 1 << 20
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS"})
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
@@ -62,9 +56,8 @@ class HttpClient:
         base = URL(url)
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"upstream URL {url!r} is not http://host:port")
-        self._name = f"{base.host}:{base.port}"
+        self._peer = Peer(f"{base.host}:{base.port}", base.host, limits)
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
-        self._host = base.host
         self._limits = limits
         self._ssl = ssl_context
         self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
@@ -75,25 +68,25 @@ class HttpClient:
         """Send one request and return its whole answer; raises as `base.Client` says."""
         async with self._exchange(wire, deadline) as response:
             whole = response.content.is_eof()  # small answers come in one piece with their head
-            async with until(None if whole else deadline, self._name):
+            async with until(None if whole else deadline, self._peer.name):
                 body = await self._read(response)
-            headers, codings = _fields(response)
-            return HttpResponse(response.status, headers, (await self._plain(body, codings),))
+            headers, codings = answer_fields(response.raw_headers)
+            return HttpResponse(response.status, headers, (await self._peer.plain(body, codings),))
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[HttpResponse, None]:
         """Send one request and yield its answer piece by piece, at least once."""
         async with self._exchange(wire, deadline) as response:
-            headers, codings = _fields(response)
+            headers, codings = answer_fields(response.raw_headers)
             if coding_of(codings) is not None:
-                raise self._broken("a stream with a content coding nobody asked for")
+                raise self._peer.broken("a stream with a content coding nobody asked for")
             received, yielded = 0, False
             while True:
-                async with until(deadline, self._name):
+                async with until(deadline, self._peer.name):
                     piece = await self._piece(response)
                 received += len(piece)
-                self._check_size(received)
+                self._peer.check_size(received)
                 if piece or not yielded:
                     yield HttpResponse(response.status, headers, (piece,))
                     yielded = True
@@ -113,10 +106,10 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
         if not self._slots.take():
-            async with until(deadline, self._name):
+            async with until(deadline, self._peer.name):
                 await self._slots.acquire(None)
         try:
-            async with until(deadline, self._name):
+            async with until(deadline, self._peer.name):
                 response = await self._request(wire, deadline)
             try:
                 yield response
@@ -134,7 +127,7 @@ class HttpClient:
         except Unavailable as error:
             # One replay, where a kept connection turned out dead before the request reached it.
             silent = attempt.connection is not None and not attempt.connection.answered
-            idle = attempt.reused and silent and wire.method in _IDEMPOTENT
+            idle = attempt.reused and silent and wire.method in IDEMPOTENT
             if isinstance(error, NotSent) or not silent or not (attempt.never_received or idle):
                 raise
         return await self._attempt(wire, deadline, Attempt())
@@ -149,38 +142,37 @@ class HttpClient:
             return await session.request(
                 wire.method,
                 URL(f"{self._prefix}{wire.path}{query}", encoded=True),
-                headers=_sent_fields(wire, deadline),
+                headers=sent_fields(wire, deadline),
                 data=_Body(wire.body, attempt) if size_of(wire.body) else None,
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget_addresses()
-            raise NotSent(f"cannot connect to upstream {self._name}: {error}") from error
+            raise self._peer.unreached(error) from error
         except aiohttp.ClientResponseError as error:
-            raise self._broken(f"a malformed answer: {error.message}") from error
+            raise self._peer.broken(f"a malformed answer: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from error
+            raise self._peer.lost(error) from error
         finally:
             ATTEMPT.reset(token)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise NotSent(f"the client of upstream {self._name} is closed")
+            raise self._peer.closed()
         if self._session is None:
-            connect_s = self._limits.connect_timeout_s
-            if _is_loopback(self._host):
-                connect_s = min(connect_s, _LOOPBACK_CONNECT_S)
             self._session = aiohttp.ClientSession(
                 connector=Pool(self._limits, ssl=self._ssl if self._ssl is not None else True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
                 skip_auto_headers=_AUTOMATIC,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=self._peer.connect_timeout_s
+                ),
                 read_bufsize=_READ_BYTES,
-                max_line_size=_HEADER_LINE_BYTES,
-                max_field_size=_HEADER_FIELD_BYTES,
-                max_headers=_HEADER_COUNT,
+                max_line_size=HEADER_LINE_BYTES,
+                max_field_size=HEADER_FIELD_BYTES,
+                max_headers=HEADER_COUNT,
             )
             # aiohttp would replay requests by its own lights.
             self._session._retry_connection = False  # noqa: SLF001
@@ -192,53 +184,26 @@ class HttpClient:
             connector.clear_dns_cache()
 
     async def _read(self, response: aiohttp.ClientResponse) -> memoryview:
-        self._check_size(response.content_length or 0)
+        self._peer.check_size(response.content_length or 0)
         first = await self._piece(response)
         buffer: bytearray | None = None
         while piece := await self._piece(response):
             if buffer is None:
                 buffer = bytearray(first)
             buffer += piece
-            self._check_size(len(buffer))
-        self._check_size(len(first))
+            self._peer.check_size(len(buffer))
+        self._peer.check_size(len(first))
         return memoryview(first if buffer is None else buffer).toreadonly()
 
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
         try:
             return await response.content.readany()
         except HttpProcessingError as error:
-            raise self._broken(f"a malformed body: {error.message}") from error
+            raise self._peer.broken(f"a malformed body: {error.message}") from error
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             if _framing_broke(error):
-                raise self._broken("a body whose framing is broken") from error
-            raise self._lost(error) from error
-
-    async def _plain(self, body: memoryview, codings: Sequence[str]) -> memoryview:
-        try:
-            coding = coding_of(codings)
-            if coding is None or not body:
-                return body
-            inflater = Inflater(
-                coding, body, self._limits.message_bytes, _RATIO, _RATIO_FLOOR_BYTES
-            )
-            return await inflate(inflater, _uncounted)
-        except (MalformedMessage, Unsupported) as error:
-            raise self._broken(f"a body that cannot be decoded: {error.message}") from error
-
-    def _check_size(self, size: int) -> None:
-        limit = self._limits.message_bytes
-        if size > limit:
-            raise TooLarge(
-                f"the answer of upstream {self._name} has {size} bytes or more, "
-                f"at most {limit} are allowed",
-                limit="message_bytes",
-            )
-
-    def _broken(self, what: str) -> UpstreamProtocolError:
-        return UpstreamProtocolError(f"upstream {self._name} sent {what[:200]}")
-
-    def _lost(self, error: BaseException) -> Unavailable:
-        return Unavailable(f"upstream {self._name} broke the connection: {str(error)[:200]}")
+                raise self._peer.broken("a body whose framing is broken") from error
+            raise self._peer.lost(error) from error
 
 
 def _hurry(response: aiohttp.ClientResponse) -> None:
@@ -274,32 +239,6 @@ class _Body(aiohttp.Payload):
             raise
 
 
-async def _uncounted(_size: int) -> None: ...
-
-
-def _sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
-    fields = [
-        pair for pair in writable(wire.headers) if pair[0].lower() not in ("host", "grpc-timeout")
-    ]
-    if wire.headers.get("accept-encoding") is None:
-        fields.append(("Accept-Encoding", "identity"))
-    if deadline is not None:
-        fields.append(("grpc-timeout", format_grpc_timeout(deadline - time.monotonic())))
-    return fields
-
-
-def _fields(response: aiohttp.ClientResponse) -> tuple[Headers, list[str]]:
-    """Return the fields of an answer that cross a hop, and its content codings."""
-    pairs, codings = [], []
-    for raw_name, raw_value in response.raw_headers:
-        name, value = decode_field(raw_name), decode_field(raw_value)
-        if name.lower() == "content-encoding":
-            codings.append(value)
-        else:
-            pairs.append((name, value))
-    return Headers(end_to_end(pairs)), codings
-
-
 def _framing_broke(error: BaseException) -> bool:
     """Return whether bytes that came were wrong, rather than missing."""
     cause = error.__cause__
@@ -307,10 +246,3 @@ def _framing_broke(error: BaseException) -> bool:
         cause,
         aiohttp.http_exceptions.ContentLengthError | aiohttp.http_exceptions.TransferEncodingError,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

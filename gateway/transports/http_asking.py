@@ -1,0 +1,134 @@
+"""What any make of an HTTP client does alike: which fields go and come, and what went wrong."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Iterable, Sequence
+
+from gateway.ir.errors import (
+    MalformedMessage,
+    NotSent,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.transports.base import ClientLimits
+from gateway.transports.coding import Inflater, coding_of, inflate
+from gateway.transports.deadlines import format_grpc_timeout
+from gateway.transports.headers import decode_field, end_to_end, writable
+from gateway.wire.http import Headers, HttpRequest
+
+HEADER_LINE_BYTES = 8190
+HEADER_FIELD_BYTES = 32 * 1024
+HEADER_COUNT = 100
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that may be sent once more when nothing came back."""
+
+_LOOPBACK_CONNECT_S = 1.0
+_RATIO = 200
+_RATIO_FLOOR_BYTES = 1 << 20
+
+
+class Peer:
+    """One upstream: its name in errors, and its limits.
+
+    Args:
+        name: "host:port".
+        host: Name or address.
+        limits: Of the upstream.
+    """
+
+    def __init__(self, name: str, host: str, limits: ClientLimits) -> None:
+        self.name = name
+        self._host = host
+        self._limits = limits
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """How long a connection may take; a peer on this machine that does not answer is gone."""
+        own = self._limits.connect_timeout_s
+        return min(own, _LOOPBACK_CONNECT_S) if _is_loopback(self._host) else own
+
+    def check_size(self, size: int) -> None:
+        """Refuse an answer of *size* bytes or more, if that is too many.
+
+        Raises:
+            TooLarge: It is.
+        """
+        limit = self._limits.message_bytes
+        if size > limit:
+            raise TooLarge(
+                f"the answer of upstream {self.name} has {size} bytes or more, "
+                f"at most {limit} are allowed",
+                limit="message_bytes",
+            )
+
+    async def plain(self, body: memoryview, codings: Sequence[str]) -> memoryview:
+        """Return *body* without its content coding.
+
+        Raises:
+            UpstreamProtocolError: It is not of its coding, or of one we do not know.
+            TooLarge: It inflates too far.
+        """
+        try:
+            coding = coding_of(codings)
+            if coding is None or not body:
+                return body
+            inflater = Inflater(
+                coding, body, self._limits.message_bytes, _RATIO, _RATIO_FLOOR_BYTES
+            )
+            return await inflate(inflater, _uncounted)
+        except (MalformedMessage, Unsupported) as error:
+            raise self.broken(f"a body that cannot be decoded: {error.message}") from error
+
+    def broken(self, what: str) -> UpstreamProtocolError:
+        """Return the error for an answer that is wrong."""
+        return UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
+
+    def lost(self, why: object) -> Unavailable:
+        """Return the error for a connection that broke."""
+        return Unavailable(f"upstream {self.name} broke the connection: {str(why)[:200]}")
+
+    def unreached(self, why: object) -> NotSent:
+        """Return the error for a connection that could not be made."""
+        return NotSent(f"cannot connect to upstream {self.name}: {why}")
+
+    def closed(self) -> NotSent:
+        """Return the error for a client that was closed."""
+        return NotSent(f"the client of upstream {self.name} is closed")
+
+
+def sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
+    """Return the fields of a request, Host and framing left out; what is left of time is said."""
+    fields = [
+        pair for pair in writable(wire.headers) if pair[0].lower() not in ("host", "grpc-timeout")
+    ]
+    if wire.headers.get("accept-encoding") is None:
+        fields.append(("Accept-Encoding", "identity"))
+    if deadline is not None:
+        fields.append(("grpc-timeout", format_grpc_timeout(deadline - time.monotonic())))
+    return fields
+
+
+def answer_fields(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, list[str]]:
+    """Return the fields of an answer that cross a hop, and its content codings."""
+    pairs, codings = [], []
+    for raw_name, raw_value in raw:
+        name, value = decode_field(raw_name), decode_field(raw_value)
+        if name.lower() == "content-encoding":
+            codings.append(value)
+        else:
+            pairs.append((name, value))
+    return Headers(end_to_end(pairs)), codings
+
+
+async def _uncounted(_size: int) -> None: ...
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

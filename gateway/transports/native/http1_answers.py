@@ -1,0 +1,206 @@
+"""One HTTP/1 answer, read as it comes; pure.
+
+The head's grammar is llhttp's, by httptools. A body of known length goes straight into one buffer,
+or out in pieces where the answer is a stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import httptools
+import numpy as np
+
+from gateway.ir.errors import MalformedMessage
+from gateway.transports.http_asking import HEADER_COUNT, HEADER_FIELD_BYTES, HEADER_LINE_BYTES, Peer
+from gateway.transports.http_body import EMPTY
+from gateway.transports.native.chunks import ChunkReader
+
+_END: Final = b"\r\n\r\n"
+_HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
+_INTERIM: Final = range(100, 200)
+_SWITCHING: Final = 101
+_BODILESS: Final = frozenset({204, 304})
+
+
+class Answer:
+    """The answer to one request.
+
+    Args:
+        peer: Whose it is; words errors, and limits sizes.
+        method: Of the request.
+        streamed: Its body is wanted in pieces, as it comes.
+
+    Attributes:
+        begun: A byte of it has come.
+        head_read: Status and fields are known.
+        done: It is whole.
+        keeps: The connection may be used again after it.
+    """
+
+    def __init__(self, peer: Peer, method: str, *, streamed: bool) -> None:
+        self._peer = peer
+        self._method = method
+        self._streamed = streamed
+        self._parser = httptools.HttpResponseParser(self)
+        self._size = 0
+        self._tail = b""
+        self._complete = False
+        self._length: int | None = None
+        self._chunks: ChunkReader | None = None
+        self._left = 0
+        self._received = 0
+        self._room: memoryview | None = None
+        self._whole: memoryview | None = None
+        self.pieces: deque[memoryview] = deque()
+        self.status = 0
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.begun = False
+        self.head_read = False
+        self.done = False
+        self.keeps = False
+
+    def feed(self, data: bytes) -> int:
+        """Take *data*; return how much of it belongs to the answer.
+
+        Raises:
+            UpstreamProtocolError: It is no answer.
+            TooLarge: It is too large.
+        """
+        self.begun = True
+        at, end = 0, len(data)
+        while at < end and not self.done:
+            at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
+        return at
+
+    def ended(self) -> bool:
+        """Take the end of the connection; return whether the answer is whole with it."""
+        if self.head_read and self._length is None and self._chunks is None and not self.done:
+            self.done = True
+        return self.done
+
+    def body(self) -> memoryview:
+        """Return the body of an answer that is whole and was not streamed."""
+        if self._whole is not None:
+            return self._whole
+        if self._room is not None:
+            return self._room.toreadonly()
+        if len(self.pieces) == 1:
+            return self.pieces[0]
+        return memoryview(b"".join(self.pieces)) if self.pieces else EMPTY
+
+    def room(self) -> memoryview | None:
+        """Return where the next bytes of a large body go; None for no such place."""
+        return None if self._room is None or self.done else self._room[self._received :]
+
+    def came(self, size: int) -> None:
+        """Note that *size* bytes have been put into `room`."""
+        self._received += size
+        self._left -= size
+        self.done = not self._left
+
+    # -- the head
+
+    def _feed_head(self, data: bytes, at: int) -> int:
+        stop = self._end_of_head(data, at)
+        piece = data[at:stop]
+        self._size += len(piece)
+        self._tail = (self._tail + piece[1 - len(_END) :])[1 - len(_END) :]
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._complete = True
+        except httptools.HttpParserError as error:
+            raise self._peer.broken(f"a malformed answer: {error}") from error
+        if len(self.fields) > HEADER_COUNT or self._size > _HEAD_BYTES:
+            raise self._peer.broken("a malformed answer: its head is too large")
+        if any(len(name) + len(value) > HEADER_FIELD_BYTES for name, value in self.fields):
+            raise self._peer.broken("a malformed answer: a header field is too large")
+        if self._complete:
+            self._take_head()
+        return stop
+
+    def _end_of_head(self, data: bytes, at: int) -> int:
+        if self._tail:
+            found = (self._tail + data[at : at + len(_END) - 1]).find(_END)
+            if found >= 0:
+                return at + found + len(_END) - len(self._tail)
+        found = data.find(_END, at)
+        return len(data) if found < 0 else found + len(_END)
+
+    def _take_head(self) -> None:
+        status = self._parser.get_status_code()
+        if status in _INTERIM and status != _SWITCHING:
+            self._parser = httptools.HttpResponseParser(self)
+            self.fields, self._complete = [], False
+            self._length, self._chunks, self._tail = None, None, b""
+            return
+        if status == _SWITCHING:
+            raise self._peer.broken("a change of protocol that nobody asked for")
+        self.status = status
+        self.head_read = True
+        if self._method == "HEAD" or status in _BODILESS:
+            self.done = True
+        elif self._chunks is None and self._length is not None:
+            if not self._streamed:
+                self._peer.check_size(self._length)
+            self._left = self._length
+            self.done = not self._left
+        elif self._chunks is None:
+            self.keeps = False  # its end is the connection's
+
+    # -- the body
+
+    def _feed_body(self, data: bytes, at: int) -> int:
+        if self._chunks is not None:
+            return self._feed_chunks(self._chunks, data, at)
+        view = memoryview(data)
+        if self._length is None:
+            self._take(view[at:])
+            return len(data)
+        size = min(self._left, len(data) - at)
+        if self._streamed:
+            self._take(view[at : at + size])
+            self._left -= size
+            self.done = not self._left
+        elif self._room is None and size == self._length:
+            self._whole = view[at : at + size]  # small bodies come in one piece: no copy
+            self.done = True
+        else:
+            if self._room is None:
+                self._room = np.empty(self._length, np.uint8).data
+            self._room[self._received : self._received + size] = view[at : at + size]
+            self.came(size)
+        return at + size
+
+    def _feed_chunks(self, reader: ChunkReader, data: bytes, at: int) -> int:
+        try:
+            pieces, stop = reader.feed(data, at)
+        except MalformedMessage as error:
+            raise self._peer.broken(f"a malformed body: {error.message}") from error
+        for piece in pieces:
+            self._take(piece)
+        self.done = reader.done
+        return stop
+
+    def _take(self, piece: memoryview) -> None:
+        self._received += piece.nbytes
+        self._peer.check_size(self._received)
+        self.pieces.append(piece)
+
+    # -- httptools' callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field."""
+        self.fields.append((name, value))
+        lower = name.lower()
+        if lower == b"content-length":
+            self._length = int(value) if value.isdigit() else None
+        elif lower == b"transfer-encoding":
+            self._chunks = ChunkReader()
+
+    def on_headers_complete(self) -> None:
+        """Note the end of the head."""
+        self._complete = True
+        self.keeps = self._parser.should_keep_alive()

@@ -1,0 +1,253 @@
+"""HTTP/1 client of the native make: one upstream, its pool of connections, and what goes wrong.
+
+Bodies go out as the buffers they are, with their exact length; answers come in whole or piece by
+piece, within the limits. No redirects, no cookies, no proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.ir.errors import Unavailable
+from gateway.transports.admission import Slots
+from gateway.transports.base import ClientLimits
+from gateway.transports.coding import coding_of
+from gateway.transports.http_asking import IDEMPOTENT, Peer, answer_fields, sent_fields
+from gateway.transports.native.addresses import Upstream
+from gateway.transports.native.http1_answers import Answer
+from gateway.transports.native.http_upstream import UpstreamConnection, read_buffer
+from gateway.transports.waiting import until
+from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
+
+_PORTS = {"http": 80, "https": 443}
+_JOIN_BYTES = 64 * 1024
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+class HttpClient:
+    """A pool of HTTP/1.1 connections to one upstream.
+
+    Args:
+        url: "http://host:port", or https; a path becomes a prefix of every request's.
+        limits: Of the upstream.
+        ssl_context: For https, instead of the system's trust.
+
+    Raises:
+        ValueError: *url* is no such thing.
+    """
+
+    def __init__(
+        self, url: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise ValueError(f"upstream URL {url!r} is not http://host:port")
+        port = parts.port or _PORTS[parts.scheme]
+        self._peer = Peer(f"{parts.hostname}:{port}", parts.hostname, limits)
+        self._prefix = parts.path.rstrip("/")
+        self._authority = parts.netloc.rpartition("@")[2]
+        self._upstream = Upstream(parts.hostname, port, floor_s=limits.resolve_floor_s)
+        self._tls: dict[str, Any] = {}
+        if parts.scheme == "https":
+            self._tls = {"ssl": ssl_context or ssl.create_default_context()}
+        self._limits = limits
+        self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
+        self._buffer = read_buffer()
+        self._idle: list[UpstreamConnection] = []
+        self._busy: set[UpstreamConnection] = set()
+        self._pruning: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
+        """Send one request and return its whole answer; raises as `base.Client` says."""
+        async with until(deadline, self._peer.name):
+            await self._enter()
+            try:
+                connection, answer = await self._asked(wire, deadline, streamed=False)
+                try:
+                    while not answer.done:
+                        await connection.more()
+                finally:
+                    self._put_back(connection)
+            finally:
+                self._slots.release()
+            headers, codings = answer_fields(answer.fields)
+            body = answer.body()
+            if codings:
+                body = await self._peer.plain(body, codings)
+            return HttpResponse(answer.status, headers, (body,))
+
+    async def stream(
+        self, wire: HttpRequest, /, *, deadline: float | None
+    ) -> AsyncGenerator[HttpResponse, None]:
+        """Send one request and yield its answer piece by piece, at least once."""
+        async with until(deadline, self._peer.name):
+            await self._enter()
+        try:
+            async with until(deadline, self._peer.name):
+                connection, answer = await self._asked(wire, deadline, streamed=True)
+            try:
+                headers, codings = answer_fields(answer.fields)
+                if coding_of(codings) is not None:
+                    raise self._peer.broken("a stream with a content coding nobody asked for")
+                yielded = False
+                while answer.pieces or not answer.done:
+                    if not answer.pieces:
+                        async with until(deadline, self._peer.name):
+                            await connection.more()
+                        continue
+                    yield HttpResponse(answer.status, headers, (answer.pieces.popleft(),))
+                    yielded = True
+                if not yielded:
+                    yield HttpResponse(answer.status, headers, (b"",))
+            finally:
+                self._put_back(connection)
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        """Close every connection; harmless the second time."""
+        self._closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.cut()
+        self._idle.clear()
+        if self._pruning is not None:
+            self._pruning.cancel()
+            self._pruning = None
+
+    async def _enter(self) -> None:
+        """Take a place in the pool."""
+        if not self._slots.take():
+            await self._slots.acquire(None)
+
+    async def _asked(
+        self, wire: HttpRequest, deadline: float | None, *, streamed: bool
+    ) -> tuple[UpstreamConnection, Answer]:
+        """Send *wire* and return its answer with its head read; once more where that is safe."""
+        connection = await self._connection()
+        reused = connection.uses > 0
+        answer: Answer | None = None
+        try:
+            answer = self._write(connection, wire, deadline, streamed=streamed)
+            while not answer.head_read:
+                await connection.more()
+        except Unavailable:
+            silent = answer is None or not answer.begun
+            unread = answer is None or connection.refused or wire.method in IDEMPOTENT
+            self._put_back(connection)
+            if not (reused and silent and unread):
+                raise
+        except BaseException:
+            self._put_back(connection)
+            raise
+        else:
+            return connection, answer
+        return await self._asked_anew(wire, deadline, streamed=streamed)
+
+    async def _asked_anew(
+        self, wire: HttpRequest, deadline: float | None, *, streamed: bool
+    ) -> tuple[UpstreamConnection, Answer]:
+        """Send *wire* a second and last time, on a connection of its own."""
+        connection = await self._connect()
+        try:
+            answer = self._write(connection, wire, deadline, streamed=streamed)
+            while not answer.head_read:
+                await connection.more()
+        except BaseException:
+            self._put_back(connection)
+            raise
+        return connection, answer
+
+    def _write(
+        self,
+        connection: UpstreamConnection,
+        wire: HttpRequest,
+        deadline: float | None,
+        *,
+        streamed: bool,
+    ) -> Answer:
+        if not connection.usable:
+            raise self._peer.lost("it was closed before the request was sent")
+        buffers: Sequence[Buffer] = (self._head(wire, deadline), *wire.body)
+        if size_of(wire.body) <= _JOIN_BYTES:
+            buffers = (b"".join(buffers),)
+        return connection.ask(wire.method, buffers, streamed=streamed)
+
+    def _head(self, wire: HttpRequest, deadline: float | None) -> bytes:
+        target = f"{self._prefix}{wire.path}"
+        if wire.query:
+            target = f"{target}?{wire.query}"
+        lines = [f"{wire.method} {target} HTTP/1.1", f"Host: {self._authority}"]
+        lines += [f"{name}: {value}" for name, value in sent_fields(wire, deadline)]
+        size = size_of(wire.body)
+        if size or wire.method in _WITH_BODY:
+            lines.append(f"Content-Length: {size}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+
+    # -- the pool
+
+    async def _connection(self) -> UpstreamConnection:
+        """Return a connection that is clean, not too old and not too long idle."""
+        if self._closed:
+            raise self._peer.closed()
+        now = asyncio.get_running_loop().time()
+        limits = self._limits
+        while self._idle:
+            connection = self._idle.pop()
+            fresh = now - connection.since <= limits.keepalive_s
+            if fresh and connection.usable and now - connection.born <= limits.connection_age_s:
+                self._busy.add(connection)
+                return connection
+            connection.cut()
+        return await self._connect()
+
+    async def _connect(self) -> UpstreamConnection:
+        """Make a connection.
+
+        Raises:
+            NotSent: The upstream cannot be reached.
+        """
+        if self._closed:
+            raise self._peer.closed()
+        loop = asyncio.get_running_loop()
+        make = partial(UpstreamConnection, self._peer, loop, self._buffer)
+        timeout_s = self._peer.connect_timeout_s
+        scope = asyncio.timeout(timeout_s)
+        try:
+            async with scope:
+                connection = await self._upstream.connect(make, self._tls)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise self._peer.unreached(error) from error
+            raise self._peer.unreached(f"no connection within {timeout_s} s") from error
+        except OSError as error:  # ssl's errors are such, too
+            raise self._peer.unreached(error) from error
+        self._busy.add(connection)
+        return connection
+
+    def _put_back(self, connection: UpstreamConnection) -> None:
+        self._busy.discard(connection)
+        if not connection.release() or self._closed:
+            connection.cut()
+            return
+        self._idle.append(connection)
+        if self._pruning is None:
+            self._prune_after(self._limits.keepalive_s)
+
+    def _prune_after(self, delay_s: float) -> None:
+        self._pruning = asyncio.get_running_loop().call_later(delay_s, self._prune)
+
+    def _prune(self) -> None:
+        """Close connections that have idled too long; those used last stand last."""
+        self._pruning = None
+        now = asyncio.get_running_loop().time()
+        stale = now - self._limits.keepalive_s
+        while self._idle and (self._idle[0].since <= stale or not self._idle[0].usable):
+            self._idle.pop(0).cut()
+        if self._idle:
+            self._prune_after(self._idle[0].since - stale)

@@ -1,0 +1,178 @@
+"""One connection to an HTTP/1 upstream: one request at a time, clean before it is used again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.http_asking import Peer
+from gateway.transports.native.http1_answers import Answer
+from gateway.transports.sockets import peer_refused, reset_when_closed, tune
+from gateway.wire.http import Buffer
+
+_READ_BYTES = 256 * 1024
+_WAITING_BYTES = 1 << 20
+
+
+class UpstreamConnection(asyncio.BufferedProtocol):
+    """A connection of a pool.
+
+    Args:
+        peer: Its far end.
+        loop: Its clock.
+        buffer: Read into and emptied within one call of the loop: one for all connections.
+
+    Attributes:
+        born: When it was made, on the loop's clock.
+        since: When it was last used.
+        uses: Requests sent on it.
+        refused: The peer has reset it: what was sent last was not read.
+    """
+
+    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop, buffer: memoryview) -> None:
+        self._peer = peer
+        self._loop = loop
+        self._buffer = buffer
+        self._socket: Any = None
+        self._answer: Answer | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._paused = False
+        self.transport: Any = None
+        self.born = self.since = loop.time()
+        self.uses = 0
+        self.refused = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent on it."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    # -- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket's options."""
+        self.transport = transport
+        self._socket = transport.get_extra_info("socket")
+        tune(self._socket)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
+        """Return where the next bytes go: into the body that is being read, if it is large."""
+        room = None if self._answer is None else self._answer.room()
+        return self._buffer if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take a part of an answer; what comes unasked ends the connection."""
+        answer = self._answer
+        if answer is None:
+            self.cut()
+            return
+        if answer.room() is not None:
+            answer.came(nbytes)
+        else:
+            data = bytes(self._buffer[:nbytes])
+            try:
+                if answer.feed(data) != len(data):
+                    answer.keeps = False  # an answer that nobody asked for follows
+            except GatewayError as error:
+                self._fail(error)
+                return
+        if answer.pieces and sum(map(len, answer.pieces)) > _WAITING_BYTES:
+            self._pause()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        """Learn, while the socket is still open, how the upstream closed it."""
+        # A peer that closed an idle connection resets it when the request arrives; one that took
+        # the request and then failed merely ends it.
+        self.refused = peer_refused(self._socket)
+        self._end("it was closed before the answer was whole")
+        return False
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Note a reset: what was sent was not read."""
+        if isinstance(exc, ConnectionResetError | BrokenPipeError):
+            self.refused = True
+        self._end(str(exc) if exc else "it was closed before the answer was whole")
+        self.transport = None
+
+    # -- one request
+
+    def ask(self, method: str, buffers: Sequence[Buffer], *, streamed: bool) -> Answer:
+        """Send a request; return its answer, which is to come.
+
+        Args:
+            method: Of the request.
+            buffers: Head and body.
+            streamed: The answer's body is wanted in pieces.
+        """
+        self.uses += 1
+        self.refused = False
+        self._failure = None
+        self._answer = answer = Answer(self._peer, method, streamed=streamed)
+        self.transport.writelines(buffers)
+        return answer
+
+    async def more(self) -> None:
+        """Wait until more of the answer has come.
+
+        Raises:
+            Unavailable: The connection broke.
+            UpstreamProtocolError, TooLarge: The answer cannot be used.
+        """
+        if self._failure is None:
+            self._waiter = self._loop.create_future()
+            if self._paused:
+                self._paused = False
+                self.transport.resume_reading()
+            await self._waiter
+            self._waiter = None
+        if self._failure is not None:
+            raise self._failure
+
+    def release(self) -> bool:
+        """Let go of the answer, read to its end; return whether the connection may be kept."""
+        answer, self._answer = self._answer, None
+        self.since = self._loop.time()
+        keeps = answer is not None and answer.done and answer.keeps and self.usable
+        return keeps and not self._paused
+
+    def cut(self) -> None:
+        """Close at once; closing in good order would first send what is still unsent.
+
+        The server is told by a reset: it may take the mere end of what is sent for half a close,
+        and work on.
+        """
+        if self.transport is not None:
+            reset_when_closed(self._socket)
+            self.transport.abort()
+
+    def _pause(self) -> None:
+        if not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _end(self, why: str) -> None:
+        answer = self._answer
+        if answer is None or answer.done:
+            return
+        if answer.ended():
+            self._wake()
+        else:
+            self._fail(self._peer.lost(why))
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def read_buffer() -> memoryview:
+    """Return what the connections of a pool read into."""
+    return memoryview(bytearray(_READ_BYTES))
