@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from gateway.app.makes import grpc_server
+from gateway.app.makes import HTTP_SERVERS, grpc_server
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
 from gateway.config.units import UNIX, Address, StreamAddress
@@ -27,7 +27,6 @@ from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, 
 from gateway.transports.grpc_health import Health
 from gateway.transports.grpc_reflection import Reflection
 from gateway.transports.native.grpc_server import GrpcServer as HandedGrpcServer
-from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream_beside import (
     Beside,
     ConnectionServer,
@@ -93,7 +92,7 @@ def build_listener(
     servers: dict[str, Server] = {}
     if config.http is not None:
         _check_exposure(config, config.http, shared.strict)
-        servers[f"{config.name}.http"] = HttpServer(
+        servers[f"{config.name}.http"] = HTTP_SERVERS[config.transport](
             config.http.host,
             config.http.port,
             mounts=http,
@@ -190,7 +189,7 @@ def _beside(
     if spec.http is not None and spec.stream.http_prefixes:
         codec: Any = spec.http.codec(limits[1], options)
         frontend: Any = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_http)
-        http = HttpServer(
+        http = HTTP_SERVERS[config.transport](
             mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
             limits=limits[0],
             budget=budget,

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget
-from gateway.transports.base import ClientLimits, GrpcClient, GrpcMount, Server, ServerLimits
+from gateway.transports.base import (
+    ClientLimits,
+    GrpcClient,
+    GrpcMount,
+    HttpClient,
+    Server,
+    ServerLimits,
+)
+from gateway.transports.http_listener import HttpListener
 from gateway.transports.native import grpc_client as native_client
 from gateway.transports.native import grpc_server as native_server
+from gateway.transports.native import http_client as native_http_client
+from gateway.transports.native import http_server as native_http_server
 from gateway.transports.reference import grpc_client as reference_client
 from gateway.transports.reference import grpc_server as reference_server
+from gateway.transports.reference import http_client as reference_http_client
+from gateway.transports.reference import http_server as reference_http_server
 from gateway.transports.tls import (
     ClientTls,
     ServerTls,
@@ -22,6 +34,12 @@ from gateway.transports.tls import (
 )
 
 Make = Literal["reference", "native"]
+
+HTTP_SERVERS: Final[Mapping[Make, type[HttpListener]]] = {
+    "native": native_http_server.HttpServer,
+    "reference": reference_http_server.HttpServer,
+}
+"""The HTTP server of each make; both take the same arguments."""
 
 
 def grpc_server(  # noqa: PLR0913  # all by name but the first two
@@ -63,3 +81,12 @@ def grpc_client(
         return native_client.GrpcClient(target, limits, ssl_context=context)
     credentials = None if tls is None else grpc_channel_credentials(tls)
     return reference_client.GrpcClient(target, limits, credentials=credentials)
+
+
+def http_client(make: Make, url: str, limits: ClientLimits, *, tls: ClientTls | None) -> HttpClient:
+    """Return an HTTP client of *make*; *url* is without its scheme. Raises as `grpc_server`."""
+    context = None if tls is None else client_context(tls)
+    whole = f"{'http' if tls is None else 'https'}://{url}"
+    if make == "native":
+        return native_http_client.HttpClient(whole, limits, ssl_context=context)
+    return reference_http_client.HttpClient(whole, limits, ssl_context=context)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gateway.app.makes import Make, grpc_client
+from gateway.app.makes import Make, grpc_client, http_client
 from gateway.app.signatures import Signatures
 from gateway.config.models import (
     ClientLimitsConfig,
@@ -32,8 +32,7 @@ from gateway.routing.endpoints import Endpoint, Endpoints, Picker
 from gateway.routing.probe import Prober
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.base import ClientLimits, GrpcClient
-from gateway.transports.reference.http_client import HttpClient
+from gateway.transports.base import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.stream_client import StreamClient
 from gateway.transports.tls import ClientTls, client_context
 from gateway.upstream import SettlingUpstream, Upstream
@@ -102,7 +101,7 @@ def connect(
     make = partial(_upstream, name, codec, limits, client)
     service = _settled(spec, checked, make)
     needs = codec(limits, _plain_options(spec, checked)).needs
-    http = client if isinstance(client, HttpClient) else None
+    http = cast("HttpClient", client) if isinstance(binding, HttpBinding) else None
     return Connected(service, needs, client.close, http)
 
 
@@ -116,10 +115,9 @@ def _client(
     tls, transport = how
     if isinstance(binding, GrpcBinding):
         return grpc_client(transport, url.authority, carried, tls=tls)
-    context = None if tls is None else client_context(tls)
     if isinstance(binding, HttpBinding):
-        scheme = "http" if context is None else "https"
-        return HttpClient(f"{scheme}://{url.authority}{url.path}", carried, ssl_context=context)
+        return http_client(transport, f"{url.authority}{url.path}", carried, tls=tls)
+    context = None if tls is None else client_context(tls)
     return StreamClient(
         url.authority,
         partial(binding.client_framer, limits),

@@ -137,7 +137,7 @@ class ListenerConfig(Model):
     """Tensors in POSIX shared memory: forward passes regions on to the upstreams, map copies from
     and to them here. Whoever can connect reaches every segment that the gateway's user can."""
     transport: Literal["reference", "native"] = "reference"
-    """What carries gRPC here: grpcio, or our own HTTP/2. HTTP is carried by aiohttp with either."""
+    """What carries HTTP and gRPC here: aiohttp and grpcio, or our own protocols."""
     tls: TlsConfig | None = None
     limits: ServerLimitsConfig = ServerLimitsConfig()
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -178,7 +178,7 @@ class UpstreamConfig(Model):
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     probe: ProbeConfig = ProbeConfig()
     transport: Literal["reference", "native"] = "reference"
-    """What carries gRPC there, as in a listener."""
+    """What carries HTTP or gRPC there, as in a listener."""
     tls: TlsConfig | None = None
     limits: ClientLimitsConfig = ClientLimitsConfig()
     messages: MessageLimitsConfig = MessageLimitsConfig()

@@ -24,7 +24,7 @@ def http_context(
     wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
 ) -> Context:
     """Return what travels beside a client's HTTP request; *form* is noted for the answer."""
-    metadata = tuple([(name.lower(), value) for name, value in wire.headers.pairs])
+    metadata = wire.headers.lowered
     request_id = sane_id(wire.headers.get(REQUEST_ID) or "")
     origin = Origin(codec, wire, form)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin)

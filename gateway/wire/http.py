@@ -17,17 +17,25 @@ class Headers:
     Frozen. Of a repeated field `get` gives the first.
     """
 
-    __slots__ = ("_index", "pairs")
+    __slots__ = ("_index", "_lowered", "pairs")
 
     def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
         self.pairs = tuple(pairs)
         self._index: dict[str, str] | None = None
+        self._lowered: tuple[tuple[str, str], ...] | None = None
 
     def get(self, name: str) -> str | None:
         """Return the first value of the field *name*, given in lower case; None if absent."""
         if self._index is None:
             self._index = {key.lower(): value for key, value in reversed(self.pairs)}
         return self._index.get(name)
+
+    @property
+    def lowered(self) -> tuple[tuple[str, str], ...]:
+        """The fields in order, names in lower case; made once."""
+        if self._lowered is None:
+            self._lowered = tuple([(name.lower(), value) for name, value in self.pairs])
+        return self._lowered
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self.pairs)

@@ -13,11 +13,14 @@ import httptools
 
 from gateway.transports.base import ServerLimits
 from gateway.transports.faults import HttpFault
-from gateway.transports.http_head import Version, head_too_large, malformed, too_many_fields
+from gateway.transports.http_head import Head, Version, head_too_large, malformed, too_many_fields
 
 _END: Final = b"\r\n\r\n"
+_BLANKS: Final = b" \t"
 # Of a head, beside its target and its fields: method, version, line ends.
 _REST_BYTES: Final = 64
+_REMEMBERED: Final = 512
+_REMEMBERED_BYTES: Final = 1024
 _VERSIONS: Final = {"1.1": (1, 1), "1.0": (1, 0)}
 
 
@@ -25,14 +28,26 @@ class RequestHead:
     """A head as it was sent.
 
     Attributes:
+        raw: Its bytes, where they came in one piece and are few; else empty.
         fields: Names and values.
         closes: The client wants the connection to end with the answer, or asks for an upgrade,
             which is declined: what may follow it on the connection is not ours to guess.
         length: Content-Length; None for none, or for one that is no number.
         chunked: There is a Transfer-Encoding.
+        checked: What `http_head.read_head` made of it; None before it was asked.
     """
 
-    __slots__ = ("chunked", "closes", "fields", "length", "method", "target", "version")
+    __slots__ = (
+        "checked",
+        "chunked",
+        "closes",
+        "fields",
+        "length",
+        "method",
+        "raw",
+        "target",
+        "version",
+    )
 
     def __init__(  # all there is to say
         self,
@@ -52,6 +67,27 @@ class RequestHead:
         self.closes = closes
         self.length = length
         self.chunked = chunked
+        self.raw = b""
+        self.checked: Head | None = None
+
+
+class Memory:
+    """Heads that were read and found right, by their bytes.
+
+    Clients send the same head again and again; one that is known need not be read again. What is
+    remembered is bounded, and its bytes are the whole of what a head says.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, RequestHead] = {}
+        self.get = self._known.get
+
+    def keep(self, head: RequestHead) -> None:
+        """Remember *head*, which was checked."""
+        if head.raw:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[head.raw] = head
 
 
 class HeadReader:
@@ -59,14 +95,17 @@ class HeadReader:
 
     Args:
         limits: Of the listener.
+        memory: Of the listener.
     """
 
-    def __init__(self, limits: ServerLimits) -> None:
+    def __init__(self, limits: ServerLimits, memory: Memory) -> None:
         self._limits = limits
+        self._memory = memory
         self._begin()
 
     def _begin(self) -> None:
         self._parser: httptools.HttpRequestParser | None = None
+        self._raw = b""
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
         self._size = 0
@@ -91,6 +130,12 @@ class HeadReader:
             HttpFault: What came is no head, or one that is too large.
         """
         if self._parser is None:
+            found = data.find(_END, at)
+            raw = data[at : found + len(_END)] if 0 <= found - at <= _REMEMBERED_BYTES else b""
+            known = self._memory.get(raw)
+            if known is not None:
+                return known, at + len(raw)
+            self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
         end = len(data)
         while at < end and not self._complete:
@@ -148,6 +193,7 @@ class HeadReader:
             length=self._length,
             chunked=self._chunked,
         )
+        head.raw = self._raw if self._size == len(self._raw) else b""
         self._begin()
         return head
 
@@ -158,7 +204,8 @@ class HeadReader:
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field."""
+        """Take a field; the blanks behind its value, which llhttp leaves, are not part of it."""
+        value = value.rstrip(_BLANKS)
         self._fields.append((name, value))
         size = len(name)
         if size == len(b"content-length") and name.lower() == b"content-length":

@@ -18,6 +18,7 @@ from gateway.transports.http_body import EMPTY
 from gateway.transports.native.chunks import ChunkReader
 
 _END: Final = b"\r\n\r\n"
+_BLANKS: Final = b" \t"
 _HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
@@ -192,11 +193,12 @@ class Answer:
     # -- httptools' callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field."""
+        """Take a field; the blanks behind its value, which llhttp leaves, are not part of it."""
+        value = value.rstrip(_BLANKS)
         self.fields.append((name, value))
         lower = name.lower()
         if lower == b"content-length":
-            self._length = int(value) if value.isdigit() else None
+            self._length = int(value)  # digits: llhttp takes nothing else
         elif lower == b"transfer-encoding":
             self._chunks = ChunkReader()
 

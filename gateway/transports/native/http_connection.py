@@ -19,7 +19,7 @@ from gateway.transports.http_answers import write_response
 from gateway.transports.http_exchange import Exchange, Listener, failure
 from gateway.transports.http_head import Version, head_too_slow
 from gateway.transports.http_presence import Presence
-from gateway.transports.native.http1 import HeadReader
+from gateway.transports.native.http1 import HeadReader, Memory
 from gateway.transports.native.http_incoming import Incoming
 from gateway.transports.sockets import descriptors_short, pause_until_taken, tune
 from gateway.wire.http import HttpResponse
@@ -42,6 +42,7 @@ class Door:
         self.count = count
         self.reserve = reserve
         self.connections: set[Connection] = set()
+        self.memory = Memory()
         # Read into and emptied within one call of the loop, so one will do for all.
         self.buffer = memoryview(bytearray(_READ_BYTES))
 
@@ -79,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._door = door
         self._loop = loop
         self._limits = limits
-        self._heads = HeadReader(limits)
+        self._heads = HeadReader(limits, door.memory)
         self._queue: deque[Incoming | HttpFault] = deque()
         self._current: Incoming | None = None
         self._reading: Incoming | None = None
@@ -234,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
             self._start_head_timer()
             return at
         self._stop_head_timer()
-        incoming = Incoming(self, head)
+        incoming = Incoming(self, head, self._door.memory)
         if not incoming.whole:
             self._reading = incoming
             at = self._read_body(incoming, data, at)

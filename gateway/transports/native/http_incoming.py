@@ -14,7 +14,7 @@ from gateway.transports.base import ServerLimits
 from gateway.transports.http_body import EMPTY, Pace, too_many_bytes, too_many_chunks
 from gateway.transports.http_head import Head, read_head
 from gateway.transports.native.chunks import ChunkReader
-from gateway.transports.native.http1 import RequestHead
+from gateway.transports.native.http1 import Memory, RequestHead
 
 
 class Source(Protocol):
@@ -31,6 +31,7 @@ class Incoming:
     Args:
         source: Where its body comes from.
         head: As it was sent.
+        memory: Of heads that were found right.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Incoming:
         "_failure",
         "_filled",
         "_head",
+        "_memory",
         "_pieces",
         "_room",
         "_source",
@@ -49,8 +51,9 @@ class Incoming:
         "whole",
     )
 
-    def __init__(self, source: Source, head: RequestHead) -> None:
+    def __init__(self, source: Source, head: RequestHead, memory: Memory) -> None:
         self._source = source
+        self._memory = memory
         self._head = head
         self.method = head.method
         self.version = head.version
@@ -69,7 +72,10 @@ class Incoming:
     def head(self, limits: ServerLimits, /) -> Head:
         """Return its head; raises HttpFault."""
         head = self._head
-        return read_head(head.method, head.target, head.version, head.fields, limits)
+        if head.checked is None:
+            head.checked = read_head(head.method, head.target, head.version, head.fields, limits)
+            self._memory.keep(head)
+        return head.checked
 
     async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""

@@ -1,0 +1,103 @@
+"""HTTP/1 answers: however they are cut and framed, whole or in pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ir.errors import GatewayError, TooLarge, UpstreamProtocolError
+from gateway.transports.base import ClientLimits
+from gateway.transports.http_asking import Peer
+from gateway.transports.native.http1_answers import Answer
+
+PEER = Peer("far:80", "far", ClientLimits(message_bytes=100))
+HEAD = b"HTTP/1.1 200 OK\r\nX-One: 1\r\n"
+FRAMED = {
+    "length": HEAD + b"Content-Length: 5\r\n\r\nhello",
+    "chunks": HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+    "interim": b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Content-Length: 5\r\n\r\nhello",
+    "until_close": HEAD + b"\r\nhello",
+}
+
+
+def cut(data: bytes, cuts: set[int]) -> list[bytes]:
+    places = [0, *sorted(each for each in cuts if each < len(data)), len(data)]
+    return [data[start:stop] for start, stop in itertools.pairwise(places)]
+
+
+def fed(answer: Answer, *pieces: bytes) -> Answer:
+    """Feed *pieces* as a connection does: into the answer's room where it has one."""
+    for piece in pieces:
+        room = answer.room()
+        if room is None:
+            assert answer.feed(piece) == len(piece)
+        else:
+            room[: len(piece)] = piece
+            answer.came(len(piece))
+    return answer
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("framing", FRAMED)
+@given(cuts=st.sets(st.integers(1, 80)))
+def test_reads_the_same_however_it_is_cut(framing: str, streamed: bool, cuts: set[int]) -> None:
+    """Status, fields and body do not depend on the pieces they come in, nor on the framing."""
+    answer = fed(Answer(PEER, "GET", streamed=streamed), *cut(FRAMED[framing], cuts))
+    assert answer.ended()
+    body = b"".join(answer.pieces) if streamed else bytes(answer.body())
+    assert (200, b"hello") == (answer.status, body)
+    assert (b"X-One", b"1") in answer.fields
+    assert (framing != "until_close") == answer.keeps
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        ("HEAD", HEAD + b"Content-Length: 5\r\n\r\n"),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n"),
+        ("POST", HEAD + b"Content-Length: 0\r\n\r\n"),
+    ],
+)
+def test_answers_without_a_body_end_with_their_head(method: str, head: bytes) -> None:
+    """Where HTTP has no body none is awaited, and the connection is kept."""
+    answer = fed(Answer(PEER, method, streamed=False), head)
+    assert (True, True, b"") == (answer.done, answer.keeps, bytes(answer.body()))
+
+
+def test_leaves_what_follows_an_answer() -> None:
+    """Bytes behind the end do not belong to the answer."""
+    answer = Answer(PEER, "GET", streamed=False)
+    data = FRAMED["length"]
+    assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"SSH-2.0\r\n", UpstreamProtocolError),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", UpstreamProtocolError),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", UpstreamProtocolError),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", UpstreamProtocolError),
+        (HEAD + b"X: " + b"a" * 40_000 + b"\r\n\r\n", UpstreamProtocolError),
+        (HEAD + b"X: a\r\n" * 101 + b"\r\n", UpstreamProtocolError),
+        (HEAD + b"Content-Length: 101\r\n\r\n", TooLarge),
+        (HEAD + b"\r\n" + b"a" * 101, TooLarge),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n65\r\n" + b"a" * 101, TooLarge),
+    ],
+)
+def test_refuses_what_is_no_answer_or_too_large(data: bytes, kind: type[GatewayError]) -> None:
+    """What an upstream may not send is said by name."""
+    answer = Answer(PEER, "GET", streamed=False)
+    with pytest.raises(GatewayError) as caught:
+        answer.feed(data)
+    assert kind is type(caught.value)
+
+
+def test_connection_that_ends_early_leaves_it_unfinished() -> None:
+    """The end of the connection ends only an answer that has no other end."""
+    answer = fed(Answer(PEER, "GET", streamed=False), HEAD + b"Content-Length: 5\r\n\r\nhel")
+    assert not answer.ended()
