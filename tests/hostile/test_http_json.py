@@ -58,3 +58,55 @@ def test_bodies_of_questions_without_one(patient: Patient, path: str) -> None:
     data = post(body, path=path).replace(b"POST", b"GET", 1)
     outcome = attack(patient, data)
     assert [200] == [answer.status for answer in outcome.answers]
+
+
+# What is about an extension is the same wherever it is asked for, and told above.
+MALFORMED = [name for name in CASES if not name.startswith(("classification", "shared_memory"))]
+
+
+@pytest.mark.parametrize("action", ["infer_stream", "generate_stream", "generate"])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_hostile_json_is_refused_where_streams_are_asked_for(
+    patient: Patient, name: str, action: str
+) -> None:
+    """Before an answer there is no stream: the refusal has a status, as elsewhere."""
+    model, body = CASES[name]
+    outcome = attack(patient, post(body, path=f"/v2/models/{model}/{action}"))
+    assert refused(outcome, _ALLOWED), outcome
+    assert not outcome.closed
+
+
+FLAT = {
+    "depth": b'{"INPUT0":%b%b}' % (b"[" * DEEP, b"]" * DEEP),
+    "no_object": b"[1]",
+    "null": b'{"INPUT0":null}',
+    "objects": b'{"INPUT0":[{"a":1}]}',
+    "nested": b'{"INPUT0":[[1]]}',
+    "twice": b'{"INPUT0":1,"INPUT0":2}',
+    "twice_escaped": b'{"INPUT0":1,"INPUT\\u0030":2}',
+    "both": b'{"INPUT0":1,"parameters":{"INPUT0":2}}',
+    "many": b"{%b}" % b",".join(b'"a%d":1' % number for number in range(5000)),
+    "values": b'{"INPUT0":[%b0]}' % (b"0," * 1_100_000),
+    "long_name": b'{"%b":1}' % (b"a" * 5000),
+    "control": b'{"a\\u0000":1}',
+    "huge_integer": b'{"INPUT0":%b}' % (b"9" * 5000),
+    "float": b'{"INPUT0":1.5}',
+    "text": b'{"INPUT0":"1"}',
+    "out_of_range": b'{"INPUT0":2147483648}',
+    "nan": b'{"INPUT0":NaN}',
+    "reserved": b'{"INPUT0":1,"triton_x":1}',
+    "sequence": b'{"INPUT0":1,"sequence_id":-1}',
+    "list_of_no_input": b'{"INPUT0":1,"x":[1,2]}',
+    "surrogate": b'{"INPUT0":"\\ud800"}',
+    "no_text": b'{"INPUT0":"\xff"}',
+}
+
+
+@pytest.mark.parametrize("action", ["generate", "generate_stream"])
+@pytest.mark.parametrize("name", FLAT)
+def test_hostile_flat_requests_are_refused(patient: Patient, name: str, action: str) -> None:
+    """What the generate extension takes is as strict as a whole inference request."""
+    path = f"/v2/models/identity_int32/{action}"
+    outcome = attack(patient, post(FLAT[name], path=path))
+    assert refused(outcome, _ALLOWED), outcome
+    assert not outcome.closed

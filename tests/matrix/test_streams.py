@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ MODELS = {
     "speak": "gateway.backends.examples",
     "SequenceSum": "gateway.backends.examples",
 }
+INSTANCES = {"speak": 4, "endless": 32}
 BEHIND = (
     """
 version: 1
@@ -44,7 +46,7 @@ models:
 """
     + "".join(
         f"  {name}: {{backend: python, options: "
-        f'{{callable: "{module}:{name}", instances: {4 if name == "speak" else 1}}}}}\n'
+        f'{{callable: "{module}:{name}", instances: {INSTANCES.get(name, 1)}}}}}\n'
         for name, module in MODELS.items()
     )
     + "lifecycle: {pre_stop: 0s}\n"
@@ -97,26 +99,24 @@ def front(
     transport: str, behind: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     """A gateway that asks the one behind in every protocol."""
-    addresses = {"http": behind.addresses["main.http"], "grpc": behind.addresses["main.grpc"]}
-    urls = {way: url.format(**addresses) for way, url in {**STREAMING, **SINGLE}.items()}
     config = tmp_path_factory.mktemp("front") / "gateway.yaml"
-    config.write_text(
-        FRONT.format(
-            transport=transport,
-            upstreams="".join(
-                f"  {way}: {{url: '{url}'{_carried(url, transport)}}}\n"
-                for way, url in urls.items()
-            ),
-            routes="".join(
-                f"  - {{match: {{model: {way}.{name}}}, "
-                f"targets: [{{upstream: {way}, model: {name}}}]}}\n"
-                for way in urls
-                for name in MODELS
-            ),
-        )
-    )
+    config.write_text(_front(behind, transport))
     with serving(str(config)) as running:
         yield running
+
+
+def _front(behind: Running, transport: str) -> str:
+    addresses = {"http": behind.addresses["main.http"], "grpc": behind.addresses["main.grpc"]}
+    urls = {way: url.format(**addresses) for way, url in {**STREAMING, **SINGLE}.items()}
+    upstreams = (
+        f"  {way}: {{url: '{url}'{_carried(url, transport)}}}\n" for way, url in urls.items()
+    )
+    routes = (
+        f"  - {{match: {{model: {way}.{name}}}, targets: [{{upstream: {way}, model: {name}}}]}}\n"
+        for way in urls
+        for name in MODELS
+    )
+    return FRONT.format(transport=transport, upstreams="".join(upstreams), routes="".join(routes))
 
 
 def _carried(url: str, transport: str) -> str:
@@ -149,10 +149,10 @@ def stopped_at(path: Path) -> float:
 
 
 def settled(path: Path) -> int:
-    """Return the number in a file once it has not changed for half a second."""
+    """Return the number in a file once it has not changed for a while."""
     until = time.monotonic() + 10
     seen, since = "", time.monotonic()
-    while time.monotonic() - since < 0.5:
+    while time.monotonic() - since < 0.3:
         assert time.monotonic() < until, f"the model never stops: {seen}"
         time.sleep(0.02)
         found = path.read_text() or seen
@@ -268,6 +268,41 @@ def test_who_leaves_stream_infer_stops_the_model(
         left = time.monotonic()
         stream.leave()
         assert stopped_at(path) - left < 0.1
+
+
+@pytest.fixture
+def doomed(transport: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A gateway of its own, and one in front of it that asks it in every protocol."""
+    folder = tmp_path_factory.mktemp("doomed")
+    back, ahead = folder / "back.yaml", folder / "ahead.yaml"
+    back.write_text(BEHIND.replace("TRANSPORT", transport))
+    with serving(str(back)) as server:
+        ahead.write_text(_front(server, transport))
+        with serving(str(ahead)) as gateway:
+            yield server, gateway
+
+
+def test_a_server_that_dies_ends_its_streams_with_an_error(doomed: Any) -> None:
+    """Every client hears that its stream was broken off; none takes it for whole."""
+    server, gateway = doomed
+    with ExitStack() as stack:
+        streams = {
+            (client.name, way): stack.enter_context(
+                client.ask(gateway, f"{way}.endless", "/dev/null")
+            )
+            for client in CLIENTS
+            for way in STREAMING
+        }
+        for stream in streams.values():
+            assert 1 == len(taken(stream, 1))
+        server.process.kill()
+        server.process.wait()
+        killed = time.monotonic()
+        for name, stream in streams.items():
+            *said, last = stream
+            assert [""] * len(said) == [each.error for each in said], name
+            assert last.error, name
+        assert time.monotonic() - killed < 3
 
 
 class _Session:
