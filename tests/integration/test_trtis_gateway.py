@@ -26,6 +26,10 @@ HEADER = (
     'output { name: "OUTPUT0" }'
 )
 FLOATS = 'input { name: "INPUT0" dims: %d } output { name: "OUTPUT0" } batch_size: 1'
+BY_HAND = (
+    """batch_size:1,input<name:'INPUT0';dims:[16]>,input:{name:"INPUT" '1' dims:[0x10]}"""
+    """output:[{name:"\\117UTPUT0"}]"""
+)
 MIB = 1 << 20
 
 CONFIG = """
@@ -153,8 +157,7 @@ def test_long_headers_are_taken(server: Running, size: int) -> None:
     [
         HEADER + " nonsense: 1",
         HEADER + " later { field: [1, 2] other < a: 'b' > }",
-        """batch_size:1,input<name:'INPUT0';dims:[16]>,input:{name:"INPUT" '1' dims:[0x10]}"""
-        + """output:[{name:"\\117UTPUT0"}]""",
+        BY_HAND,
         'output { name: "OUTPUT0" } input { name: "INPUT0" } input { name: "INPUT1" } batch_size: 1',
     ],
     ids=["unknown-field", "unknown-message", "by-hand", "any-order"],
