@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 # What PyTorch says of sizes that a program was not exported for.
 _OTHER_SIZES = ("Guard failed", "Expected input at")
-_NO_MEMORY = "can't allocate memory"
+_NO_MEMORY = re.compile("can't allocate memory|CUDA error: out of memory")
 _TEXT_LIMIT = 300
 
 
@@ -103,6 +103,12 @@ class TorchBackend(Backend):
         self._own_names: tuple[str, ...] = ()
         self._runners: list[Runner] = []
         self._described: ModelMetadata | None = None
+        self._lost = False
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model can take inferences; no longer once its GPU has failed."""
+        return super().loaded and not self._lost
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -270,7 +276,7 @@ class TorchBackend(Backend):
         """Return the error that *error* is answered with."""
         cause = _cause(error)
         text = one_line(cause)
-        if isinstance(error, self._torch.OutOfMemoryError) or _NO_MEMORY in text:
+        if isinstance(error, self._torch.OutOfMemoryError) or _NO_MEMORY.search(text):
             self._give_memory_back()
             return Overloaded(
                 f"model {str(self.model)!r} has not enough memory on {self._device} for this "
@@ -282,6 +288,10 @@ class TorchBackend(Backend):
                 f"model {str(self.model)!r} was not made for inputs of these sizes: {text}",
                 model=self.model,
             )
+        if isinstance(error, getattr(self._torch, "AcceleratorError", ())):
+            # What CUDA does after such an error is not defined: nothing on this GPU runs any more.
+            log.error("device lost", model=str(self.model), device=str(self._device), reason=text)
+            self._lost = True
         return cause
 
     def _give_memory_back(self) -> None:

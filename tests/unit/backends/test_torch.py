@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.backends.base import Job, LoadError
 from gateway.backends.plan import Plan
 from gateway.backends.torch import TorchBackend, TorchOptions, from_plan
 from gateway.backends.torch_files import Kind
 from gateway.backends.torch_programs import open_program
-from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, ModelReadyRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, as_numpy
 from gateway.ir.datatypes import Datatype
@@ -381,20 +382,44 @@ async def test_too_little_memory_refuses_and_serves_on(tmp_path: Path) -> None:
     await model.stop()
 
 
-async def test_out_of_memory_of_a_gpu_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch's own error for it means the same."""
-    model = await started(exported(tmp_path))
+async def failing(path: Path, error: Exception) -> TorchBackend:
+    """Return a model that fails as a GPU does."""
+    model = await started(path)
     assert model._program is not None
 
-    def out(_tensors: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    def fail(_tensors: Any) -> Any:
+        raise error
 
-    object.__setattr__(model._program, "call", out)
-    with pytest.raises(Overloaded, match=r"not enough memory on cpu .*Tried to allocate 2 GiB"):
+    object.__setattr__(model._program, "call", fail)
+    return model
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory, of pages to lock"),
+    ],
+)
+async def test_out_of_memory_of_a_gpu_refuses(tmp_path: Path, error: Exception) -> None:
+    """PyTorch's own errors for it mean the same, and the model stays ready."""
+    model = await failing(exported(tmp_path), error)
+    with pytest.raises(Overloaded, match="not enough memory on cpu for this request: CUDA"):
         await ask(model, a=A, b=B)
+    assert await model(ModelReadyRequest(model=M)) is True
     await model.stop()
+
+
+async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
+    """After an error that leaves it undefined nobody is sent there; it stops as any other."""
+    error = torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
+    model = await failing(exported(tmp_path), error)
+    with capture_logs() as logs, pytest.raises(UpstreamError, match="failed: AcceleratorError: "):
+        await ask(model, a=A, b=B)
+    assert "device lost" in [line["event"] for line in logs]
+    assert await model(ModelReadyRequest(model=M)) is False
+    await model.stop()
+    assert not model._runners
 
 
 @pytest.mark.parametrize(
