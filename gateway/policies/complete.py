@@ -142,7 +142,12 @@ class Complete:
             metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = taken_apart(call, metadata)
         written = stand_ins_in(call.context.needs)
-        if written is not None and may_stand_in(call.inputs, written):
+        # What the next codec would write for it again is left as it is.
+        if (
+            written is not None
+            and written is not self._stand_ins
+            and may_stand_in(call.inputs, written)
+        ):
             call = await self._meant(call, widened=written is Need.WIDENED)
         apart = call.batch_size is not None
         bytes_only = is_bare(call.inputs)
@@ -184,7 +189,12 @@ class Complete:
     async def _answer(self, asked: _Asked, reply: InferResponse) -> InferResponse:
         if reply.error is not None:
             return reply
-        if self._stand_ins is not None and may_stand_in(reply.outputs, self._stand_ins):
+        read = self._stand_ins
+        if (
+            read is not None
+            and read is not stand_ins_in(asked.request.context.needs)
+            and may_stand_in(reply.outputs, read)
+        ):
             reply = await self._meant_reply(asked.request, reply)
         reply = await self._response(asked, reply)
         if len(reply.outputs) > 1 and Need.OUTPUTS in asked.request.context.needs:
@@ -212,7 +222,7 @@ class Complete:
         return reply
 
     async def _meant(self, call: InferRequest, *, widened: bool) -> InferRequest:
-        metadata = await self._of_stand_ins(call)
+        metadata = await self._metadata.told(call.model or ModelRef(""))
         if metadata is None:
             return call
         model = call.model or ModelRef("")
@@ -221,7 +231,7 @@ class Complete:
         return call if inputs is call.inputs else call.changed(inputs=inputs)
 
     async def _meant_reply(self, call: InferRequest, reply: InferResponse) -> InferResponse:
-        metadata = await self._of_stand_ins(call)
+        metadata = await self._metadata.told(call.model or ModelRef(""))
         if metadata is None:
             return reply
         declared = _in_order_asked(call, metadata)
@@ -230,14 +240,6 @@ class Complete:
         known = StandIns("output", model, declared, UpstreamProtocolError, widened)
         outputs = known.replace(reply.outputs)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
-
-    async def _of_stand_ins(self, call: InferRequest) -> ModelMetadata | None:
-        """Return the metadata; None where it cannot be had, and tensors are what they say."""
-        try:
-            return await self._metadata(ModelMetadataRequest(model=call.model or ModelRef("")))
-        except GatewayError as error:
-            log.debug("stand-ins stay", model=str(call.model), reason=error.message)
-            return None
 
     async def _in_own_order(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         """Return *reply* with its outputs as asked for, or else as the model declares them."""

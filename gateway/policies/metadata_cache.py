@@ -7,16 +7,21 @@ import time
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+import structlog
+
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.errors import DeadlineExceeded
+from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.service import Service
+
+log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
 _REMEMBERED = 1024
 _BELIEVED_S = 1.0
+_UNTOLD_S = 10.0
 _NO_NEEDS: frozenset[Need] = frozenset()
 _BATCHING = frozenset({Need.BATCHING})
 
@@ -28,8 +33,9 @@ class MetadataCache:
     """Answers a ModelMetadataRequest from memory while the memory is fresh; passes the rest.
 
     Whether the model batches is asked for, and remembered, apart: it may take a second question.
-    Failures are not remembered. The question is the gateway's own: it carries no caller's headers
-    and has a deadline of its own, and it goes on when the caller that caused it leaves.
+    Failures are not remembered, but where the answer can be done without. The question is the
+    gateway's own: it carries no caller's headers and has a deadline of its own, and it goes on when
+    the caller that caused it leaves.
 
     Args:
         inner: Answers.
@@ -52,6 +58,7 @@ class MetadataCache:
         self._clock = clock
         self._known: dict[_Key, tuple[float, ModelMetadata]] = {}
         self._asking: dict[_Key, asyncio.Task[ModelMetadata]] = {}
+        self._untold: dict[ModelRef, float] = {}
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*.
@@ -64,10 +71,30 @@ class MetadataCache:
         # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
         return cast("R", await self._metadata((call.model, Need.BATCHING in call.context.needs)))
 
+    async def told(self, model: ModelRef) -> ModelMetadata | None:
+        """Return the metadata of *model*; None where they cannot be had, which is remembered too.
+
+        For what can be done without: a model that does not tell must not cost every request a
+        question.
+        """
+        if self._clock() < self._untold.get(model, 0.0):
+            return None
+        try:
+            return await self._metadata((model, False))
+        except GatewayError as error:
+            log.debug("metadata done without", model=str(model), reason=error.message)
+            self._untold.pop(model, None)
+            if len(self._untold) >= _REMEMBERED:
+                del self._untold[next(iter(self._untold))]
+            self._untold[model] = self._clock() + _UNTOLD_S
+            return None
+
     def forget(self, model: ModelRef | None) -> None:
         """Ask again about every version of *model*, which may have changed."""
         for key in [key for key in self._known if model is not None and key[0].name == model.name]:
             del self._known[key]
+        for ref in [ref for ref in self._untold if model is not None and ref.name == model.name]:
+            del self._untold[ref]
 
     def doubt(self, model: ModelRef | None) -> None:
         """Ask again about *model*, with which something went wrong: it may have been reloaded.

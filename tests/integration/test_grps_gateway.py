@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.integration.streaming_models import FLOOD_BYTES
 STREAMED = "/grps/v1/infer/predict?streaming=true"
 
 MODELS = ("endless", "silent", "flood", "breaks", "mute")
-EXAMPLES = ("simple", "speak", "fail", "identity_uint8")
+EXAMPLES = ("simple", "speak", "fail", "identity_uint8", "identity_uint16", "identity_bool")
 BEHIND = (
     """
 version: 1
@@ -141,6 +142,26 @@ def test_a_stream_over_grpc_has_a_message_for_each_answer(place: tuple[Running, 
     assert {(200, "OK", 1)} == {
         (message.status.code, message.status.msg, message.status.status) for message in found
     }
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor"),
+    [
+        ("identity_uint16", {"dtype": "DT_INT32", "shape": [2], "flat_int32": [0, 65535]}),
+        ("identity_bool", {"dtype": "DT_UINT8", "shape": [3], "flat_uint8": [1, 0, 1]}),
+    ],
+)
+def test_what_grps_lacks_is_widened_through_every_way(
+    place: tuple[Running, str], model: str, tensor: dict[str, Any]
+) -> None:
+    """The model gets its own datatype, also where no one in between is told to widen."""
+    running, prefix = place
+    body = {"gtensors": {"tensors": [tensor]}, "model": prefix + model}
+    status, _, text = post(running.addresses["main.http"], "/grps/v1/infer/predict", body)
+    assert (200, {"name": "OUTPUT0", **tensor}) == (
+        status,
+        json.loads(text)["gtensors"]["tensors"][0],
+    )
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])

@@ -88,7 +88,7 @@ class BrpcCodec:
     @property
     def needs(self) -> frozenset[Need]:
         """Tensors are sent with a datatype; names may be left out, all of them."""
-        return calls.needs_of(self._settings)
+        return calls.NEEDS
 
     def decode_call(self, wire: Frame, /) -> Call[Any]:
         """Read a client's frame; float tensors and bytes are views of it unless compressed.

@@ -84,7 +84,12 @@ METHODS: Final = (
 
 SERVER: Final = "grps"
 
-_NEEDS: Final = frozenset({Need.DATATYPES})
+NEEDS: Final = frozenset({Need.DATATYPES, Need.WIDENED})
+"""What a request to an upstream cannot be written without, and what its outputs may stand for.
+
+Names may be left out, all of them; so may the shape of a text that goes out as text.
+"""
+
 _NOT_READY: Final = "Service Unavailable"
 _UNREADY_CODES: Final = frozenset({STATUS_CODE[ErrorCode.NOT_READY], 403})
 _HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
@@ -104,15 +109,6 @@ _QUESTIONS: Final[Mapping[type[Call[Any]], str]] = {
     # Readiness is the server's; which models it has is in its metadata.
     ModelReadyRequest: SERVER_METADATA,
 }
-
-
-def needs_of(settings: Settings) -> frozenset[Need]:
-    """Return what a request to an upstream cannot be written without.
-
-    Names may be left out, all of them; so may the shape of a text that goes out as text.  What was
-    widened on the way out is taken back on the way in.
-    """
-    return _NEEDS | {Need.WIDENED} if settings.widen else _NEEDS
 
 
 def decode_method(

@@ -76,7 +76,7 @@ class GrpcCodec:
     @property
     def needs(self) -> frozenset[Need]:
         """Tensors are sent with a datatype; names may be left out, all of them."""
-        return calls.needs_of(self._settings)
+        return calls.NEEDS
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
         """Read a client's request; float tensors and bytes are views of its message.

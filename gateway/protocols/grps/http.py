@@ -70,7 +70,7 @@ class HttpCodec:
     @property
     def needs(self) -> frozenset[Need]:
         """Tensors are sent with a datatype; names may be left out, all of them."""
-        return calls.needs_of(self._settings)
+        return calls.NEEDS
 
     def splitter(self) -> PieceSplitter:
         """Return what cuts one streamed answer of an upstream into messages."""

@@ -67,6 +67,31 @@ async def test_failures_are_not_remembered() -> None:
     assert FOUND == await cache(CALL)
 
 
+async def test_what_can_be_done_without_is_not_asked_for_again_at_once() -> None:
+    """A failure is None, and remembered for ten seconds, or until the model may have changed."""
+    clock = FakeClock()
+    gone = Unavailable("gone")
+    service = ScriptedService(gone, gone, FOUND)
+    cache = MetadataCache(service, clock=clock)
+    assert [None, None] == [await cache.told(M), await cache.told(M)]
+    assert 1 == len(service.calls)
+    clock.advance(10)
+    assert await cache.told(M) is None
+    assert 2 == len(service.calls)
+    cache.forget(ModelRef("m", "1"))
+    assert FOUND == await cache.told(M)
+
+
+async def test_what_is_not_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest failure is forgotten first."""
+    monkeypatch.setattr(metadata_cache, "_REMEMBERED", 2)
+    service = ScriptedService(always=Unavailable("gone"))
+    cache = MetadataCache(service)
+    for name in ("a", "b", "c", "b", "c", "a"):
+        await cache.told(ModelRef(name))
+    assert ["a", "b", "c", "a"] == [call.model.name for call in service.calls if call.model]
+
+
 async def test_many_ask_once_and_one_may_leave() -> None:
     """Callers share a question, which goes on when the one who caused it leaves."""
     service = ScriptedService()

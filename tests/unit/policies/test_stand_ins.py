@@ -253,6 +253,25 @@ async def test_answers_of_a_protocol_with_stand_ins_get_what_was_meant() -> None
     assert [BOOL, BF16] == [tensor.datatype for tensor in reply.outputs]
 
 
+async def test_stand_ins_that_would_be_written_again_are_let_be() -> None:
+    """Between two ends of one protocol nothing is taken back, and nobody is asked."""
+    model = Model(BYTES, HALVES)
+    call = request(BYTES, HALVES, needs=STAND_INS)
+    reply = await Complete(model.service, STAND_INS)(call)
+    assert model.sent() is call
+    assert (BYTES, HALVES) == reply.outputs
+    assert 0 == model.questions
+
+
+async def test_who_does_not_tell_is_not_asked_for_every_request() -> None:
+    """Stand-ins can be done without: a failure is remembered, for a while."""
+    model = Model(metadata=Unavailable("no metadata"))
+    complete = Complete(model.service, frozenset())
+    for _ in range(3):
+        await complete(request(BYTES, needs=STAND_INS))
+    assert 1 == model.questions
+
+
 async def test_answers_without_names_go_by_what_was_asked() -> None:
     """An output without a name is the one that was asked for at its place."""
     model = Model(array_tensor("", np.array([1.0], np.float32)))
@@ -271,9 +290,12 @@ async def test_without_metadata_tensors_are_what_they_say() -> None:
     """A model that does not tell its datatypes gets and gives what is there."""
     model = Model(BYTES, metadata=Unavailable("no metadata"))
     call = request(BYTES, needs=STAND_INS)
-    reply = await Complete(model.service, STAND_INS)(call)
+    await Complete(model.service, frozenset())(call)
     assert model.sent() is call
+    model = Model(BYTES, metadata=Unavailable("no metadata"))
+    reply = await Complete(model.service, STAND_INS)(request())
     assert (BYTES,) == reply.outputs
+    assert 1 == model.questions
 
 
 async def test_outputs_that_go_by_place_come_in_the_models_order() -> None:
