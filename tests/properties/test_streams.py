@@ -1,0 +1,78 @@
+"""Streams: what goes into each answer comes out, however the transport cuts it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.ir.calls import InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import UpstreamError
+from gateway.wire.http import HttpResponse
+from tests.properties.carries import WAYS, Carries
+from tests.properties.chains import bare
+from tests.properties.registered import arrived
+from tests.properties.strategies import inferences, responses
+
+M = ModelRef("m")
+# Both halves speak of the same messages: the envelope of Triton's streams, and events of JSON.
+STREAMED = [
+    way
+    for way in WAYS
+    if way.name in ("oip.grpc-triton", "oip.grpc-gateway", "oip.grpc-ovms", "oip.http-mlserver")
+]
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def test_the_ways_are_there() -> None:
+    """Their names are those of tests/properties/carries.py."""
+    assert 4 == len(STREAMED)
+
+
+@pytest.mark.parametrize("way", STREAMED, ids=lambda way: way.name)
+@SLOW
+@given(data=st.data())
+def test_streams_survive(way: Carries, data: st.DataObject) -> None:
+    """The question of a stream, its answers, and errors among them arrive as they were sent."""
+    call = data.draw(inferences(way))
+    answers = data.draw(st.lists(responses(way, call), max_size=3))
+    if data.draw(st.booleans(), label="an error at the end"):
+        failed = UpstreamError(data.draw(st.from_regex(r"[!-~]( ?[!-~]){0,20}", fullmatch=True)))
+        answers.append(InferResponse(model=M, outputs=(), final=False, error=failed))
+    upstream, listener = (
+        way.registered.make(way.upstream),
+        way.registered.make(way.listener),
+    )
+    stream = StreamInferRequest(model=call.model, context=call.context, request=call)
+    read = listener.decode_call(arrived(upstream.encode_call(stream)))
+    assert isinstance(read, StreamInferRequest)
+    assert bare(call) == bare(read.request)
+    parts = [arrived(listener.encode_item(read, answer)) for answer in answers]
+    found = [upstream.decode_item(stream, part) for part in _cut(upstream, parts, data)]
+    assert len(answers) == len(found)
+    for sent, got in zip(answers, found, strict=True):
+        if sent.error is not None:
+            assert got.error is not None
+            assert sent.error.message == got.error.message
+            continue
+        final = sent.final if way.codec == "oip.grpc" else False
+        assert way.kept(sent).changed(final=final, id=call.id) == way.kept(got)
+
+
+def _cut(codec: Any, parts: list[Any], data: st.DataObject) -> list[Any]:
+    """Return messages that were cut in other places than they were made, where that can be."""
+    if not parts or not hasattr(codec, "splitter"):
+        return parts
+    whole = b"".join(bytes(part.view) for part in parts)
+    places = data.draw(st.lists(st.integers(0, len(whole)), max_size=4), label="cut at")
+    edges = [0, *sorted(places), len(whole)]
+    splitter = codec.splitter()
+    found: list[Any] = []
+    for start, end in itertools.pairwise(edges):
+        piece = HttpResponse(200, parts[0].headers, (memoryview(whole[start:end]),))
+        found += splitter.receive(piece)
+    return [*found, *splitter.end()]
