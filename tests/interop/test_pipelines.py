@@ -9,16 +9,15 @@ import pytest
 from tests.integration.cli_kit import serving
 from tests.interop.client import SCRIPT_WORDS, Client
 from tests.interop.judge import problems
+from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
-CONFIG = """
+PIPELINES = """
 version: 1
 listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
 admin: {address: null, metrics: null}
-models:
-  numbers: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
-  texts: {backend: python, options: {callable: "gateway.backends.examples:simple_string"}}
+lifecycle: {pre_stop: 0s}
 pipelines:
   add_sub:
     steps:
@@ -29,7 +28,20 @@ pipelines:
     steps:
       both: {model: texts, inputs: {INPUT0: request.INPUT0, INPUT1: request.INPUT1}}
     outputs: {OUTPUT0: both.OUTPUT0, OUTPUT1: both.OUTPUT1}
-lifecycle: {pre_stop: 0s}
+"""
+IN_PROCESS = """
+models:
+  numbers: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+  texts: {backend: python, options: {callable: "gateway.backends.examples:simple_string"}}
+"""
+BEHIND = """
+upstreams:
+  triton: {url: "oip+%s://%s"}
+routes:
+  - {match: {model: add_sub}, targets: [{model: add_sub}]}
+  - {match: {model: add_sub_string}, targets: [{model: add_sub_string}]}
+  - {match: {model: numbers}, targets: [{upstream: triton, model: add_sub}]}
+  - {match: {model: texts}, targets: [{upstream: triton, model: add_sub_string}]}
 """
 
 # Every form in which tritonclient asks for a sum and a difference, and what it asks of a model.
@@ -50,13 +62,30 @@ OF_A_MODEL = (
 )
 
 
-@pytest.mark.parametrize("script", SCRIPT_WORDS)
-def test_tritonclient_asks_pipelines(client: Client, tmp_path: Path, script: str) -> None:
-    """JSON, binary tensors, compression, names of outputs, ids, text: as of a model."""
-    config = tmp_path / "gateway.yaml"
-    config.write_text(CONFIG)
+def check(client: Client, script: str, config: Path) -> None:
+    """Run the checks of a script against a gateway of *config*."""
     with serving(str(config)) as gateway:
         name = "main.http" if script.endswith("_http") else "main.grpc"
         seen = client.checks(script, gateway.addresses[name], *OF_A_MODEL)
     assert set(OF_A_MODEL) == set(seen)
     assert {} == problems(seen, script)
+
+
+@pytest.mark.parametrize("script", SCRIPT_WORDS)
+def test_tritonclient_asks_pipelines(client: Client, tmp_path: Path, script: str) -> None:
+    """JSON, binary tensors, compression, names of outputs, ids, text: as of a model."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(PIPELINES + IN_PROCESS)
+    check(client, script, config)
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "http"])
+@pytest.mark.parametrize("script", ["tritonclient_http", "tritonclient_grpc"])
+def test_steps_before_triton(
+    client: Client, triton_server: RunningServer, tmp_path: Path, script: str, carrier: str
+) -> None:
+    """The same of pipelines whose steps are Triton's models, under other names."""
+    places = {"grpc": triton_server.grpc_address, "http": triton_server.http_address}
+    config = tmp_path / "gateway.yaml"
+    config.write_text(PIPELINES + BEHIND % (carrier, places[carrier]))
+    check(client, script, config)
