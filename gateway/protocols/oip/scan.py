@@ -32,6 +32,7 @@ from gateway.wire.protobuf import (
     int64s,
     tag,
     text,
+    varint,
 )
 
 RAW_INPUTS, RAW_OUTPUTS = tag(7, LEN), tag(6, LEN)
@@ -54,6 +55,10 @@ _REMEMBERED = 512
 _REMEMBERED_BYTES = 256
 # Raw contents whose bytes are checked too, not only their number.
 _LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
+# What stands before the raw contents, of messages without an id; the sizes tell where it may end.
+_HEADS = 256
+_HEAD_SIZES = 1024
+_HEAD_BYTES = 1024
 _NOTHING = memoryview(b"")
 # Of a message: single ones, and unknown ones of newer clients.
 _OTHER_FIELDS = 1024
@@ -101,7 +106,8 @@ class InferMessage:
 class Scanner:
     """Finds and describes what inference messages hold; all data stay views of the message.
 
-    Descriptions of tensors repeat from message to message: the last few hundred are remembered.
+    Messages repeat but for their raw contents, which writers put last: what stands before them is
+    remembered, and so are descriptions of tensors, the last few hundred of each.
 
     Args:
         limits: Of names and counts.
@@ -112,6 +118,8 @@ class Scanner:
         # What may be repeated, and room for what is unknown.
         self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
         self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
+        self._heads: dict[tuple[int, bytes], InferMessage] = {}
+        self._head_sizes: dict[int, int] = {}
 
     def scan(self, view: memoryview, raw_tag: int) -> InferMessage:
         """Scan one message.
@@ -126,6 +134,41 @@ class Scanner:
                 there twice.
             TooLarge: A limit is exceeded.
         """
+        size = self._head_sizes.get(len(view))
+        if size is not None:
+            known = self._heads.get((raw_tag, bytes(view[:size])))
+            if known is not None:
+                rest = fields(view[size:], self._fields)
+                raws = [value for key, value in rest if key == raw_tag]
+                if len(raws) == len(rest):
+                    return _with_raws(known, raws)
+        message = self._scan(view, raw_tag)
+        if message.raws and not message.id:
+            self._remember(message, view, raw_tag)
+        return message
+
+    def _remember(self, message: InferMessage, view: memoryview, raw_tag: int) -> None:
+        """Keep what stands before the raw contents, if they are last and it can be kept."""
+        raws = sum([1 + len(varint(len(raw))) + len(raw) for raw in message.raws])
+        size = len(view) - raws
+        # Contents would hold the memory of the message they lie in.
+        if size > _HEAD_BYTES or any(len(each.contents) for each in message.tensors):
+            return
+        try:
+            # Only where a field ends there can both parts be read alone.
+            head, rest = fields(view[:size]), fields(view[size:])
+        except WireError:
+            return
+        if any(key == raw_tag for key, _ in head) or len(rest) != len(message.raws):
+            return
+        if len(self._heads) >= _HEADS:
+            self._heads.clear()
+        if len(self._head_sizes) >= _HEAD_SIZES:
+            self._head_sizes.clear()
+        self._heads[raw_tag, bytes(view[:size])] = _with_raws(message, [])
+        self._head_sizes[len(view)] = size
+
+    def _scan(self, view: memoryview, raw_tag: int) -> InferMessage:
         name = version = request_id = ""
         raws: list[memoryview] = []
         tensors: list[memoryview] = []
@@ -173,6 +216,18 @@ class Scanner:
         """Describe a tensor that has no contents; one that has is to be read where it lies."""
         described = _describe(memoryview(data), self._limits)
         return None if len(described.contents) else described
+
+
+def _with_raws(message: InferMessage, raws: list[memoryview]) -> InferMessage:
+    return InferMessage(
+        message.model_name,
+        message.model_version,
+        message.id,
+        message.parameters,
+        message.tensors,
+        message.outputs,
+        raws,
+    )
 
 
 def _requested(outputs: list[memoryview], limits: MessageLimits) -> list[tuple[str, Parameters]]:

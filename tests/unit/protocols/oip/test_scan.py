@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
@@ -72,6 +74,15 @@ def test_responses_have_raw_contents_in_another_field() -> None:
     assert ([b"raw"], []) == ([bytes(raw) for raw in found.raws], found.outputs)
 
 
+def read(scanner: Scanner, data: bytes) -> object:
+    """Return what a message says, or the error it is refused with."""
+    try:
+        found = scanner.scan(memoryview(data), RAW_INPUTS)
+    except (GatewayError, WireError) as error:
+        return type(error), str(error)
+    return found
+
+
 @pytest.mark.parametrize("name", ["X", "n" * 300])
 def test_descriptions_are_the_same_the_second_time(name: str) -> None:
     """A description that was seen before is read as the first time, a long one too."""
@@ -79,6 +90,42 @@ def test_descriptions_are_the_same_the_second_time(name: str) -> None:
     view = memoryview(request(inputs=[Tensor(name=name, datatype="INT8", shape=[1])]))
     first = scanner.scan(view, RAW_INPUTS).tensors
     assert first == scanner.scan(view, RAW_INPUTS).tensors
+
+
+PIECES = st.sampled_from(
+    [
+        nested(1, b"m"),
+        nested(1, b"n"),
+        nested(3, b"id"),
+        nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01"),
+        nested(5, nested(1, b"Y") + nested(2, b"INT8") + b"\x1a\x01\x02"),
+        nested(6, nested(1, b"out")),
+        nested(7, b"1"),
+        nested(7, b"22"),
+        nested(9, nested(7, b"1")),  # unknown, and raw contents to who begins to read inside
+        nested(7, b""),
+    ]
+)
+
+
+@given(messages=st.lists(st.lists(PIECES, max_size=6), max_size=12))
+def test_what_is_remembered_of_heads_changes_nothing(messages: list[list[bytes]]) -> None:
+    """Whatever was read before, and in whatever order fields stand, a message reads the same."""
+    remembering = Scanner(DEFAULT_LIMITS)
+    for pieces in messages:
+        data = b"".join(pieces)
+        for _ in range(2):
+            assert read(Scanner(DEFAULT_LIMITS), data) == read(remembering, data)
+
+
+def test_heads_are_read_once() -> None:
+    """Of a message whose raw contents alone differ only those are read."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    head = nested(1, b"m") + nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    first = scanner.scan(memoryview(head + nested(7, b"1")), RAW_INPUTS)
+    second = scanner.scan(memoryview(head + nested(7, b"2")), RAW_INPUTS)
+    assert first.tensors is second.tensors
+    assert [b"1", b"2"] == [bytes(each.raws[0]) for each in (first, second)]
 
 
 def test_contents_are_not_remembered() -> None:
