@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import monotonic
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
+from gateway.wheel import Wheel
 
 R = TypeVar("R")
 
@@ -38,30 +40,42 @@ class Alarm:
     """Ends the block it guards with TimeoutError after *delay_s*, as `asyncio.timeout` does.
 
     A plain context manager with one timer, at a third of that cost: every call needs several.
+
+    Args:
+        delay_s: When.
+        wheel: Rings it, some milliseconds late, at a fraction of a timer's cost.
     """
 
-    __slots__ = ("_before", "_delay_s", "_task", "_timer", "rang")
+    __slots__ = ("_before", "_delay_s", "_step", "_task", "_timer", "_wheel", "rang")
 
-    def __init__(self, delay_s: float) -> None:
+    def __init__(self, delay_s: float, wheel: Wheel | None = None) -> None:
         self._delay_s = delay_s
+        self._wheel = wheel
         self.rang = False
 
     def __enter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
+        task = asyncio.current_task()
         if task is None:
             raise RuntimeError("an alarm needs a task to wake")
         self._task = task
         self._before = task.cancelling()
-        self._timer = loop.call_later(max(0.0, self._delay_s), self._ring)
+        if self._wheel is not None:
+            self._step = self._wheel.enter(self, monotonic() + self._delay_s)
+        else:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, self._delay_s), self.ring)
         return self
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        """Wake the task: the time is over."""
         self.rang = True
         self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
-        self._timer.cancel()
+        if self._wheel is not None:
+            self._wheel.leave(self, self._step)
+        else:
+            self._timer.cancel()
         # Somebody else may have cancelled the task as well: then it is not ours to turn.
         if self.rang and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError

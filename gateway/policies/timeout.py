@@ -11,6 +11,7 @@ from gateway.ir.calls import Call, InferResponse, inference_of
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream, map_stream, streams
 from gateway.service import Alarm, Service
+from gateway.wheel import Wheel
 
 R = TypeVar("R")
 
@@ -42,6 +43,7 @@ class Timeout:
         self._timeout_s = timeout_s
         self._stream_idle_s = stream_idle_s
         self._clock = clock
+        self._wheel = Wheel()
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer within the deadline.
@@ -63,7 +65,7 @@ class Timeout:
         told = asked if streams(call) else deadline
         if told != call.context.deadline:
             call = call.within(deadline=told)
-        alarm = Alarm(left_s)
+        alarm = Alarm(left_s, self._wheel)
         try:
             with alarm:
                 reply = await self._inner(call)
@@ -85,7 +87,7 @@ class Timeout:
     def _watched(self, call: Call[R], reply: R, whole: float | None, first: float | None) -> R:
         """Return *reply*; of a stream, with its waits watched."""
         idle_s = self._stream_idle_s
-        if first is None and idle_s is None:
+        if not streams(call) or (first is None and idle_s is None):
             return reply
         times = _Times(whole, first, idle_s, self._clock)
         return map_stream(call, reply, lambda items: _Timed(call, items, times))

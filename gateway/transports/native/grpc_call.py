@@ -35,7 +35,7 @@ from gateway.transports.native.grpc_incoming import Incoming, Line
 from gateway.transports.native.grpc_messages import Message, framed
 from gateway.transports.native.grpc_plain import plain
 from gateway.transports.native.http2_streams import Stream
-from gateway.transports.native.wheel import Wheel
+from gateway.wheel import Wheel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
 
 log = structlog.get_logger(__name__)

@@ -21,7 +21,7 @@ from gateway.transports.native.grpc_exchange import Exchange
 from gateway.transports.native.grpc_heads import request_block
 from gateway.transports.native.grpc_messages import framed
 from gateway.transports.native.grpc_pool import Pool
-from gateway.transports.native.wheel import Wheel
+from gateway.wheel import Wheel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 
 # The deadline is sent rounded down, and both ends keep it.

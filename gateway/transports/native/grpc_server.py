@@ -22,8 +22,8 @@ from gateway.transports.grpc_address import bound_address, host_and_port, requir
 from gateway.transports.grpc_admission import Admission
 from gateway.transports.native.grpc_call import Method
 from gateway.transports.native.grpc_connection import ServerConnection
-from gateway.transports.native.wheel import Wheel
 from gateway.transports.unix_socket import PREFIX, UnixSocket
+from gateway.wheel import Wheel
 
 _UNBOUNDED: Final = 1 << 62
 _BACKLOG: Final = 1024

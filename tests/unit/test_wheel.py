@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from gateway.transports.native.wheel import STEP_S, Wheel
+from gateway.wheel import STEP_S, Wheel
 
 
 class Bell:
@@ -84,3 +84,20 @@ async def test_closed_wheel_is_silent() -> None:
     async with asyncio.timeout(5):
         await other.rang.wait()
     assert not bell.rang.is_set()
+
+
+def test_wheel_moves_to_another_loop() -> None:
+    """On a new loop it rings, whatever the former left behind."""
+    wheel, bell = Wheel(), Bell()
+
+    async def left_behind() -> None:
+        wheel.enter(Bell(), monotonic() + 60)
+
+    async def rings() -> None:
+        wheel.enter(bell, monotonic() + STEP_S)
+        async with asyncio.timeout(5):
+            await bell.rang.wait()
+
+    asyncio.run(left_behind())
+    asyncio.run(rings())
+    assert bell.rang.is_set()

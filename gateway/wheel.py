@@ -22,9 +22,13 @@ class Ringing(Hashable, Protocol):
 
 
 class Wheel:
-    """Deadlines on the clock of `time.monotonic`, for one event loop."""
+    """Deadlines on the clock of `time.monotonic`.
+
+    It belongs to the loop it is used on; what another loop left on it is forgotten.
+    """
 
     def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._steps: dict[int, set[Ringing]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
@@ -34,9 +38,7 @@ class Wheel:
         step = int(when / STEP_S) + 1
         found = self._steps.get(step)
         if found is None:
-            self._steps[step] = {item}
-            if self._timer is None or step < self._next:
-                self._arm(step)
+            self._begin(step, item)
         else:
             found.add(item)
         return step
@@ -56,12 +58,20 @@ class Wheel:
             self._timer.cancel()
             self._timer = None
 
-    def _arm(self, step: int) -> None:
+    def _begin(self, step: int, item: Ringing) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self.close()
+            self._loop = loop
+        self._steps[step] = {item}
+        if self._timer is None or step < self._next:
+            self._arm(loop, step)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, step: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._next = step
-        delay_s = step * STEP_S - monotonic()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._ring)
+        self._timer = loop.call_later(max(0.0, step * STEP_S - monotonic()), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
@@ -69,5 +79,9 @@ class Wheel:
         for step in sorted(each for each in self._steps if each <= now):
             for item in self._steps.pop(step):
                 item.ring()
-        if self._steps and self._timer is None:
-            self._arm(min(self._steps))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Wait for the next step, unless what rang has entered others and armed the timer."""
+        if self._steps and self._timer is None and self._loop is not None:
+            self._arm(self._loop, min(self._steps))
