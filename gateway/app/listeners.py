@@ -201,6 +201,7 @@ def _beside(
     if spec.grpc is not None and spec.stream.grpc_methods:
         codec = spec.grpc.codec(limits[1], options)
         frontend = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_grpc)
+        # grpcio takes no connection from others: our own does, whatever the listener's transport.
         grpc = HandedGrpcServer(
             "",
             [GrpcMount(spec.stream.grpc_methods, frontend)],

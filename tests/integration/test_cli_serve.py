@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.demo.scans import load_scans
+from tests.cases import brpc_oracle as brpc
 from tests.integration.cli_kit import Running, gateway, get, serving
 
 pytestmark = pytest.mark.timeout(90)
@@ -21,7 +22,7 @@ FREE = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Running]:
     """Run the demo models on free ports."""
-    with serving("--demo", *FREE) as running:
+    with serving("--demo", *FREE, "--brpc", "127.0.0.1:0") as running:
         yield running
 
 
@@ -49,6 +50,16 @@ def test_recognises_a_digit(demo: Running) -> None:
     outputs = {output["name"]: output for output in answer["outputs"]}
     assert outputs["label"]["data"] == [scan.digit]
     assert outputs["probabilities"]["shape"] == [1, 10]
+
+
+def test_recognises_a_digit_over_brpc(demo: Running) -> None:
+    """So is one in a frame of brpc, where a flag has opened a port for them."""
+    scan = load_scans()[3]
+    tensor = brpc.Tensor("X", brpc.FLOAT32, (1, 64), scan.pixels)
+    with brpc.Client(demo.addresses["main.grps.brpc"]) as client:
+        answer = client.ask(brpc.Question("Predict", brpc.message("digits", [tensor])))
+    outputs = {output.name: output.values for output in answer.message.tensors or ()}
+    assert (scan.digit,) == outputs["label"]
 
 
 def test_serves_operators_apart_from_clients(demo: Running) -> None:
