@@ -1,8 +1,8 @@
 """Client for framed byte streams: one upstream, its connections, and what can go wrong with them.
 
 Where answers come in order, a connection carries one question at a time, so that a late answer is
-never taken for another's; where frames are numbered, it carries many. What happens on a connection
-is in `stream_exchange`.
+never taken for another's; where frames are numbered, it carries many once there are some
+connections. What happens on a connection is in `stream_exchange`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from gateway.wire.stream import Frame, Framer
 
 # As many as servers of numbered frames answer at once by default (`h2_streams`).
 _QUESTIONS = 100
+# So many questions have a connection each before they share any: one that is given up can then be
+# told to the server, by closing its connection, and none waits behind another's large frame.
+_SPREAD = 16
 
 
 class StreamClient:
@@ -54,7 +57,9 @@ class StreamClient:
         self._slots = Slots("pending", most, limits.pending)
         self._open: set[UpstreamConnection] = set()
         self._free: list[UpstreamConnection] = []  # with room for a question; the newest last
-        self._opening = asyncio.Lock()
+        self._spread = min(_SPREAD, limits.connections)
+        self._dialled = 0  # connections that are being opened, to be shared
+        self._opened = asyncio.Event()  # one of those is, or is not to be had
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -107,31 +112,56 @@ class StreamClient:
 
     async def _take(self) -> tuple[UpstreamConnection, bool]:
         """Return a connection with room, and whether it was used before."""
-        found = self._kept()
-        if found is not None:
-            return found, True
-        if self._ordered:
-            return await self._connect(), False
-        async with self._opening:  # whoever waits may share what is being opened
-            found = self._kept()
+        while True:
+            found = self._idle()
+            if found is not None:
+                return found, True
+            if self._ordered:
+                return await self._connect(), False
+            if len(self._free) + self._dialled < self._spread:
+                try:
+                    return await self._another(), False
+                except NotSent:
+                    if not self._free:
+                        raise
+            found = self._shared()
             if found is not None:
                 return found, found.asked
+            await self._opened.wait()
+
+    async def _another(self) -> UpstreamConnection:
+        """Open a connection that others may share."""
+        self._dialled += 1
+        try:
             connection = await self._connect()
             self._free.append(connection)
-            return connection, False
+        finally:
+            self._dialled -= 1
+            opened, self._opened = self._opened, asyncio.Event()
+            opened.set()  # whoever waits looks again
+        return connection
 
-    def _kept(self) -> UpstreamConnection | None:
-        while self._free:
-            connection = self._free[-1]
+    def _idle(self) -> UpstreamConnection | None:
+        """Return the newest connection that nobody uses; those that may not be used are closed."""
+        for connection in reversed(self._free):
             if not self._usable(connection):
-                self._free.pop()
+                self._free.remove(connection)
                 if not connection.users:
                     connection.cut()
-                continue
-            if connection.users + 1 >= self._room:
-                self._free.pop()
-            return connection
+            elif not connection.users:
+                return self._taken(connection)
         return None
+
+    def _shared(self) -> UpstreamConnection | None:
+        """Return the connection that the fewest use, among those with room."""
+        if not self._free:
+            return None
+        return self._taken(min(self._free, key=lambda connection: connection.users))
+
+    def _taken(self, connection: UpstreamConnection) -> UpstreamConnection:
+        if connection.users + 1 >= self._room:
+            self._free.remove(connection)
+        return connection
 
     def _usable(self, connection: UpstreamConnection) -> bool:
         if connection.spoilt:

@@ -12,7 +12,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -255,8 +256,18 @@ def test_an_answer_twice_is_one(front: Gateway, server: Server) -> None:
     assert (200, None) == asked(front)
 
 
-def test_one_bad_answer_does_not_become_another_callers(front: Gateway, server: Server) -> None:
-    """Callers share a connection; each gets its own answer, whatever order they come in."""
+CONFIG = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: null, metrics: null}}
+upstreams: {{server: {{url: "grps+brpc://127.0.0.1:{port}", limits: {{connections: 1}}}}}}
+"""
+
+
+def test_callers_who_share_a_connection(server: Server, tmp_path: Path) -> None:
+    """Each gets its own answer, whatever order they come in."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG.format(port=server.port))
     lock, held = threading.Lock(), []
 
     def swapped(number: int) -> bytes:
@@ -271,16 +282,15 @@ def test_one_bad_answer_does_not_become_another_callers(front: Gateway, server: 
             for each, value in values
         )
 
-    server.predict = swapped
-    try:
-        with Raw(front.http) as first:
-            raws = [first, *(Raw(front.http) for _ in range(3))]
+    with running(str(config)) as front, ExitStack() as stack:
+        assert asked(front) == (200, None)
+        server.predict = swapped
+        try:
+            raws = [stack.enter_context(Raw(front.http)) for _ in range(4)]
             for raw in raws:
                 assert raw.send([QUESTION])
             found = [raw.answer() for raw in raws]
-            for raw in raws[1:]:
-                raw.socket.close()
-    finally:
-        server.predict = answer
+        finally:
+            server.predict = answer
     values = [each.json["outputs"][0]["data"][0] for each in found if each is not None]
     assert 4 == len(set(values))
