@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -260,18 +260,29 @@ def _refused(metrics: Metrics, carrier: str, error: GatewayError) -> None:
 
 
 def _check_exposure(config: ListenerConfig, address: Address | StreamAddress, strict: bool) -> None:
-    if address.is_loopback or config.tls is not None:
+    """Refuse, or warn of, what other machines can do where they can connect."""
+    if address.is_loopback:
         return
-    if strict:
-        raise ValueError(
-            f"listener {config.name!r} on {address} can be reached from other machines without "
-            "TLS, which security.strict forbids: add 'tls', or listen on 127.0.0.1"
-        )
-    log.warning(
-        "listener can be reached from other machines without TLS",
-        listener=config.name,
-        address=str(address),
-    )
+    for danger, instead in _dangers(config):
+        if strict:
+            raise ValueError(
+                f"listener {config.name!r} on {address} {danger}, which security.strict forbids: "
+                f"{instead}, or listen on 127.0.0.1"
+            )
+        log.warning(_EVENTS[danger], listener=config.name, address=str(address))
+
+
+_OPEN = "can be reached from other machines without TLS"
+_SHARING = "lets other machines use this one's shared memory"
+_EVENTS = {danger: f"listener {danger}" for danger in (_OPEN, _SHARING)}
+
+
+def _dangers(config: ListenerConfig) -> Iterator[tuple[str, str]]:
+    """Yield what is dangerous, and what to do instead."""
+    if config.tls is None:
+        yield _OPEN, "add 'tls'"
+    if config.shared_memory != "off":
+        yield _SHARING, "set 'shared_memory: off'"
 
 
 def _files(tls: TlsConfig, directory: Path) -> ServerTls:

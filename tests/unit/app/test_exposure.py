@@ -1,0 +1,49 @@
+"""Tests of what a listener may offer to other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from gateway.app.gateway import Gateway, StartError
+from gateway.config.load import Loaded, load_text
+
+TEXT = """
+version: 1
+listeners: [{http: "ADDRESS:0", shared_memory: MEMORY}]
+admin: {address: null, metrics: null}
+security: {strict: STRICT}
+models:
+  m: {backend: python, options: {callable: "gateway.backends.examples:simple"}}
+"""
+WITHOUT_TLS = "listener can be reached from other machines without TLS"
+MEMORY = "listener lets other machines use this one's shared memory"
+
+
+def loaded(address: str, memory: str, *, strict: bool) -> Loaded:
+    text = TEXT.replace("ADDRESS", address).replace("MEMORY", memory)
+    return load_text(text.replace("STRICT", str(strict).lower()), source=str(Path("x.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("address", "memory", "events"),
+    [
+        ("127.0.0.1", "map", []),
+        ("0.0.0.0", "off", [WITHOUT_TLS]),
+        ("0.0.0.0", "forward", [WITHOUT_TLS, MEMORY]),
+    ],
+)
+def test_what_other_machines_can_do_is_said(address: str, memory: str, events: list[str]) -> None:
+    """Each danger of a listener beyond this machine gets a warning; loopback gets none."""
+    with structlog.testing.capture_logs() as logs:
+        Gateway(loaded(address, memory, strict=False))
+    assert events == [line["event"] for line in logs if line["log_level"] == "warning"]
+
+
+def test_strict_security_forbids_it() -> None:
+    """What is a warning otherwise keeps a strict gateway from starting; on loopback it may."""
+    with pytest.raises(StartError, match=r"without TLS, which security\.strict forbids: add 'tls'"):
+        Gateway(loaded("0.0.0.0", "map", strict=True))
+    Gateway(loaded("127.0.0.1", "map", strict=True))
