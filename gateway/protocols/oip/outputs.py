@@ -21,7 +21,7 @@ CLASSIFICATION = "classification"
 
 _MOST = (1 << 31) - 1
 # A value that has a fraction or an exponent, or is no number; integers are written as they are.
-_VALUE = re.compile(rb"([+-]?(?:\d+[.e][0-9.e+-]*|nan|inf)):")
+_VALUE = re.compile(rb"\A([+-]?(?:\d+[.e][0-9.e+-]*|nan|inf)):")
 _SHOWN = 64
 
 

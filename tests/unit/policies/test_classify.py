@@ -7,15 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
-from gateway.ir.context import ModelRef
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.data import as_items
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
+from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.policies.classify import Classify, classes
-from tests.fakes import ScriptedService
+from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")
 LABELS = {"o": ("zero", "one", "", "three")}
@@ -126,3 +132,98 @@ def test_output_must_divide_by_the_batch() -> None:
     """A batch that does not share the values is the target's fault."""
     with pytest.raises(UpstreamProtocolError, match="3 elements"):
         classes(array_tensor("o", np.zeros(3, "<i4")), 1, 2, ())
+
+
+class Target:
+    """A target that computes classes itself, or raises what it is given when asked for them."""
+
+    def __init__(self, refusal: Exception | None = None, labels: Any = None) -> None:
+        self._refusal = refusal
+        self.labels = {} if labels is None else labels
+        self.asked: list[Any] = []
+
+    async def __call__(self, call: Any, /) -> Any:
+        if isinstance(call, ModelMetadataRequest):
+            return metadata(8).changed(labels=self.labels)
+        if isinstance(call, ModelLoadRequest):
+            return None
+        self.asked.append(call)
+        request = call.request if isinstance(call, StreamInferRequest) else call
+        output = array_tensor("o", VALUES)
+        if isinstance(request, InferRequest) and request.outputs[0].classes:
+            if self._refusal is not None:
+                raise self._refusal
+            output = items_tensor("o", (2, 1), [b"theirs", b"too"])
+        reply = InferResponse(model=M, outputs=(output,))
+        return FakeStream([reply]) if isinstance(call, StreamInferRequest) else reply
+
+
+async def first(answer: Any) -> InferResponse:
+    """Return an answer, or the first of a stream."""
+    found = answer if isinstance(answer, InferResponse) else await anext(aiter(answer))
+    assert isinstance(found, InferResponse)
+    return found
+
+
+STREAM = StreamInferRequest(model=M, request=ASKED)
+BOTH = pytest.mark.parametrize("call", [ASKED, STREAM], ids=["one", "stream"])
+
+
+@BOTH
+async def test_a_target_that_computes_classes_is_asked(call: Any) -> None:
+    """Its own labels come with them."""
+    target = Target()
+    reply = await first(await Classify(target, ask_first=True)(call))
+    assert [b"theirs", b"too"] == as_items(reply.outputs[0])
+    assert [call] == target.asked
+
+
+@BOTH
+async def test_a_target_that_cannot_is_computed_for(call: Any) -> None:
+    """One that refuses before it has done anything gives its output as it is."""
+    target = Target(Unsupported("no classes in this dialect"))
+    reply = await first(await Classify(target, ask_first=True)(call))
+    assert [b"4.0:1", b"3.0:2", b"5.5:0", b"5.5:3"] == as_items(reply.outputs[0])
+    assert 2 == len(target.asked)
+
+
+async def test_a_targets_own_refusal_is_the_answer() -> None:
+    """What the server itself says of the whole request is not asked again."""
+    target = Target(Unsupported("decoupled", origin=Origin("c", "wire")))
+    with pytest.raises(Unsupported, match="decoupled"):
+        await Classify(target, ask_first=True)(ASKED)
+    assert [ASKED] == target.asked
+
+
+@pytest.mark.parametrize(
+    ("call", "labels"),
+    [
+        (ASKED, {"o": ("a", "b", "c", "d")}),
+        (ASKED.within(needs=frozenset({Need.BATCHING})), {}),
+    ],
+    ids=["labels", "numbers"],
+)
+async def test_classes_that_are_better_computed_here(call: InferRequest, labels: Any) -> None:
+    """With labels from YAML, and for protocols whose values are numbers and not six decimals."""
+    target = Target(labels=labels)
+    await Classify(target, ask_first=True)(call)
+    assert [0] == [asked.outputs[0].classes for asked in target.asked]
+
+
+async def test_values_have_all_their_digits() -> None:
+    """An FP32 value is written exactly: whoever prints fewer digits rounds it himself."""
+    values = np.array([[0.1, 123456792]], "<f4")
+    assert [b"123456792.0:1", b"0.10000000149011612:0"] == classes(
+        array_tensor("o", values), 2, 1, ()
+    )
+
+
+async def test_loading_makes_it_ask_anew() -> None:
+    """After a load the labels may be others."""
+    target = Target(labels={"o": ("old",) * 4})
+    classify = Classify(target)
+    await classify(ASKED)
+    target.labels = {"o": ("new",) * 4}
+    await classify(ModelLoadRequest(model=M))
+    reply = await classify(ASKED)
+    assert b"4.0:1:new" == as_items(reply.outputs[0])[0]

@@ -7,15 +7,20 @@ from typing import Any
 import pytest
 
 from gateway.ir.calls import (
+    LogSettingsRequest,
     ModelLoadRequest,
+    ModelStatisticsRequest,
     ModelUnloadRequest,
     SharedRegisterRequest,
     SharedStatusRequest,
     SharedUnregisterRequest,
+    TraceSettingRequest,
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import RegionExists, Unavailable
 from gateway.ir.metadata import SharedRegion
+from gateway.ir.statistics import ModelStatistics
+from gateway.routing.balance import Balance, Target
 from gateway.routing.endpoints import Endpoint, Endpoints
 from tests.fakes import ScriptedService
 
@@ -72,3 +77,33 @@ async def test_a_region_that_cannot_be_taken_back_is_no_other_error() -> None:
     good = ScriptedService(lambda _: None, Unavailable("gone now"))
     with pytest.raises(RegionExists):
         await upstream(good, ScriptedService(RegionExists("taken")))(REGISTER)
+
+
+SETTINGS: list[Any] = [
+    TraceSettingRequest(changes={"trace_level": ("OFF",)}),
+    LogSettingsRequest(changes={"log_info": False}),
+]
+
+
+@pytest.mark.parametrize("call", SETTINGS, ids=lambda call: type(call).__name__)
+async def test_settings_are_changed_everywhere(call: Any) -> None:
+    """The answer is the first server's."""
+    services = [ScriptedService(always=answer) for answer in ({"a": 1}, {"a": 2})]
+    assert {"a": 1} == await upstream(*services)(call)
+    assert [[call], [call]] == [service.calls for service in services]
+
+
+async def test_statistics_are_added_up() -> None:
+    """A model is as much used as at all of its servers together."""
+    used = ModelStatistics(name="m", inference_count=2)
+    services = [ScriptedService(always=(used,)) for _ in range(2)]
+    found = await upstream(*services)(ModelStatisticsRequest(model=M))
+    assert (ModelStatistics(name="m", inference_count=4),) == found
+
+
+async def test_every_target_of_a_route_is_asked() -> None:
+    """A model is loaded wherever its route may send an inference."""
+    services = [ScriptedService(always=lambda _: None) for _ in range(2)]
+    balance = Balance("r", [Target(f"t{n}", service) for n, service in enumerate(services)])
+    await balance(ModelLoadRequest(model=M))
+    assert [1, 1] == [len(service.calls) for service in services]

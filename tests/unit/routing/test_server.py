@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.calls import (
     InferRequest,
+    LogSettingsRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -179,3 +180,29 @@ async def test_models_of_a_lost_server_are_unavailable() -> None:
         late = await index.entries()
     assert (RepositoryEntry("a", "1", DOWN, "no answer within 0.01 s"),) == late
     assert ["refused", "no answer within 0.01 s"] == [entry["reason"] for entry in logs]
+
+
+async def test_a_forgotten_index_is_asked_for_again() -> None:
+    """A model that was loaded is listed at once, however long an answer holds."""
+    service = ScriptedService((ENTRY,), (ENTRY, RepositoryEntry("b", "1", READY)))
+    server = ServerAnswers(
+        ServerOptions(metadata=WHO, served=lambda name: name != "hidden"), [Index("up", service)]
+    )
+    listed = [await server(RepositoryIndexRequest()) for _ in range(2)]
+    server.forget()
+    listed.append(await server(RepositoryIndexRequest()))
+    assert [1, 1, 2] == [len(entries) for entries in listed]
+    assert (True, False) == (server.served("a"), server.served("hidden"))
+
+
+async def test_log_settings_are_told_where_they_can_be_had() -> None:
+    """The gateway's own log; a change is logged itself, with who made it."""
+    told = {"log_info": True}
+    server = ServerAnswers(ServerOptions(metadata=WHO, log=lambda changes: {**told, **changes}))
+    with capture_logs() as lines:
+        assert told == await server(LogSettingsRequest(own=True))
+        changed = await server(LogSettingsRequest(own=True, changes={"log_info": False}))
+    assert {"log_info": False} == changed
+    assert ["log settings changed"] == [line["event"] for line in lines]
+    with pytest.raises(Unsupported):
+        await ServerAnswers(ServerOptions(metadata=WHO))(LogSettingsRequest(own=True))

@@ -108,6 +108,11 @@ def output(name: str, **more: Any) -> Output:
             "1 raw contents for 3 tensors, some in shared memory",
         ),
         (
+            request(fp32("X", parameters=SHARED, contents=TYPED)),
+            InvalidTensor,
+            "'X' has contents and lies in shared memory",
+        ),
+        (
             request(fp32("X", parameters=NO_SIZE)),
             InvalidRequest,
             "input 'X' has shared_memory_byte_size None",
@@ -283,3 +288,10 @@ def test_outputs_in_shared_memory_have_no_data() -> None:
         view = memoryview(message.SerializeToString())
         _, tensors = InferReader(DEFAULT_LIMITS).response(view, {"A": place})
         assert (place, FLOATS) == (tensors[0].data, bytes(as_raw(tensors[1])))
+
+
+def test_inputs_beside_shared_memory_may_be_typed() -> None:
+    """Without raw contents the other inputs have their own."""
+    view = request(fp32("X", parameters=SHARED), fp32("Y", contents=TYPED))
+    _, tensors = InferReader(DEFAULT_LIMITS).request(view)
+    assert FLOATS == bytes(as_raw(tensors[1]))
