@@ -28,8 +28,9 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode
-from gateway.ir.metadata import ModelMetadata, ServerMetadata
+from gateway.ir.metadata import ModelConfiguration, ModelMetadata, ServerMetadata
 from tests.cases.oip_options import EVERYTHING
+from tests.properties.extensions import EXTENSIONS
 from tests.properties.registered import REGISTERED, Registered
 
 INT64_MAX, UINT64_MAX = (1 << 63) - 1, (1 << 64) - 1
@@ -197,9 +198,11 @@ _OIP_GRPC_ERRORS = {
 
 
 def _oip_kept(reply: Any) -> Any:
-    """A listener adds the extensions that it serves itself."""
+    """A listener adds the extensions that it serves itself, and a model's defaults."""
     if isinstance(reply, ServerMetadata):
         return ServerMetadata(reply.name, reply.version)
+    if isinstance(reply, ModelConfiguration):  # every default is written out
+        return reply.document["name"], reply.max_batch_size
     return reply
 
 
@@ -234,9 +237,10 @@ _NO_DOUBLES: dict[str, Any] = {
 _NO_INDEX = QUESTIONS - {RepositoryIndexRequest}
 
 _OIP = (
-    _oip_http("triton", largest=INT64_MAX, priority=INT64_MAX),
+    _oip_http("triton", largest=INT64_MAX, priority=INT64_MAX, questions=QUESTIONS | EXTENSIONS),
     _oip_http(
         "gateway",
+        questions=QUESTIONS | EXTENSIONS,
         listener={**EVERYTHING, "not_ready_status": 409},
         errors={
             code: neighbour
@@ -260,8 +264,8 @@ _OIP = (
         "kserve", text=True, versions=False, needs_id=True, ready_only=False, index_names=True
     ),
     _oip_http("ovms", ready_only=False, index_names=True),
-    _oip_grpc("triton"),
-    _oip_grpc("gateway"),
+    _oip_grpc("triton", questions=QUESTIONS | EXTENSIONS),
+    _oip_grpc("gateway", questions=QUESTIONS | EXTENSIONS),
     _oip_grpc("mlserver", **_NO_DOUBLES),
     _oip_grpc("kserve", questions=_NO_INDEX, versions=False, needs_id=True, **_NO_DOUBLES),
     _oip_grpc("ovms", questions=_NO_INDEX, **_NO_DOUBLES),

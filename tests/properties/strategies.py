@@ -32,6 +32,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
 from tests.properties.carries import Carries
+from tests.properties.extensions import EXTENSIONS, extension_calls, extension_replies
 
 INT64_MIN = -(1 << 63)
 
@@ -222,7 +223,9 @@ def calls(carries: Carries) -> SearchStrategy[Call[Any]]:
     """Draw any question that is asked and answered alike."""
     drawn: list[SearchStrategy[Any]] = []
     for kind in sorted(carries.questions, key=lambda one: one.__name__):
-        if kind is InferRequest:
+        if kind in EXTENSIONS:
+            drawn.append(extension_calls(kind, MODEL_NAMES, VERSIONS))
+        elif kind is InferRequest:
             drawn.append(inferences(carries))
         elif kind in (ModelReadyRequest, ModelMetadataRequest):
             drawn.append(st.builds(kind, model=models(carries)))
@@ -236,6 +239,8 @@ def calls(carries: Carries) -> SearchStrategy[Call[Any]]:
 
 def replies(carries: Carries, call: Call[Any]) -> SearchStrategy[Any]:
     """Draw an answer to *call*."""
+    if type(call) in EXTENSIONS:
+        return extension_replies(call)
     if isinstance(call, InferRequest):
         return responses(carries, call)
     if isinstance(call, ModelMetadataRequest):

@@ -26,7 +26,7 @@ from gateway.ir.calls import (
     TraceSettings,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamError
+from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, grpc_shared, model_config, statistics
 from gateway.protocols.oip.errors import clip
@@ -140,13 +140,17 @@ def _unloaded(call: ModelUnloadRequest, _reply: None) -> Message:
 def _read_loaded(call: ModelLoadRequest, view: memoryview, _limits: MessageLimits) -> None:
     message = parse(view, pb.RepositoryModelLoadResponse)
     if message.model_name and not message.loaded:
-        raise UpstreamError(f"the server has not loaded {str(call.model)!r}", model=call.model)
+        raise UpstreamProtocolError(
+            f"the server has not loaded {str(call.model)!r}", model=call.model
+        )
 
 
 def _read_unloaded(call: ModelUnloadRequest, view: memoryview, _limits: MessageLimits) -> None:
     message = parse(view, pb.RepositoryModelUnloadResponse)
     if message.model_name and not message.unloaded:
-        raise UpstreamError(f"the server has not unloaded {str(call.model)!r}", model=call.model)
+        raise UpstreamProtocolError(
+            f"the server has not unloaded {str(call.model)!r}", model=call.model
+        )
 
 
 def _set(parameter: pb.ModelRepositoryParameter, value: bool | int | str | bytes) -> None:

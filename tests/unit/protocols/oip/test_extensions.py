@@ -28,7 +28,7 @@ from gateway.ir.errors import (
     RegionNotFound,
     TooLarge,
     Unsupported,
-    UpstreamError,
+    UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelConfiguration, SharedRegion
@@ -329,7 +329,7 @@ def test_kserve_says_whether_it_is_done(call: Call[Any]) -> None:
     codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": "kserve"})
     codec.decode_reply(call, GrpcResponse((b"",)))
     codec.decode_reply(call, GrpcResponse((b"\x0a\x01m\x10\x01",)))
-    with pytest.raises(UpstreamError, match="has not"):
+    with pytest.raises(UpstreamProtocolError, match="has not"):
         codec.decode_reply(call, GrpcResponse((b"\x0a\x01m",)))
 
 
