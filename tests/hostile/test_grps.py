@@ -256,6 +256,70 @@ def test_a_body_in_crumbs_is_one_body(patient: Patient) -> None:
     assert 200 == judged(asked(patient, chunked(*crumbs, b"0\r\n\r\n", fields=(JSON,), path=PATH)))
 
 
+SCORE = {"rows": [{"values": [9]}, {"values": [1, 2]}], "who": "me"}
+BODIES = {
+    "empty": b"",
+    "list": b"[]",
+    "nothing": b"{}",
+    "rows-empty": b'{"rows": []}',
+    "rows-object": b'{"rows": {"-1": {"values": [1]}}}',
+    "rows-text": b'{"rows": "values"}',
+    "values-null": b'{"rows": [{"values": null}]}',
+    "values-text": b'{"rows": [{"values": ["one"]}]}',
+    "values-object": b'{"rows": [{"values": [{"a": 1}]}]}',
+    "values-float": b'{"rows": [{"values": [1.5]}]}',
+    "values-huge": b'{"rows": [{"values": [9223372036854775807]}]}',
+    "values-ragged": b'{"rows": [{"values": [[1], 2]}]}',
+    "values-deep": b'{"rows": [{"values": ' + b"[" * DEEP + b"]" * DEEP + b"}]}",
+    "values-rank-60": b'{"rows": [{"values": ' + b"[" * 40 + b"1" + b"]" * 40 + b"}]}",
+    "who-list": json.dumps({**SCORE, "who": [1]}).encode(),
+    "who-deep": json.dumps({**SCORE, "who": {"a": {}}}).encode(),
+    "key-twice": b'{"rows": [], "rows": [{"values": [1]}]}',
+    "stream-text": json.dumps({**SCORE, "stream": "true", "who": {}}).encode(),
+    "many-values": json.dumps({"rows": [{"values": [1] * 300_000}]}).encode() * 2,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_customised_routes_refuse_what_is_wrong(patient: Patient, name: str) -> None:
+    """In the route's own words, with the code as HTTP status."""
+    answer = asked(patient, post(BODIES[name], JSON, path="/v1/score"))
+    assert answer.status in (400, 413), answer
+    assert answer.status == answer.json["code"]
+    check_text(answer.json["error"])
+
+
+def test_customised_routes_put_nothing_into_templates_twice(patient: Patient) -> None:
+    """What a client sends is not looked at for names to fill in."""
+    for body, path, kind in (
+        (json.dumps(SCORE).encode(), "/v1/score", JSON),
+        (
+            b"text=%24%7BOUTPUT0%7D%22%5D",
+            "/v1/form",
+            "Content-Type: application/x-www-form-urlencoded",
+        ),
+    ):
+        answer = asked(patient, post(body, kind, path=path))
+        assert 200 == answer.status, answer
+        assert answer.json in (
+            {"values": [1, 2], "who": "said [1, 2]"},
+            {"text": '${OUTPUT0}"]'},
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_customised_bodies(patient: Patient, seed: int) -> None:
+    """Bytes or members changed: answered, or the client's fault."""
+    chance = random.Random(seed)  # noqa: S311  # the same damage each time
+    for _ in range(40):
+        for body in (
+            damaged(json.dumps(SCORE).encode(), chance),
+            json.dumps(altered(SCORE, chance)).encode(),
+        ):
+            answer = asked(patient, post(body, JSON, path="/v1/score"))
+            assert answer.status in (200, 400, 413), (answer, body)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_documents(patient: Patient, seed: int) -> None:
     """Bytes of the JSON changed, or its members exchanged: answered, or the client's fault."""
