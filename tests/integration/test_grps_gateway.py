@@ -25,6 +25,7 @@ BEHIND = (
 version: 1
 listeners:
   - {http: "127.0.0.1:0", grpc: "127.0.0.1:0"}
+  - {name: native, grpc: "127.0.0.1:0", transport: native}
   - name: own
     http: 127.0.0.1:0
     grpc: 127.0.0.1:0
@@ -251,6 +252,22 @@ def test_who_leaves_a_stream_stops_the_model(
             answers.cancel()
             assert stopped_at(path)
     assert stopped_at(path) - left < 0.1
+
+
+def test_the_native_transport_streams_alike(behind: Running, tmp_path: Path) -> None:
+    """Answers, the error in the middle, and the end of a model that nobody listens to."""
+    path = tmp_path / "stopped"
+    with Channel(behind.addresses["native.grpc"]) as channel:
+        words = [answer.str_data for answer in channel.stream(str_data="a b c", model="speak")]
+        assert ["a", " b", " c"] == words
+        assert [] == list(channel.stream(str_data="x", model="mute"))
+        *said, failed = channel.stream(str_data="x", model="breaks")
+        assert (2, 500) == (len(said), failed.status.code)
+        answers = channel.stream(str_data=str(path), model="silent")
+        next(answers)
+        left = time.monotonic()
+        answers.cancel()
+        assert stopped_at(path) - left < 0.1
 
 
 def test_a_slow_reader_holds_the_model_back(place: tuple[Running, str], tmp_path: Path) -> None:
