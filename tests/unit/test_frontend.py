@@ -284,3 +284,31 @@ async def test_a_codec_may_have_words_for_an_error_after_an_answer() -> None:
     """Before the first answer an error is said as always."""
     assert ["item 1", "late lost"] == await wordy(response("1"), NotFound("lost"))
     assert ["not_found: lost"] == await wordy(NotFound("lost"))
+
+
+def failed(*, final: bool = False) -> InferResponse:
+    return InferResponse(model=ModelRef("m"), outputs=(), final=final, error=NotFound("lost"))
+
+
+async def test_an_answer_that_is_an_error_ends_a_stream_that_cannot_go_on() -> None:
+    """In a protocol without words for it, and where the first answer decides what the stream is."""
+    stream = FakeStream([response("1"), failed(), response("2")])
+    assert ["item 1", "not_found: lost"] == await answers(ScriptedService(stream), "stream")
+    assert 1 == stream.closed
+    assert ["not_found: lost"] == await wordy(failed(), response("2"))
+
+
+async def test_an_answer_that_is_an_error_is_one_among_others() -> None:
+    """Where the protocol has words for it, the stream goes on."""
+    assert ["item 1", "item ", "item 2"] == await wordy(response("1"), failed(), response("2"))
+
+
+async def test_refuses_a_message_with_its_call() -> None:
+    """A transport that refuses what it has read is answered by the codec that knows the call."""
+    refused: list[str] = []
+    frontend: Frontend[str, str] = Frontend(
+        TextCodec(), ScriptedService(), refused=lambda _name, error: refused.append(error.message)
+    )
+    for wire in ("live", "?", "bug"):
+        assert "overloaded: full" == frontend.refuse_wire(wire, Overloaded("full"))
+    assert ["full"] * 3 == refused

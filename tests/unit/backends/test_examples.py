@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.backends.base import Job
+from gateway.backends.examples import SequenceSum
 from gateway.backends.python import PythonBackend
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, UpstreamError
@@ -138,3 +140,36 @@ async def test_params_echo_gives_the_parameters_back() -> None:
     reply = await ask("params_echo", given, parameters={"b": True, "a": 1.5, "c": "x", "d": 3})
     assert [[b'{"a": 1.5, "b": true, "c": "x", "d": 3}']] == values(reply)
     assert {"echo_a": 1.5, "echo_b": True, "echo_c": "x", "echo_d": 3} == reply.parameters
+
+
+async def test_sequence_sum_remembers_each_sequence_until_its_end() -> None:
+    """Numbers and texts are ids; what was not begun, or has ended, is refused."""
+    model = PythonBackend("m", "gateway.backends.examples:SequenceSum")
+    await model.start()
+
+    async def add(value: int, sequence: Sequence | None) -> Any:
+        given = array_tensor("INPUT", np.array([[value]], np.int32))
+        call = InferRequest(model=ModelRef("m"), inputs=(given,), sequence=sequence)
+        return values(await model(call))[0][0][0]
+
+    assert 5 == await add(5, Sequence(1, start=True))
+    assert 2 == await add(2, Sequence("1", start=True))
+    assert 8 == await add(3, Sequence(1))
+    assert 1 == await add(1, Sequence(1, start=True, end=True))
+    with pytest.raises(InvalidRequest, match="sequence 1 was not begun with sequence_start"):
+        await add(1, Sequence(1))
+    assert 6 == await add(4, Sequence("1", end=True))
+    with pytest.raises(InvalidRequest, match="asked within sequences"):
+        await add(1, None)
+    await model.stop()
+
+
+async def test_sequence_sum_forgets_the_sequence_begun_first() -> None:
+    """What is remembered is bounded, for clients that never end theirs."""
+    total = SequenceSum()
+    one = {"INPUT": np.array([[1]], np.int32)}
+    for number in range(1, 1002):
+        total(one, Job(ModelRef("m"), sequence=Sequence(number, start=True)))
+    with pytest.raises(InvalidRequest):
+        total(one, Job(ModelRef("m"), sequence=Sequence(1)))
+    assert [[2]] == total(one, Job(ModelRef("m"), sequence=Sequence(2)))["OUTPUT"].tolist()

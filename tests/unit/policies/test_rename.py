@@ -211,3 +211,20 @@ async def test_configuration_is_under_the_callers_names() -> None:
         "output": [{"name": "b"}],
     } == found.document
     assert [ModelRef("inner")] == [call.model for call in service.calls]
+
+
+async def test_members_are_renamed_as_inputs_are() -> None:
+    """What may be an input has the target's name for it; what is none keeps its own."""
+    service = ScriptedService(reply())
+    call = InferRequest(model=PUBLIC, members={"a": "x", "temperature": 0.5})
+    await renaming(service)(call)
+    assert [InferRequest(model=ModelRef("inner"), members={"b": "x", "temperature": 0.5})] == (
+        service.calls
+    )
+
+
+async def test_a_member_may_not_become_an_input_that_is_there() -> None:
+    """After renaming every name is still one input."""
+    call = request("c", members={"a": 1})
+    with pytest.raises(InvalidRequest, match="input 'c' is there twice"):
+        await renaming(ScriptedService(), inputs={"a": "c"})(call)

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.data import RawData
 from gateway.ir.errors import (
     Decoupled,
     GatewayError,
@@ -20,6 +21,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.http import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.oip_http import X_JSON, X_RAW, M, X
@@ -252,3 +254,20 @@ def test_servers_say_that_a_model_is_decoupled(status: int, text: str) -> None:
     wire = HttpResponse(status, body=(json.dumps({"error": text}).encode(),))
     with pytest.raises(Decoupled):
         MLSERVER.decode_reply(CALL.request, wire)
+
+
+def test_an_output_of_unknown_form_cannot_be_generated() -> None:
+    """The error names the output, and another way to ask."""
+    call = generate({"text": "t"})
+    unknown = Tensor("y", None, None, RawData(memoryview(b"")))
+    with pytest.raises(Unsupported, match="output 'y' has no datatype or shape: ask with `infer`"):
+        LISTENER.encode_reply(call, InferResponse(model=M, outputs=(unknown,)))
+
+
+def test_parameters_of_an_answer_are_members_of_it() -> None:
+    """As Triton has it; outputs go before them."""
+    call = generate({"text": "t"})
+    reply = InferResponse(model=M, outputs=(X,), parameters={"finish": "stop", X.name: 1})
+    document = json.loads(bytes(LISTENER.encode_reply(call, reply).view))
+    assert {"model_name": "m", "model_version": "", "finish": "stop"}.items() <= document.items()
+    assert document[X.name] == X_JSON["data"]
