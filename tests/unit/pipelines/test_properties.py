@@ -1,0 +1,113 @@
+"""Any graph of sums and differences gives what numpy gives, in whatever order its steps end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ir.calls import Call, InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensor import RequestedOutput, array_tensor
+from gateway.pipelines.graph import REQUEST, Graph, Source, Step
+from gateway.pipelines.knowledge import Knowledge
+from gateway.pipelines.pipeline import Pipeline
+
+R = TypeVar("R")
+
+A, B = np.array([1, -2, 3], np.int64), np.array([5, 7, -11], np.int64)
+GIVEN = {Source(REQUEST, "a"): A, Source(REQUEST, "b"): B}
+
+
+def _pair(first: str, second: str) -> tuple[TensorMetadata, TensorMetadata]:
+    return (
+        TensorMetadata(first, Datatype.INT64, (-1,)),
+        TensorMetadata(second, Datatype.INT64, (-1,)),
+    )
+
+
+METADATA = ModelMetadata(name="m", inputs=_pair("l", "r"), outputs=_pair("sum", "difference"))
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Graph, tuple[str, ...]]:
+    """Return a graph, in which steps stand in any order, and some of its outputs."""
+    sources = list(GIVEN)
+    steps: list[Step] = []
+    for number in range(draw(st.integers(1, 7))):
+        name = f"s{number}"
+        inputs = {key: draw(st.sampled_from(sources)) for key in ("l", "r")}
+        steps.append(Step(name, ModelRef("m"), inputs))
+        sources += [Source(name, "sum"), Source(name, "difference")]
+    chosen = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=4))
+    used = {source.step for step in steps for source in step.inputs.values()}
+    used |= {source.step for source in chosen}
+    chosen += [Source(step.name, "sum") for step in steps if step.name not in used]
+    outputs = {f"o{number}": source for number, source in enumerate(chosen)}
+    wanted = draw(st.lists(st.sampled_from(sorted(outputs)), unique=True))
+    return Graph("p", "1", draw(st.permutations(steps)), outputs), tuple(wanted)
+
+
+class Sums:
+    """Adds and subtracts, after as many turns of the loop as it is told."""
+
+    def __init__(self, turns: list[int]) -> None:
+        self._turns = turns
+        self.asked = 0
+
+    async def __call__(self, call: Call[R], /) -> R:
+        if isinstance(call, ModelMetadataRequest):
+            return cast("R", METADATA)
+        assert isinstance(call, InferRequest)
+        assert call.model is not None
+        turns = self._turns[self.asked % len(self._turns)]
+        self.asked += 1
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        left, right = (as_numpy(tensor) for tensor in call.inputs)
+        made = {"sum": left + right, "difference": left - right}
+        outputs = tuple(array_tensor(one.name, made[one.name]) for one in call.outputs)
+        return cast("R", InferResponse(model=call.model, outputs=outputs))
+
+
+def numpys(graph: Graph, source: Source) -> Any:
+    """Return what *source* is, by numpy alone."""
+    if source.step == REQUEST:
+        return GIVEN[source]
+    step = next(one for one in graph.steps if one.name == source.step)
+    left, right = (numpys(graph, step.inputs[key]) for key in ("l", "r"))
+    return left + right if source.tensor == "sum" else left - right
+
+
+@given(graphs(), st.lists(st.integers(0, 5), min_size=1, max_size=7))
+def test_any_graph_gives_numpys_result(
+    given_: tuple[Graph, tuple[str, ...]], turns: list[int]
+) -> None:
+    """Each output is right, each step that is needed is asked once, and no other."""
+    graph, wanted = given_
+    inner = Sums(turns)
+
+    async def ask() -> InferResponse:
+        pipeline = Pipeline(graph, inner, Knowledge(graph, inner))
+        own = {"a": A, "b": B}
+        return await pipeline(
+            InferRequest(
+                model=ModelRef("p"),
+                inputs=tuple(array_tensor(name, own[name]) for name in graph.inputs),
+                outputs=tuple(RequestedOutput(name) for name in wanted),
+            )
+        )
+
+    reply = asyncio.run(ask())
+    names = [name for name in graph.outputs if name in (wanted or graph.outputs)]
+    assert names == [tensor.name for tensor in reply.outputs]
+    for tensor in reply.outputs:
+        expected = numpys(graph, graph.outputs[tensor.name])
+        assert expected.tolist() == as_numpy(tensor).tolist()
+    assert len(graph.needed(tuple(names))) == inner.asked
