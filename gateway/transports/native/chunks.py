@@ -14,8 +14,16 @@ from typing import Final
 
 from gateway.ir.errors import MalformedMessage
 
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e\x80-\xff]*)?", re.ASCII)
-_FIELD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*", re.ASCII)
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_SIZE: Final = re.compile(
+    rb"([0-9A-Fa-f]{1,15})(;"
+    + _TOKEN
+    + rb"(=("
+    + _TOKEN
+    + rb'|"[\t\x20-\x21\x23-\x5b\x5d-\x7e]*"))?)*',
+    re.ASCII,
+)
+_FIELD: Final = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*", re.ASCII)
 _LINE_BYTES: Final = 4096
 _TRAILER_BYTES: Final = 16 * 1024
 _HEX: Final = 16

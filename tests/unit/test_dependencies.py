@@ -1,0 +1,48 @@
+"""The lowest versions a plain install accepts are those whose known weaknesses are mended."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+# Advisories are on the reliability page, section 2. A higher bound is as good.
+LOWEST = {
+    "aiohttp": "3.14.5",
+    "grpcio": "1.84",
+    "protobuf": "5.29.6",
+    "httptools": "0.7",
+    "hpack": "4",
+    "pyyaml": "6.0.1",
+}
+BROKEN = {"protobuf": ("6.30.*", "6.31.*", "6.32.*", "6.33.0", "6.33.4")}
+
+
+def required() -> dict[str, str]:
+    """Return the version specifiers of the direct dependencies, by name."""
+    wanted = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    found = (re.match(r"([A-Za-z0-9_.-]+)\s*([^;]*)", each) for each in wanted)
+    return {match[1].lower(): match[2].strip() for match in found if match is not None}
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+@pytest.mark.parametrize("name", LOWEST)
+def test_lowest_version_has_no_known_weakness(name: str) -> None:
+    """What is accepted begins at a version that is mended, or later."""
+    bounds = re.findall(r">=([0-9.]+)", required()[name])
+    assert len(bounds) == 1
+    assert number(bounds[0]) >= number(LOWEST[name])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_versions_between_that_are_not_mended_are_left_out(name: str) -> None:
+    """Later lines that were mended later are excluded up to their own mending."""
+    excluded = re.findall(r"!=([0-9.*]+)", required()[name])
+    assert set(BROKEN[name]) <= set(excluded)
