@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse
+from gateway.ir.calls import CONTROLS, Call, InferRequest
 from gateway.ir.context import ModelRef
 from gateway.policies.known import Known
-from gateway.policies.stand_ins import in_order
 from gateway.service import Service
 
 R = TypeVar("R")
@@ -19,7 +18,8 @@ R = TypeVar("R")
 class Alike:
     """Lets a request for each of a model's outputs by name be one for all of them.
 
-    The answer has them in the order that was asked for.
+    The answer has them in the target's own order, as Triton and models in the gateway have them
+    however they are asked; `Complete`, outside, gives the caller's where its protocol has one.
 
     Args:
         inner: Answers.
@@ -32,21 +32,15 @@ class Alike:
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*."""
-        if isinstance(call, InferRequest) and call.outputs:
+        if isinstance(call, InferRequest):
+            asks_all = call.outputs and await self._asks_all(call)
             # The answer to an InferRequest is an InferResponse, which is its R.
-            return cast("R", await self._infer(call))
+            return cast("R", await self._inner(call.changed(outputs=()) if asks_all else call))
         try:
             return await self._inner(call)
         finally:
             if type(call) in CONTROLS:
                 self._known.forget(call.model)
-
-    async def _infer(self, call: InferRequest) -> InferResponse:
-        if not await self._asks_all(call):
-            return await self._inner(call)
-        reply = await self._inner(call.changed(outputs=()))
-        outputs = in_order(reply.outputs, [output.name for output in call.outputs])
-        return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 
     async def _asks_all(self, call: InferRequest) -> bool:
         for output in call.outputs:

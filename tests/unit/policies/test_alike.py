@@ -47,11 +47,10 @@ def made(metadata: Any = METADATA) -> tuple[Alike, ScriptedService, ScriptedServ
 
 
 async def test_every_output_by_name_is_all_of_them() -> None:
-    """The target is asked for all; the answer has the order that was asked for."""
+    """In any order; the answer is the target's own."""
     alike, target, _ = made()
     assert REPLY is await alike(ask("y", "z"))
-    found = await alike(ask("z", "y"))
-    assert ["z", "y"] == [tensor.name for tensor in found.outputs]
+    assert REPLY is await alike(ask("z", "y"))
     assert [ask(), ask()] == target.calls
 
 
