@@ -47,8 +47,5 @@ class Alike:
             if output.classes or output.parameters or output.shared is not None:
                 return False
         metadata = await self._known(call.model or ModelRef(""))
-        if metadata is None:
-            return False
-        return {output.name for output in call.outputs} == {
-            known.name for known in metadata.outputs
-        }
+        declared = () if metadata is None else metadata.outputs
+        return {output.name for output in call.outputs} == {output.name for output in declared}

@@ -79,6 +79,14 @@ async def test_a_model_that_does_not_tell() -> None:
     assert ask("y", "z") == target.calls[0]
 
 
+async def test_a_model_without_a_name() -> None:
+    """The target that is asked for no model in particular is asked about none."""
+    alike, target, told = made()
+    assert REPLY is await alike(ask("y", "z").changed(model=None))
+    assert ModelRef("") == told.calls[0].model
+    assert () == target.calls[0].outputs  # type: ignore[attr-defined]  # an inference
+
+
 async def test_who_asks_for_no_output_costs_nothing() -> None:
     """No question is asked where there is nothing to compare, nor for streams and the rest."""
     alike, target, told = made()

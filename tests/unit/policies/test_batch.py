@@ -546,12 +546,15 @@ async def test_leaving_while_halves_are_asked() -> None:
     assert [asyncio.CancelledError, [20]] == await outcomes(tasks)
 
 
-async def test_all_leave_while_halves_are_asked() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_all_leave_while_halves_are_asked(at_once: bool) -> None:
     """Nothing more is sent, and the place is given back."""
     bench = Bench(InvalidRequest("no"), max_batch_size=2)
     tasks = await bench.start(ask(1), ask(2))
     for task in reversed(tasks):
         task.cancel()
+        if not at_once:
+            await settle()
     await settle()
     assert [[1, 2], [1]] == bench.sent
     (task,) = await bench.start(ask(3))
