@@ -58,6 +58,7 @@ class ServerConnection(H2Protocol):
         self._reading_since: float | None = None
         self._ticked = self._born
         self._leaving_since: float | None = None
+        self._grace_s: float | None = None
         self._final = False
         self._ended = False
         self.core = Http2(
@@ -153,10 +154,11 @@ class ServerConnection(H2Protocol):
             if self._final:
                 self._loop.call_soon(self._close_if_idle)
 
-    def leave(self) -> None:
-        """Take no new calls, and close after the last; harmless the second time."""
+    def leave(self, grace_s: float | None = None) -> None:
+        """Take no new calls, and close after the last, or after *grace_s*; harmless again."""
         if self._leaving_since is None:
             self._leaving_since = monotonic()
+            self._grace_s = grace_s
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls on their way when GOAWAY left are still taken.
@@ -199,7 +201,7 @@ class ServerConnection(H2Protocol):
         if now - self._born > self._age_s or (
             not self.core.streams and now - self._idle_since > limits.keepalive_s
         ):
-            self.leave()
+            self.leave(_AGE_GRACE_S)
 
     def _too_slow(self, now: float) -> bool:
         limits = self._limits
@@ -207,11 +209,12 @@ class ServerConnection(H2Protocol):
             self._reading_since = None
         elif self._reading_since is None:
             self._reading_since = now
-        stuck, reading, leaving = self.stuck_since, self._reading_since, self._leaving_since
+        stuck, reading = self.stuck_since, self._reading_since
+        leaving, grace = self._leaving_since, self._grace_s
         return (
             (stuck is not None and now - stuck > limits.write_idle_timeout_s)
             or (reading is not None and now - reading > limits.header_timeout_s)
-            or (leaving is not None and now - leaving > _AGE_GRACE_S)
+            or (leaving is not None and grace is not None and now - leaving > grace)
         )
 
     def _leave_now(self) -> None:

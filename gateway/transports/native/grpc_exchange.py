@@ -178,6 +178,7 @@ class Exchange:
                 self.abandon()
                 raise self._broken("two answers where one was asked for")
             message = found
+            self._widen()  # for the end to come, or what should not
         end = self._ended()
         if end.status is not GrpcStatus.OK:
             return end

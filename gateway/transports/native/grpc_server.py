@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakSet
 
+from gateway.ir.copying import copied
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import Budget, GrpcMount, ServerLimits
@@ -26,6 +27,7 @@ from gateway.transports.unix_socket import PREFIX, UnixSocket
 from gateway.wheel import Wheel
 
 _UNBOUNDED: Final = 1 << 62
+_EXTRA_MESSAGE_BYTES: Final = 64 * 1024
 _BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 0.5
 _QUIET_S: Final = 0.25
@@ -75,8 +77,11 @@ class GrpcServer:
         self._wheel = Wheel()
         self._methods: dict[str, Method] = {}
         unbounded = Budget(_UNBOUNDED)
-        self._mount(extras, Admission(unbounded, limits, places=_UNBOUNDED), unbounded)
-        self._mount(mounts, self._admission, budget)
+        free = Admission(unbounded, limits, places=_UNBOUNDED)
+        # They are counted nowhere, so they are short.
+        short = copied(limits, {"message_bytes": min(limits.message_bytes, _EXTRA_MESSAGE_BYTES)})
+        self._mount(extras, free, unbounded, short)
+        self._mount(mounts, self._admission, budget, limits)
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
         # Some are accepted and not yet connections; those that never will be leave by themselves.
         self._connections: WeakSet[ServerConnection] = WeakSet()
@@ -173,11 +178,17 @@ class GrpcServer:
         if self._socket is not None:
             self._socket.remove()
 
-    def _mount(self, mounts: Sequence[GrpcMount], admission: Admission, budget: Budget) -> None:
+    def _mount(
+        self,
+        mounts: Sequence[GrpcMount],
+        admission: Admission,
+        budget: Budget,
+        limits: ServerLimits,
+    ) -> None:
         for mount in reversed(mounts):
             for path, kind in mount.methods.items():
                 self._methods[path] = Method(
-                    path, kind, mount.frontend, admission, budget, self._limits, self._wheel
+                    path, kind, mount.frontend, admission, budget, limits, self._wheel
                 )
 
     def _tasks(self) -> list[asyncio.Task[None]]:

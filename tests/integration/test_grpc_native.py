@@ -1,0 +1,452 @@
+"""What the native make of gRPC does beside the reference make: patience, counts, and odd peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from gateway.ir.errors import GatewayError, NotSent, Unavailable, UpstreamProtocolError
+from gateway.transports.base import Budget, ClientLimits, GrpcMount, ServerLimits
+from gateway.transports.grpc_health import Health
+from gateway.transports.native import http2_frames as frames
+from gateway.transports.native.grpc_heads import RESPONSE_HEAD, only_block, trailers_block
+from gateway.transports.native.grpc_server import GrpcServer
+from gateway.transports.native.header_blocks import literal
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from tests.integration.grpc_echo import (
+    MAKES,
+    METHODS,
+    MIB,
+    STREAM,
+    UNARY,
+    Answers,
+    Slow,
+    ask,
+    calling,
+    echo,
+    only_quiet,
+)
+from tests.integration.test_grpc_hostile import MESSAGE, PREFACE, call
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever peers do may not write to stderr or log a warning."""
+    yield
+    only_quiet(capfd, caplog)
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are of the native make."""
+    monkeypatch.setattr(MAKES, "client", "native")
+
+
+@asynccontextmanager
+async def served(
+    frontend: Any, *, refused: list[GatewayError] | None = None, **limits: Any
+) -> AsyncIterator[GrpcServer]:
+    """Run a native server with *limits*."""
+    told = [] if refused is None else refused
+    server = GrpcServer(
+        "127.0.0.1:0",
+        (GrpcMount(METHODS, frontend),),
+        ServerLimits(**limits),
+        Budget(512 * MIB),
+        refused=told.append,
+        extras=(Health(_serving).mount,),
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def _serving(_service: str) -> bool:
+    return True
+
+
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = address.rsplit(":", 1)
+    return await asyncio.open_connection(host, int(port))
+
+
+async def said(address: str, data: bytes) -> bytes:
+    """Send *data* and return all that comes until the server closes."""
+    reader, writer = await connected(address)
+    try:
+        writer.write(data)
+        received = b""
+        async with asyncio.timeout(5):
+            try:
+                while piece := await reader.read(65_536):
+                    received += piece
+            except ConnectionResetError:
+                pass
+        return received
+    finally:
+        writer.close()
+
+
+# -- patience and counts of the server
+
+
+@pytest.mark.parametrize("data", [b"", b"PRI * HT", frames.PREFACE, PREFACE + b"\0\0\x20\1"])
+async def test_half_a_beginning_is_not_waited_for(data: bytes) -> None:
+    """A preface, SETTINGS or a header block that does not come whole costs `header_timeout`."""
+    async with served(Answers(echo), header_timeout_s=0.1) as server:
+        began = monotonic()
+        await said(server.address, data)
+        assert 0.1 <= monotonic() - began < 2
+
+
+async def test_idle_connection_is_closed_in_good_form() -> None:
+    """After `keepalive` without a call the client is told to go, and the connection ends."""
+    async with served(Answers(echo), keepalive_s=0.1) as server:
+        assert frames.goaway(0, 0) in await said(server.address, PREFACE)
+
+
+async def test_old_connections_are_replaced_without_loss() -> None:
+    """Calls go on while the server sends connections away for their age."""
+    async with served(Answers(echo), connection_age_s=0.05) as server, calling(server) as client:
+        end = monotonic() + 0.6
+        while monotonic() < end:
+            assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
+
+
+async def test_connections_are_counted() -> None:
+    """One more than an address may have is closed at once and told of; later there is room."""
+    refused: list[GatewayError] = []
+    async with served(Answers(echo), refused=refused, connections_per_address=1) as server:
+        reader, writer = await connected(server.address)
+        await reader.read(1)
+        assert b"" == await said(server.address, PREFACE)
+        writer.close()
+        async with asyncio.timeout(5), calling(server) as client:
+            answer = None
+            while answer is None:
+                with suppress(Unavailable):
+                    answer = await client.send(ask(), deadline=None)
+                await asyncio.sleep(0.01)
+    assert GrpcStatus.OK is answer.status
+    assert "connections_per_address" == refused[0].limit
+
+
+async def test_reader_that_never_reads_loses_its_stream() -> None:
+    """A window that stays shut frees the place of its call after `write_idle_timeout`."""
+    limits: dict[str, Any] = {
+        "requests_in_flight": 1,
+        "queue_wait_s": 5.0,
+        "write_idle_timeout_s": 0.15,
+    }
+    async with served(Answers(echo), **limits) as server, calling(server) as client:
+        reader, writer = await connected(server.address)
+        writer.write(PREFACE + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)]))
+        writer.write(call() + MESSAGE)
+        received = b""
+        while b"grpc" not in received:
+            received += await reader.read(65_536)
+        began = monotonic()
+        assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
+        assert 0.05 < monotonic() - began < 2
+        async with asyncio.timeout(5):
+            while frames.reset(1, frames.CANCEL) not in received:
+                received += await reader.read(65_536)
+        writer.close()
+
+
+async def test_slow_message_is_given_up_by_its_rate() -> None:
+    """A message that drips has its status once it is below the least rate."""
+    data = PREFACE + call() + frames.frame(frames.DATA, 0, 1, b"\0\0\0\xff\xffx")
+    limits: dict[str, Any] = {"body_min_rate_grace_s": 0.1, "keepalive_s": 0.1}
+    async with served(Answers(echo), **limits) as server:
+        received = await said(server.address, data)
+    assert b"grpc-status\x014" in received
+    assert b"at 1024 bytes per second" in received
+
+
+async def test_broken_framing_is_told_of() -> None:
+    """The peer learns in GOAWAY what was wrong, and the metrics that something was."""
+    refused: list[GatewayError] = []
+    async with served(Answers(echo), refused=refused) as server:
+        received = await said(server.address, PREFACE + frames.frame(frames.PING, 0, 0, b"short"))
+    assert b"PING of 5 bytes" in received
+    assert ["PING of 5 bytes on stream 0"] == [each.message for each in refused]
+
+
+async def test_health_takes_no_large_message() -> None:
+    """What is counted nowhere has to be short."""
+    async with served(Answers(echo)) as server, calling(server) as client:
+        request = ask(bytes(65_537), "/grpc.health.v1.Health/Check")
+        answer = await client.send(request, deadline=None)
+    assert "at most 65536 are allowed" in answer.details
+
+
+async def test_call_that_is_no_grpc_has_an_http_status() -> None:
+    """Another content type is answered with 415."""
+    block = b"".join(
+        literal(name, value)
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", UNARY.encode()),
+            (b"content-type", b"text/plain"),
+        )
+    )
+    data = PREFACE + frames.frame(frames.HEADERS, 5, 1, block)
+    async with served(Answers(echo), keepalive_s=0.1) as server:
+        assert b":status\x03415" in await said(server.address, data)
+
+
+async def test_reset_before_the_call_is_run_leaves_nothing() -> None:
+    """A call reset in the same packet it came in is not run, and holds nothing."""
+    frontend = Answers(echo)
+    async with served(frontend, requests_in_flight=1) as server, calling(server) as client:
+        reader, writer = await connected(server.address)
+        for number in range(1, 61, 2):
+            writer.write(PREFACE if number == 1 else b"")
+            writer.write(call(stream=number))
+            writer.write(frames.frame(frames.DATA, 1, number, b"\0\0\0\0\1x"))
+            writer.write(frames.reset(number, frames.CANCEL))
+        await reader.read(1)
+        assert GrpcStatus.OK is (await client.send(ask(b"good"), deadline=None)).status
+        writer.close()
+    assert b"good" == frontend.asked[-1].view.tobytes()
+
+
+async def test_a_bug_of_a_frontend_is_internal_without_details() -> None:
+    """An exception that is no GatewayError ends its call alone."""
+
+    class Buggy(Answers):
+        async def ask(self, wire: GrpcRequest) -> GrpcResponse:
+            if wire.view.tobytes() == b"bug":
+                raise KeyError("secret")
+            return GrpcResponse(wire.message)
+
+    import structlog  # noqa: PLC0415  # only here
+
+    with structlog.testing.capture_logs() as logs:
+        async with served(Buggy(echo)) as server, calling(server) as client:
+            bad = await client.send(ask(b"bug"), deadline=None)
+            good = await client.send(ask(b"x"), deadline=None)
+    assert (GrpcStatus.INTERNAL, "internal error") == (bad.status, bad.details)
+    assert GrpcStatus.OK is good.status
+    assert ["internal error"] == [each["event"] for each in logs]
+
+
+async def test_stream_is_held_up_by_its_reader() -> None:
+    """A server makes no more answers than a slow caller's windows have room for."""
+    made = 0
+
+    async def endless(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        nonlocal made
+        while True:
+            made += 1
+            yield GrpcResponse((bytes(65_536),))
+
+    async with served(Answers(endless)) as server, calling(server) as client:
+        answers = client.stream(ask(method=STREAM), deadline=None)
+        for _ in range(10):
+            await anext(answers)
+        before = -1
+        while made != before:
+            before = made
+            await asyncio.sleep(0.05)
+        assert made <= 10 + 4
+        await answers.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+FLOODS = {
+    "rapid_reset": b"".join(
+        call(stream=number) + frames.reset(number, frames.CANCEL) for number in range(1, 2001, 2)
+    ),
+    "empty_data": call() + frames.frame(frames.DATA, 0, 1) * 20_000,
+    "continuation": frames.frame(frames.HEADERS, 0, 1, b"")
+    + frames.frame(frames.CONTINUATION, 0, 1, b"") * 5000,
+    "pings": frames.frame(frames.PING, 0, 0, bytes(8)) * 20_000,
+    "settings": frames.settings([(4, 65_535)]) * 20_000,
+    "hpack_bomb": call(UNARY.encode(), b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000 + b"\xbe" * 12_000),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
+    """Each flood is sent away; a good call during it is answered at once."""
+    async with served(Answers(echo)) as server, calling(server) as client:
+        await client.send(ask(), deadline=None)
+        flood = asyncio.create_task(said(server.address, PREFACE + FLOODS[name]))
+        took = []
+        while not flood.done():
+            began = monotonic()
+            assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
+            took.append(monotonic() - began)
+        received = await flood
+    assert bytes([frames.GOAWAY, 0, 0, 0, 0, 0]) in received
+    assert max(took) < 0.5
+
+
+# -- odd servers
+
+
+@asynccontextmanager
+async def answering(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
+    """Run a server that answers the first call with *data*; give its address."""
+    served = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frames.settings([]))
+        received = b""
+        while b"message" not in received:
+            received += await reader.read(65_536)
+        writer.write(data)
+        if not close:
+            with suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+        served.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(5):
+            await served.wait()
+
+
+def head(block: bytes, *, end: bool = False) -> bytes:
+    return frames.frame(frames.HEADERS, frames.END_HEADERS | end, 1, block)
+
+
+def data(payload: bytes, *, end: bool = False) -> bytes:
+    return frames.frame(frames.DATA, int(end), 1, payload)
+
+
+OK = trailers_block(GrpcStatus.OK, "", ())
+HEAD = head(RESPONSE_HEAD)
+ANSWER = data(b"\0\0\0\0\2hi")
+
+BROKEN = {
+    "two_answers": (HEAD + ANSWER + ANSWER + head(OK, end=True), "two answers"),
+    "no_answer": (HEAD + head(OK, end=True), "status OK without an answer"),
+    "no_status": (HEAD + ANSWER + head(b"", end=True), "ends without a status"),
+    "ends_with_data": (HEAD + data(b"\0\0\0\0\2hi", end=True), "ends without a status"),
+    "half_a_message": (HEAD + data(b"\0\0\0\0\5hi") + head(OK, end=True), "middle of a message"),
+    "data_first": (ANSWER, "data before header fields"),
+    "html": (
+        head(literal(b":status", b"200") + literal(b"content-type", b"text/html")),
+        "an answer that is no gRPC",
+    ),
+    "odd_flag": (HEAD + data(b"\7\0\0\0\2hi"), "begins with 7"),
+    "unknown_coding": (
+        head(RESPONSE_HEAD + literal(b"grpc-encoding", b"br")) + data(b"\1\0\0\0\2hi"),
+        "'br' is unknown",
+    ),
+    "garbage_as_gzip": (
+        head(RESPONSE_HEAD + literal(b"grpc-encoding", b"gzip"))
+        + data(b"\1\0\0\0\2hi")
+        + head(OK, end=True),
+        "cannot be decoded",
+    ),
+    "broken_framing": (frames.frame(frames.PING, 0, 0, b"short"), "PING of 5 bytes"),
+    "push": (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), "nobody may push"),
+    "window_exceeded": (HEAD + data(bytes(70_000)), "more was sent than"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_broken_answer_is_the_upstreams_fault(name: str) -> None:
+    """Each is UpstreamProtocolError at once, and says what is wrong."""
+    sent, why = BROKEN[name]
+    async with answering(sent) as address, calling(address) as client:
+        with pytest.raises(UpstreamProtocolError, match=why):
+            await client.send(ask(b"message"), deadline=monotonic() + 5)
+
+
+STATUSES = {
+    "trailers_only": (
+        head(only_block(GrpcStatus.NOT_FOUND, "nö", ()), end=True),
+        GrpcStatus.NOT_FOUND,
+    ),
+    "interim_answer": (
+        head(literal(b":status", b"103")) + HEAD + ANSWER + head(OK, end=True),
+        GrpcStatus.OK,
+    ),
+    "proxy_503": (head(literal(b":status", b"503"), end=True), GrpcStatus.UNAVAILABLE),
+    "proxy_404_with_body": (
+        head(literal(b":status", b"404")) + data(b"<html>", end=True),
+        GrpcStatus.UNIMPLEMENTED,
+    ),
+    "reset_cancel": (frames.reset(1, frames.CANCEL), GrpcStatus.CANCELLED),
+    "reset_calm": (frames.reset(1, frames.ENHANCE_YOUR_CALM), GrpcStatus.RESOURCE_EXHAUSTED),
+    "reset_internal": (frames.reset(1, frames.INTERNAL_ERROR), GrpcStatus.INTERNAL),
+}
+
+
+@pytest.mark.parametrize("name", STATUSES)
+async def test_status_without_a_message(name: str) -> None:
+    """Proxies and resets speak a status, as gRPC has it."""
+    sent, status = STATUSES[name]
+    async with answering(sent) as address, calling(address) as client:
+        answer = await client.send(ask(b"message"), deadline=monotonic() + 5)
+    assert status is answer.status
+
+
+@pytest.mark.parametrize(
+    "sent", [frames.reset(1, frames.REFUSED_STREAM), frames.goaway(0, 0)], ids=["reset", "goaway"]
+)
+async def test_call_that_was_not_looked_at_was_not_sent(sent: bytes) -> None:
+    """A refused stream, and one above GOAWAY's last, may be sent again."""
+    async with answering(sent) as address, calling(address) as client:
+        with pytest.raises(NotSent, match="before it looked at it"):
+            await client.send(ask(b"message"), deadline=monotonic() + 5)
+
+
+async def test_lost_connection_after_the_call_may_have_been_seen() -> None:
+    """An upstream that closes in the middle of its answer is Unavailable."""
+    async with answering(HEAD + ANSWER, close=True) as address, calling(address) as client:
+        with pytest.raises(Unavailable, match="broke the connection") as caught:
+            await client.send(ask(b"message"), deadline=monotonic() + 5)
+    assert Unavailable is type(caught.value)
+
+
+async def test_compressed_answers_are_undone() -> None:
+    """What a server of the library compresses is read."""
+
+    async def answer(message: bytes, _context: Any) -> bytes:
+        return message * 1000
+
+    handler = grpc.method_handlers_generic_handler(
+        "test.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(answer)}
+    )
+    server = aio.server(compression=grpc.Compression.Gzip)
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with calling(f"127.0.0.1:{port}") as client:
+            got = await client.send(ask(b"abc"), deadline=None)
+    finally:
+        await server.stop(None)
+    assert b"abc" * 1000 == got.view.tobytes()
+
+
+async def test_more_calls_than_a_server_allows_on_one_connection() -> None:
+    """A server that allows two streams gets as many connections as the calls need."""
+    frontend = Slow()
+    async with (
+        served(frontend, h2_streams=2) as server,
+        calling(server, ClientLimits(connections=3)) as client,
+    ):
+        calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(8)]
+        await frontend.reached(6)
+        frontend.go.set()
+        answers = await asyncio.gather(*calls)
+    assert 8 == sum(answer.status is GrpcStatus.OK for answer in answers)
+    assert 6 == frontend.most

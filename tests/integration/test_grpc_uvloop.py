@@ -1,0 +1,38 @@
+"""The native make's tests once more, on uvloop, which is what production runs on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.integration import test_grpc_endings, test_grpc_lifecycle, test_grpc_limits
+from tests.integration.grpc_echo import MAKES
+
+Scenario = Callable[[], Coroutine[Any, Any, None]]
+# grpcio's own asyncio client cannot change loops within one process.
+FOREIGN = "aio."
+SCENARIOS: list[Scenario] = [
+    function
+    for module in (test_grpc_endings, test_grpc_limits, test_grpc_lifecycle)
+    for name, function in vars(module).items()
+    if name.startswith("test_")
+    and not inspect.signature(function).parameters
+    and FOREIGN not in inspect.getsource(function)
+]
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run them on the native make alone."""
+    monkeypatch.setattr(MAKES, "server", "native")
+    monkeypatch.setattr(MAKES, "client", "native")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_on_uvloop(scenario: Scenario) -> None:
+    """What holds on asyncio's loop holds on uvloop."""
+    uvloop.run(scenario())
