@@ -291,7 +291,7 @@ async def test_a_connection_that_is_not_to_be_had_is_shared_instead() -> None:
         assert 1 == len(running.server._listener.connections)
         for answer in frontend.waiting.values():
             answer.set()
-        assert [b"answer first", b"answer second"] == await asyncio.gather(first, second)
+        assert (b"answer first", b"answer second") == tuple(await asyncio.gather(first, second))
 
 
 def free_port() -> int:
