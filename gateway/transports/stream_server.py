@@ -93,15 +93,22 @@ class StreamServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be had."""
-        loop = asyncio.get_running_loop()
+        for server in self._others:
+            await server.start()
+        try:
+            await self._listen(asyncio.get_running_loop())
+        except BaseException:
+            for server in self._others:
+                await server.stop()
+            raise
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         tls: dict[str, Any] = {}
         if self._ssl is not None:
             tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
         options: dict[str, Any] = {"backlog": _BACKLOG, **tls}
 
         connection = self._connections(loop)
-        for server in self._others:
-            await server.start()
         if self._where.startswith(PREFIX):
             self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
             sock = self._file.bind()

@@ -372,6 +372,43 @@ async def test_both_are_spoken_under_tls() -> None:
         await eventually(lambda: port.count.total == 0)
 
 
+class Noted:
+    """A server that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def start(self) -> None:
+        self.told.append("start")
+
+    def connection(self) -> asyncio.Protocol:
+        return asyncio.Protocol()
+
+    async def drain(self, _timeout_s: float) -> None:
+        self.told.append("drain")
+
+    async def stop(self) -> None:
+        self.told.append("stop")
+
+
+async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
+    """The servers beside it, which began before, are stopped again."""
+    noted, limits = Noted(), ServerLimits()
+    count = ConnectionCount(limits.connections, limits.connections_per_address)
+    async with both(Echo(), PromptHttp()) as port:
+        server = StreamServer(
+            port.server.address,
+            lambda: server_framer(MessageLimits()),
+            Echo(),
+            limits=limits,
+            budget=Budget(1000),
+            beside=Beside(looks_like, ((may_be_http, noted),), count),
+        )
+        with pytest.raises(OSError, match="cannot listen on"):
+            await server.start()
+    assert ["start", "stop"] == noted.told
+
+
 async def test_stopping_cuts_who_has_not_said_what_it_speaks(address: str) -> None:
     """Without waiting for it."""
     async with both(Echo(), PromptHttp(), address) as port:
