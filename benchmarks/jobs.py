@@ -170,6 +170,18 @@ def _grpc_to_grpc(name: str, case: Case, connections: int) -> Job:
     )
 
 
+def _tensorrt(name: str, case: Case, back: str, transport: str) -> Contender:
+    return Contender(
+        name,
+        tensorrt.start(case, transport),
+        "http",
+        back,
+        tensorrt.request(case),
+        tensorrt.path(case),
+        tensorrt.read(case),
+    )
+
+
 def _binary(name: str, case: Case, connections: int, back: str) -> Job:
     http = partial(
         Contender,
@@ -193,16 +205,9 @@ def _binary(name: str, case: Case, connections: int, back: str) -> Job:
                 f"/graphpipe/{case.model}",
                 graphpipe.read(case),
             ),
-            Contender(
-                "gateway, tensorrt in",
-                tensorrt.start(case),
-                "http",
-                back,
-                tensorrt.request(case),
-                tensorrt.path(case),
-                tensorrt.read(case),
-            ),
+            _tensorrt("gateway, tensorrt in", case, back, "reference"),
             http("gateway, native", _NATIVE, back=back),
+            _tensorrt("gateway, native, tensorrt in", case, back, "native"),
             http("card", systems.card, back=back),
             http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
             http("direct (nt)", None, back="http"),
