@@ -77,8 +77,9 @@ class BaiduFramer:
 
     Args:
         limits: `message_bytes` is the most that follows a header.
-        only_answers: Send nothing without a correlation id: what answers no question is not said,
-            for brpc closes a connection that it cannot follow without a word.
+        server: Of a server's connection. Nothing is sent without a correlation id: what answers
+            no question is not said, for brpc closes a connection that it cannot follow without a
+            word. And frames tell what is compressed in them.
         clock: Monotonic seconds; a caller's timeout counts from the frame's arrival, and what is
             left of a deadline to its departure.
     """
@@ -87,10 +88,10 @@ class BaiduFramer:
         self,
         limits: MessageLimits,
         *,
-        only_answers: bool = False,
+        server: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._only_answers = only_answers
+        self._server = server
         self._most = limits.message_bytes
         self._clock = clock
         self._held = bytearray()
@@ -140,7 +141,7 @@ class BaiduFramer:
         Raises:
             MalformedMessage: The payload is no frame.
         """
-        if frame.correlation is None and self._only_answers:
+        if frame.correlation is None and self._server:
             return []
         buffers = list(frame.payload) if frame.correlation is None else self._numbered(frame)
         if self._begun:
@@ -221,7 +222,8 @@ class BaiduFramer:
         timeout_ms = meta.request.timeout_ms
         deadline = self._clock() + timeout_ms / 1000 if timeout_ms > 0 else None
         extra = 0
-        if meta.compress_type != NONE:
+        # What an upstream answers is not counted against what clients may have in flight.
+        if self._server and meta.compress_type != NONE:
             message = view[end : max(end, len(view) - max(meta.attachment_size, 0))]
             extra = unpacked_bytes(meta.compress_type, message, self._most)
         return Frame((view,), meta.correlation_id, deadline, extra)
@@ -229,7 +231,7 @@ class BaiduFramer:
 
 def server_framer(limits: MessageLimits) -> BaiduFramer:
     """Return the framer of a server's connection."""
-    return BaiduFramer(limits, only_answers=True)
+    return BaiduFramer(limits, server=True)
 
 
 def _timed(meta: bytes, left_s: float) -> bytes:
