@@ -24,6 +24,27 @@ _REMEMBERED_BYTES: Final = 1024
 _VERSIONS: Final = {"1.1": (1, 1), "1.0": (1, 0)}
 
 
+def end_of_head(tail: bytes, data: bytes, at: int) -> int:
+    """Return the place after the next empty line of *data* from *at*, or the end of *data*.
+
+    Args:
+        tail: `tail_of` what came before.
+        data: What has come now.
+        at: Where to begin.
+    """
+    if tail:
+        found = (tail + data[at : at + len(_END) - 1]).find(_END)
+        if found >= 0:
+            return at + found + len(_END) - len(tail)
+    found = data.find(_END, at)
+    return len(data) if found < 0 else found + len(_END)
+
+
+def tail_of(tail: bytes, piece: bytes) -> bytes:
+    """Return the bytes of a head so far in which an empty line may have begun."""
+    return (tail + piece[1 - len(_END) :])[1 - len(_END) :]
+
+
 class RequestHead:
     """A head as it was sent.
 
@@ -139,26 +160,16 @@ class HeadReader:
             self._parser = httptools.HttpRequestParser(self)
         end = len(data)
         while at < end and not self._complete:
-            stop = self._end_of_head(data, at)
+            stop = end_of_head(self._tail, data, at)
             piece = data if not at and stop == end else data[at:stop]
             self._read(self._parser, piece)
             at = stop
             self._check_growth()
         return (self._taken(self._parser) if self._complete else None), at
 
-    def _end_of_head(self, data: bytes, at: int) -> int:
-        """Return the place after the next empty line, or the end of *data*."""
-        if self._tail:
-            seam = self._tail + data[at : at + len(_END) - 1]
-            found = seam.find(_END)
-            if found >= 0:
-                return at + found + len(_END) - len(self._tail)
-        found = data.find(_END, at)
-        return len(data) if found < 0 else found + len(_END)
-
     def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
         self._size += len(piece)
-        self._tail = (self._tail + piece[1 - len(_END) :])[1 - len(_END) :]
+        self._tail = tail_of(self._tail, piece)
         try:
             parser.feed_data(piece)
         except httptools.HttpParserUpgrade:

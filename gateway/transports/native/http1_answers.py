@@ -16,8 +16,8 @@ from gateway.ir.errors import MalformedMessage
 from gateway.transports.http_asking import HEADER_COUNT, HEADER_FIELD_BYTES, HEADER_LINE_BYTES, Peer
 from gateway.transports.http_body import EMPTY
 from gateway.transports.native.chunks import ChunkReader
+from gateway.transports.native.http1 import end_of_head, tail_of
 
-_END: Final = b"\r\n\r\n"
 _BLANKS: Final = b" \t"
 _HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
 _INTERIM: Final = range(100, 200)
@@ -104,10 +104,10 @@ class Answer:
     # -- the head
 
     def _feed_head(self, data: bytes, at: int) -> int:
-        stop = self._end_of_head(data, at)
+        stop = end_of_head(self._tail, data, at)
         piece = data[at:stop]
         self._size += len(piece)
-        self._tail = (self._tail + piece[1 - len(_END) :])[1 - len(_END) :]
+        self._tail = tail_of(self._tail, piece)
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
@@ -121,14 +121,6 @@ class Answer:
         if self._complete:
             self._take_head()
         return stop
-
-    def _end_of_head(self, data: bytes, at: int) -> int:
-        if self._tail:
-            found = (self._tail + data[at : at + len(_END) - 1]).find(_END)
-            if found >= 0:
-                return at + found + len(_END) - len(self._tail)
-        found = data.find(_END, at)
-        return len(data) if found < 0 else found + len(_END)
 
     def _take_head(self) -> None:
         status = self._parser.get_status_code()
