@@ -141,9 +141,9 @@ class Session(Generic[A]):
                     turn = self._unheard.get(number)
                     if turn is not None and said.alone:
                         await turn.wait()
-                    else:
-                        self._heard(number)
                     await self._spoken.put(said.answer)
+                    # Not before: who waits for a place in the queue can be overtaken.
+                    self._heard(number)
         except Exception as error:  # noqa: BLE001  # raised again by `run`
             await self._spoken.put(error)
         finally:
