@@ -12,7 +12,9 @@ import pytest
 
 from tests.integration.cli_kit import Running, serving
 from tests.interop.client import SCRIPTS, Client
-from tests.interop.servers.process import RunningServer
+from tests.interop.servers.kserve import start as kserve
+from tests.interop.servers.mlserver import start as mlserver
+from tests.interop.servers.process import RunningServer, running
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -205,3 +207,71 @@ def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, ki
     assert {"answer": expected} == seen["shared_memory"]
     assert "cannot be opened" in seen["shared_memory_unknown_key"]["error"]
     assert {"answer": []} == seen["cuda_shared_memory"]
+
+
+RELOAD = """
+import json, sys, time
+import tritonclient.{module} as module
+client, model = module.InferenceServerClient(sys.argv[1]), sys.argv[2]
+seen = []
+def done(action):
+    try:
+        action(model)
+    except Exception as error:
+        seen.append(str(error))
+done(client.load_model)
+seen.append(client.is_model_ready(model))
+done(client.unload_model)
+end = time.monotonic() + 20
+while client.is_model_ready(model) and time.monotonic() < end:
+    time.sleep(0.05)
+seen.append(client.is_model_ready(model))
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def others(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, RunningServer]]:
+    """Run servers of these tests' own: KServe's models do not come back once they are unloaded."""
+    folder = tmp_path_factory.mktemp("others")
+    with (
+        running("mlserver", mlserver.prepare, folder / "mlserver") as one,
+        running("kserve", kserve.prepare, folder / "kserve") as other,
+    ):
+        yield {"mlserver": one, "kserve": other}
+
+
+@pytest.mark.parametrize(
+    ("carrier", "module", "model"),
+    [
+        ("http", "http", "identity_int8"),
+        ("http", "grpc", "identity_int16"),
+        ("grpc", "http", "identity_int32"),
+        ("grpc", "grpc", "identity_int64"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mlserver", "kserve"])
+def test_other_servers_load_and_unload(  # what is tried with what
+    others: dict[str, RunningServer],
+    client: Client,
+    name: str,
+    carrier: str,
+    module: str,
+    model: str,
+) -> None:
+    """A tritonclient loads and unloads models of MLServer and KServe, each in its own numbers.
+
+    KServe 0.21 does both over gRPC and then fails to say so: an INTERNAL of its own.
+    """
+    server = others[name]
+    address = server.grpc_address if carrier == "grpc" else server.http_address
+    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    upstream = ("--upstream", f"oip+{carrier}://{address}", "--enable", "model_control")
+    with serving(*upstream, *free) as gateway:
+        seen = client.run(RELOAD.format(module=module), gateway.addresses[f"main.{module}"], model)
+    failed = [one for one in seen if isinstance(one, str)]
+    assert [True, False] == [one for one in seen if not isinstance(one, str)]
+    assert (2 if (name, carrier) == ("kserve", "grpc") else 0) == len(failed)
+    assert all("Internal server error" in one for one in failed)
