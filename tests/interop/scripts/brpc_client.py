@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from tests.cases import brpc_oracle as oracle
@@ -93,10 +94,10 @@ def checks(address: str) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
     for name in KINDS:
         for compress in range(4):
-            found[f"{name} {compress}"] = lambda name=name, kind=compress: identity(name, kind)
+            found[f"{name} {compress}"] = partial(identity, name, compress)
     for compress in range(4):
-        found[f"attachment {compress}"] = lambda kind=compress: predict(
-            ADD_SUB, compress=kind, attachment=b"not for grps"
+        found[f"attachment {compress}"] = partial(
+            predict, ADD_SUB, compress=compress, attachment=b"not for grps"
         )
     bare = [Tensor("", each.kind, each.shape, each.values) for each in (LEFT, RIGHT)]
     words = ("hello grps.", b"\xff\x00\xfe")
