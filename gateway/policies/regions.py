@@ -10,6 +10,7 @@ Source: POSIX, `shm_open`; TensorRT v1, "Shared memory" (dossier, section 6).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import stat
@@ -230,8 +231,9 @@ def _in_thread(opened: _Opened, copy: Callable[[], T]) -> asyncio.Future[T]:
     def ended(copied: asyncio.Future[T]) -> None:
         opened.copying -= 1
         opened.close_when_idle()
-        if not copied.cancelled():
-            copied.exception()  # asked for here, lest it be reported of a caller that has left
+        # Asked for here, lest it be reported of a caller that has left.
+        with contextlib.suppress(asyncio.CancelledError):
+            copied.exception()
 
     thread = asyncio.get_running_loop().run_in_executor(None, copy)
     thread.add_done_callback(ended)
@@ -241,10 +243,9 @@ def _in_thread(opened: _Opened, copy: Callable[[], T]) -> asyncio.Future[T]:
 def _read(descriptor: int, size: int, offset: int) -> bytes:
     """Return *size* bytes, or as many as there are."""
     data = os.pread(descriptor, size, offset)
-    while data and len(data) < size:
+    more = data
+    while more and len(data) < size:  # one call gives 2 GiB at most
         more = os.pread(descriptor, size - len(data), offset + len(data))
-        if not more:
-            break
         data += more
     return data
 

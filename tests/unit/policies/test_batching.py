@@ -170,6 +170,15 @@ def test_shared_memory_is_checked_by_its_size() -> None:
         settled(request(Tensor("a", None, (2,), SharedData("r", 0, 9))), TWO, whole=False)
 
 
+def test_text_in_shared_memory_is_not_looked_at() -> None:
+    """How long BYTES elements are, only who has the region can see."""
+    texts = ModelMetadata(
+        name="m", inputs=(TensorMetadata("a", Datatype.BYTES, (-1, 2)),), max_batch_size=4
+    )
+    there = Tensor("a", None, (2,), SharedData("r", 0, 11))
+    assert settled(request(there), texts, whole=True).inputs[0].data == SharedData("r", 0, 11)
+
+
 def test_whole_request_is_split() -> None:
     """The first axis of every input becomes the batch size."""
     x, y = np.zeros((3, 2), "<i4"), np.zeros((3, 3), "u1")

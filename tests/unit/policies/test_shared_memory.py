@@ -129,6 +129,11 @@ async def test_off_takes_no_region(call: Any) -> None:
         await SharedMemory(ScriptedService(), Refused())(call)
 
 
+async def test_off_changes_no_answer() -> None:
+    """What was answered all the same is passed on."""
+    assert await Refused().placed(CALL, REPLY) is REPLY
+
+
 async def test_map_brings_inputs_and_takes_outputs(segment: Path) -> None:
     """The target sees plain tensors; the caller's output lies where it wanted it."""
     inner = ScriptedService(REPLY)

@@ -72,6 +72,13 @@ async def test_a_region_that_is_not_everywhere_is_taken_back() -> None:
     assert bad.calls == [REGISTER]
 
 
+async def test_a_bug_while_taking_back_stays_a_bug() -> None:
+    """Nothing is hidden that is no error of a server."""
+    good = ScriptedService(lambda _: None, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        await upstream(good, ScriptedService(RegionExists("taken")))(REGISTER)
+
+
 async def test_a_region_that_cannot_be_taken_back_is_no_other_error() -> None:
     """What the registration said is the answer, whatever the taking back says."""
     good = ScriptedService(lambda _: None, Unavailable("gone now"))

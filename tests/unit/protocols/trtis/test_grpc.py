@@ -185,6 +185,16 @@ def test_refused_inference_echoes_its_id(
     assert not found.raw_output
 
 
+def test_long_headers_are_read_too() -> None:
+    """A header longer than what is remembered is read all the same."""
+    message = infer()
+    for number in range(300):
+        message.meta_data.output.add(name=f"output-with-a-long-name-{number}")
+    del message.meta_data.output[200:]
+    found = CODEC.decode_call(ask(message))
+    assert 200 == len(found.outputs)
+
+
 def test_told_size_must_be_the_entrys() -> None:
     """A batch_byte_size other than the entry's size is refused; surplus entries are not."""
     message = infer(raw_input=[X_RAW, b"more"])
@@ -389,6 +399,14 @@ def test_refuses_unusable_answers(
     """A failure in the status of either kind, or a message that does not add up, is an error."""
     with pytest.raises(failure, match=text):
         CODEC.decode_reply(CALL, wire)
+
+
+def test_names_that_break_logs_are_an_upstreams_fault() -> None:
+    """A name with control characters makes an answer malformed, not a request wrong."""
+    message = pb.InferResponse(request_status=OK)
+    message.meta_data.model_name = "a\nb"
+    with pytest.raises(MalformedMessage, match="U\\+000A"):
+        CODEC.decode_reply(InferRequest(model=M), answer(message))
 
 
 def test_unknown_model_is_not_ready() -> None:

@@ -11,7 +11,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus
-from gateway.ir.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
+from gateway.ir.statistics import NEVER, BatchStatistics, Duration, InferStatistics, ModelStatistics
 from gateway.protocols.trtis.grpc import GrpcCodec
 from gateway.protocols.trtis.http import HttpCodec
 from gateway.protocols.trtis.options import TrtisOptions
@@ -75,16 +75,14 @@ def test_requests_are_told_where_all_had_one_size() -> None:
         ModelStatistics(
             name="m",
             version="1",
-            inference=InferStatistics(
-                success=Duration(7, 70), fail=Duration(1, 2), queue=Duration(7, 5)
-            ),
+            inference=InferStatistics(success=Duration(7, 70), fail=Duration(1, 2), queue=NEVER),
             batches={1: BatchStatistics(compute_infer=Duration(7, 40))},
         )
     )
     (stats,) = told.infer_stats.values()
-    assert [(7, 70), (1, 2), (7, 5), (7, 40)] == [
-        (one.count, one.total_time_ns)
-        for one in (stats.success, stats.failed, stats.queue, stats.compute)
+    assert not stats.HasField("queue")
+    assert [(7, 70), (1, 2), (7, 40)] == [
+        (one.count, one.total_time_ns) for one in (stats.success, stats.failed, stats.compute)
     ]
 
 
