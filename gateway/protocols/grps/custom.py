@@ -32,6 +32,8 @@ from gateway.protocols.grps.streaming import Streaming, read_streaming
 JSON_BODY, FORM_BODY, QUERY_BODY = "json", "form", "query"
 _BODIES: Final = (JSON_BODY, FORM_BODY, QUERY_BODY)
 _OWN: Final = "/grps/"
+# Of forms and queries, where all is text.
+_TRUTHS: Final = {"true": True, "false": False}
 _DIM: Final = re.compile(r"-?[0-9]{1,18}")
 # Not encoded, and not "/", which is a listener's page: a path means itself alone.
 _PATH: Final = re.compile(r"(/[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*)+")
@@ -183,9 +185,10 @@ def _data(
     one: CustomInput, shape: tuple[int, ...], flat: list[Any], limits: MessageLimits
 ) -> TensorData:
     if one.datatype is Datatype.BOOL:
-        if not all(isinstance(value, bool) for value in flat):
+        truths = [_TRUTHS.get(value, value) if isinstance(value, str) else value for value in flat]
+        if not all(isinstance(value, bool) for value in truths):
             raise InvalidRequest(f"{_spelled(one.place)} is not true or false")
-        return ArrayData(np.array(flat, np.bool_).reshape(shape))
+        return ArrayData(np.array(truths, np.bool_).reshape(shape))
     known = BY_DATATYPE[widened_datatype(one.datatype)]
     data = read_data(one.name, known, shape, flat, limits)
     if one.datatype in BY_DATATYPE or isinstance(data, ItemsData):

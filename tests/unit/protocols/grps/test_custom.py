@@ -13,12 +13,12 @@ from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamError
+from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import array_tensor, items_tensor
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http import HttpCodec
-from gateway.protocols.grps.options import check_options, custom_paths
+from gateway.protocols.grps.options import check_options, custom_paths, settings_of
 from gateway.protocols.grps.places import find, read_place
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -256,3 +256,98 @@ def test_places_are_followed_and_miss_without_a_crash() -> None:
         find(document, read_place("a[0].b")),
         len(set(map(id, missing))),
     )
+
+
+NUMBERS = HttpCodec(
+    DEFAULT_LIMITS,
+    {
+        "customized": [
+            {
+                "path": f"/{datatype.value}",
+                "model": "m",
+                "body": body,
+                "inputs": [{"name": "x", "place": "x", "datatype": datatype.value, **shape}],
+                "answer": '{"y": "${x}"}',
+            }
+            for datatype, body, shape in (
+                (Datatype.BOOL, "query", {"shape": ["1"]}),
+                (Datatype.BF16, "json", {}),
+                (Datatype.UINT16, "json", {"shape": ["-1", "2"]}),
+                (Datatype.FP64, "json", {"shape": [0]}),
+            )
+        ]
+    },
+)
+
+
+def number(path: str, document: object, query: str = "") -> Any:
+    """Return the input that a document or a query is."""
+    body = memoryview(orjson.dumps(document))
+    call: Any = NUMBERS.decode_call(HttpRequest("POST", path, query, Headers(()), (body,)))
+    return call.inputs[0]
+
+
+def test_every_datatype_has_its_numbers() -> None:
+    """Truths as words in a query; BF16 as numbers it holds; dimensions as text of a file."""
+    assert [True] == as_numpy(number("/BOOL", {}, "x=true")).tolist()
+    half = number("/BF16", {"x": [1.5, -2]})
+    assert (Datatype.BF16, (2,), [0x3FC0, 0xC000]) == (
+        half.datatype,
+        half.shape,
+        as_numpy(half).tolist(),
+    )
+    pairs = number("/UINT16", {"x": [1, 2, 3, 65535]})
+    assert ((2, 2), [[1, 2], [3, 65535]]) == (pairs.shape, as_numpy(pairs).tolist())
+    assert (0,) == number("/FP64", {"x": []}).shape
+    assert (1,) == number("/BF16", {"x": 1}).shape
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "query", "text"),
+    [
+        ("/BOOL", {}, "x=yes", "x is not true or false"),
+        ("/UINT16", {"x": [1, 65536]}, "", "x is out of the range of UINT16"),
+        ("/UINT16", {"x": [1, 2, 3]}, "", r"x has 3 elements, input 'x' has shape \[-1, 2\]"),
+        ("/FP64", {"x": [1]}, "", r"x has 1 elements, input 'x' has shape \[0\]"),
+    ],
+)
+def test_values_that_are_none_are_named(path: str, document: object, query: str, text: str) -> None:
+    """By their place in the body."""
+    with pytest.raises(InvalidRequest, match=text):
+        number(path, document, query)
+
+
+def test_templates_in_text_are_json() -> None:
+    """A file's scalars are text; JSON in one has its types, and what is no JSON fails at start."""
+    (route,) = settings_of({"customized": [{"path": "/x", "error": '{"n": 1}'}]}).customized
+    assert {"n": 1} == route.error
+    with pytest.raises(ValueError, match=r"customized\[0\].answer is not JSON"):
+        check_options({"customized": [{"path": "/x", "answer": "{oops"}]})
+
+
+def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:
+    """A stream of Triton's may go on after one."""
+    call = ask({**BODY, "stream": True})
+    failed = InferResponse(
+        model=ModelRef("m"), outputs=(), final=False, error=UpstreamError("boom")
+    )
+    part = CODEC.encode_item(call, failed)
+    assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)
+
+
+def test_what_a_template_cannot_say_is_a_failure() -> None:
+    """Integers beyond 64 bits do not exist in JSON here."""
+    reply = InferResponse(model=ModelRef("m"), outputs=(), parameters={"x": 1 << 70})
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    with pytest.raises(Unsupported, match="cannot be written as JSON"):
+        NUMBERS.encode_reply(call, reply)
+
+
+def test_a_form_that_is_no_text_is_refused() -> None:
+    """Forms are percent-encoded ASCII, and say so."""
+    for body, kind, text in (
+        (b"x=\xff", "application/x-www-form-urlencoded", "not percent-encoded ASCII"),
+        (b"x=1", "text/plain", "needed is application/x-www-form-urlencoded"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            ask(body, "/v1/score", kind)

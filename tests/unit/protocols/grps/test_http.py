@@ -563,6 +563,34 @@ def test_datatypes_that_grps_lacks_are_sent_only_if_told_so() -> None:
     assert ("DT_UINT8", [1, 0]) == (tensor["dtype"], tensor["flat_uint8"])
 
 
+def test_bytes_cannot_ask_for_a_stream_in_a_body() -> None:
+    """There is no JSON to ask in."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"streaming": {"mode": "body_param"}})
+    request = InferRequest(
+        model=ModelRef("m"),
+        inputs=(items_tensor("x", (1,), [b"\xff"]),),
+        parameters={"grps_form": "bin_data"},
+    )
+    with pytest.raises(Unsupported, match="bin_data cannot ask for a stream in the body"):
+        codec.encode_call(StreamInferRequest(model=request.model, request=request))
+
+
+def test_the_page_tells_the_newest_of_each_period() -> None:
+    """Seconds, minutes, hours and days; nothing of a distribution."""
+    points = tuple((place, float(place)) for place in range(174))
+    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, distribution=True)}
+    call = CODEC.decode_call(HttpRequest("GET", "/"))
+    assert isinstance(call, ServerStatusRequest)
+    assert call.trends
+    answer = CODEC.encode_reply(call, ServerStatus(ready=True, trends=trends))
+    page = bytes(answer.view).decode()
+    cells = "".join(
+        f"<td>{text}</td>" for text in ("qps", "173.000", "113.000", "53.000", "29.000")
+    )
+    assert f"<tr>{cells}</tr>" in page
+    assert "latency_cdf" not in page
+
+
 def test_names_are_for_all_inputs_or_for_none() -> None:
     """A grps server takes inputs by name or by place."""
     one = array_tensor("a", np.ones(1, np.float32))
