@@ -126,6 +126,10 @@ class Decoupled(Unsupported):
     """The model answers any number of times, and its server will not be asked for one answer."""
 
 
+class NotOneAnswer(Unsupported):
+    """The model ran, and gave no answer or more than one where one was asked for."""
+
+
 class TooLarge(GatewayError):
     """A limit on size or count is exceeded."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import Unsupported
+from gateway.ir.errors import NotOneAnswer
 
 R = TypeVar("R")
 
@@ -105,7 +105,7 @@ async def only_answer(model: ModelRef, items: AsyncIterator[InferResponse]) -> I
     """Return the one answer that *items* give, and close them.
 
     Raises:
-        Unsupported: They give none, or more than one.
+        NotOneAnswer: They give none, or more than one.
         GatewayError: The answer is an error.
     """
     found: list[InferResponse] = []
@@ -121,7 +121,7 @@ async def only_answer(model: ModelRef, items: AsyncIterator[InferResponse]) -> I
         await close_stream(items)
     if len(found) != 1:
         count = "no answer" if not found else "more than one answer"
-        raise Unsupported(
+        raise NotOneAnswer(
             f"model {str(model)!r} is decoupled and gave {count}: ask it with a stream",
             model=model,
         )

@@ -18,7 +18,13 @@ import structlog
 
 from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import Cancelled, DeadlineExceeded, ErrorCode, GatewayError
+from gateway.ir.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ErrorCode,
+    GatewayError,
+    NotOneAnswer,
+)
 from gateway.policies.gathering import Asked, BatchRules, Group, Member, Turn
 from gateway.policies.joining import joined, key_of, parts, rows_of
 from gateway.policies.known import Known
@@ -34,7 +40,7 @@ _SHARE_OF_TIME = 0.25
 # Timers of uvloop tick in milliseconds: one that rings this early is right.
 _GRAIN_S = 0.0005
 # The target has looked at the request and will not have it: nothing has run.
-_REFUSED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE, ErrorCode.UNSUPPORTED})
+_REFUSED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE})
 
 
 class Meter(Protocol):
@@ -264,7 +270,7 @@ class Batch:
             turn.end()
             outputs = parts(reply, [member.rows for member in members])
         except GatewayError as error:
-            if error.code in _REFUSED:
+            if _is_refusal(error):
                 await self._ask_halves(members, error)
                 return
             for member in members:
@@ -284,6 +290,15 @@ class Batch:
         middle = len(members) // 2
         for half in (members[:middle], members[middle:]):
             await asyncio.wait([self._task(half, Turn())])
+
+
+def _is_refusal(error: GatewayError) -> bool:
+    """Return whether nothing has run, because the call was refused for what is in it."""
+    if error.code is ErrorCode.UNSUPPORTED:
+        # Not carried on the way there: one request's infinity, where the target reads JSON. What
+        # the target itself does not support it may have noticed late.
+        return error.origin is None and not isinstance(error, NotOneAnswer)
+    return error.code in _REFUSED
 
 
 def _exceeded(call: InferRequest) -> DeadlineExceeded:

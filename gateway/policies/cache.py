@@ -198,8 +198,7 @@ class Cache:
 
     def _keep(self, key: bytes, reply: InferResponse) -> None:
         size_bytes = _ENTRY_BYTES + sum([tensor.nbytes for tensor in reply.outputs])
-        whole = reply.final and reply.batch_size is None and all(map(_is_whole, reply.outputs))
-        if size_bytes > self._max_bytes or not whole or key in self._entries:
+        if size_bytes > self._max_bytes or key in self._entries or not _is_for_all(reply):
             return
         while self.used_bytes + size_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)), "evicted")
@@ -249,9 +248,16 @@ def _may_share(call: InferRequest) -> bool:
     return all(output.shared is None for output in call.outputs)
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    elsewhere = isinstance(tensor.data, ShareData | SharedData)
-    return not elsewhere and tensor.datatype is not None and tensor.shape is not None
+def _is_for_all(reply: InferResponse) -> bool:
+    """Return whether *reply* is an answer for whoever asks the same."""
+    if not reply.final or reply.error is not None or reply.batch_size is not None:
+        return False
+    return all(
+        tensor.datatype is not None
+        and tensor.shape is not None
+        and not isinstance(tensor.data, ShareData | SharedData)
+        for tensor in reply.outputs
+    )
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.context import Sequence as Place
 from gateway.ir.data import as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
@@ -28,6 +28,7 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     NotFound,
+    NotOneAnswer,
     Overloaded,
     TooLarge,
     Unavailable,
@@ -438,6 +439,16 @@ async def test_a_refused_request_fails_alone(error: type[GatewayError]) -> None:
     assert 2 == bench.meter.refusals
     with pytest.raises(error, match=r"refused \[3\]"):
         await tasks[2]
+
+
+@pytest.mark.parametrize(
+    "error", [NotOneAnswer("two"), Unsupported("late", origin=Origin("c", b"wire"))]
+)
+async def test_what_is_not_supported_may_be_noticed_late(error: GatewayError) -> None:
+    """A model that gave two answers has run, and so may one whose server says that it cannot."""
+    bench = Bench(error, always=tenfold, max_batch_size=2)
+    assert [type(error)] * 2 == await outcomes(await bench.start(ask(1), ask(2)))
+    assert (1, 0) == (len(bench.target.calls), bench.meter.refusals)
 
 
 async def test_halves_do_not_take_more_turns() -> None:

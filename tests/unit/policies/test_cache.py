@@ -138,13 +138,14 @@ async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
     [
         reply(1, final=False),
         reply(1, batch_size=1),
+        reply(1, error=UpstreamError("no")),
         InferResponse(model=M, outputs=(Tensor("y", None, (1,), RawData(memoryview(b"1"))),)),
         InferResponse(
             model=M, outputs=(Tensor("y", Datatype.INT32, None, RawData(memoryview(b"1234"))),)
         ),
         InferResponse(model=M, outputs=(Tensor("y", Datatype.INT32, (1,), SharedData("r", 0, 4)),)),
     ],
-    ids=["not final", "batch apart", "no datatype", "no shape", "elsewhere"],
+    ids=["not final", "batch apart", "an error", "no datatype", "no shape", "elsewhere"],
 )
 async def test_answers_that_others_could_not_use_are_not_kept(answer: InferResponse) -> None:
     """Only a whole answer is an answer for everybody."""
