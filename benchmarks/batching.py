@@ -2,13 +2,10 @@
 
 The model's call costs 2 ms and 0.05 ms for each row, and one call runs at a time (`costly`).
 Without batches that is all that counts; with them the gateway's own cost does. All load generators
-run at once; figures are medians over rounds. What batches are worth where transports cost nothing
-is measured without sockets: the same questions to the frontends of a gateway in one process.
+run at once; figures are medians over rounds.
 """
 
-import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,7 +37,7 @@ class Row:
     """One system's medians.
 
     Attributes:
-        way: How clients reach it: the listener's transport, or none.
+        way: How clients reach it: the listener's transport.
         rate: Requests per second of all clients.
         speedup: In units of the rate without batches, the median over rounds.
         p50_us: Median latency, of the protocol where it is worst.
@@ -104,7 +101,6 @@ def run(rounds: int, seconds: float, say: Say) -> list[Row]:
     with ExitStack() as stack:
         both = (False, True)
         up = [_reached(way, batches, stack) for way in TRANSPORTS for batches in both]
-        up += [System("no sockets", batches, partial(_sockless, batches)) for batches in both]
         for system in up:
             system.sample(1)  # warms
         samples: list[list[Sample]] = [[] for _ in up]
@@ -132,16 +128,10 @@ def _reached(transport: str, batches: bool, stack: ExitStack) -> System:
     return System(transport, batches, partial(_sample, running, _targets(running)))
 
 
-def _sockless(batches: bool, seconds: float) -> Sample:
-    said = json.dumps(models(batches=batches))
-    words = [sys.executable, "-m", "benchmarks.sockless", said, str(CLIENTS), str(seconds)]
-    return Sample(**json.loads(load.output(words, cores()[0], seconds)))
-
-
-def questions(running: Running | None = None) -> list[Question]:
-    """Return the same question in each protocol, to *running* or to nobody."""
-    http = partial(Target, "http", 0 if running is None else running.http_port)
-    grpc = partial(Target, "grpc", 0 if running is None else running.grpc_port)
+def questions(running: Running) -> list[Question]:
+    """Return the same question in each protocol."""
+    http = partial(Target, "http", running.http_port)
+    grpc = partial(Target, "grpc", running.grpc_port)
     return [
         Question("oip", grpc("", messages.grpc_request(CASE)), messages.read_grpc),
         Question("grps", grpc(grps.METHOD, grps.grpc_request(CASE)), grps.read_grpc),
