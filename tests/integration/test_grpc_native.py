@@ -8,15 +8,12 @@ from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
-import grpc
 import pytest
-from grpc import aio
 
-from gateway.ir.errors import GatewayError, NotSent, Unavailable, UpstreamProtocolError
+from gateway.ir.errors import GatewayError, Unavailable
 from gateway.transports.base import Budget, ClientLimits, GrpcMount, ServerLimits
 from gateway.transports.grpc_health import Health
 from gateway.transports.native import http2_frames as frames
-from gateway.transports.native.grpc_heads import RESPONSE_HEAD, only_block, trailers_block
 from gateway.transports.native.grpc_server import GrpcServer
 from gateway.transports.native.header_blocks import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
@@ -94,9 +91,6 @@ async def said(address: str, data: bytes) -> bytes:
         return received
     finally:
         writer.close()
-
-
-# -- patience and counts of the server
 
 
 @pytest.mark.parametrize("data", [b"", b"PRI * HT", frames.PREFACE, PREFACE + b"\0\0\x20\1"])
@@ -291,150 +285,6 @@ async def test_flood_ends_with_goaway_and_hinders_nobody(name: str) -> None:
         received = await flood
     assert bytes([frames.GOAWAY, 0, 0, 0, 0, 0]) in received
     assert max(took) < 0.5
-
-
-# -- odd servers
-
-
-@asynccontextmanager
-async def answering(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
-    """Run a server that answers the first call with *data*; give its address."""
-    served = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frames.settings([]))
-        received = b""
-        while b"message" not in received:
-            received += await reader.read(65_536)
-        writer.write(data)
-        if not close:
-            with suppress(ConnectionError):
-                await reader.read()
-        writer.close()
-        served.set()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with asyncio.timeout(5):
-            await served.wait()
-
-
-def head(block: bytes, *, end: bool = False) -> bytes:
-    return frames.frame(frames.HEADERS, frames.END_HEADERS | end, 1, block)
-
-
-def data(payload: bytes, *, end: bool = False) -> bytes:
-    return frames.frame(frames.DATA, int(end), 1, payload)
-
-
-OK = trailers_block(GrpcStatus.OK, "", ())
-HEAD = head(RESPONSE_HEAD)
-ANSWER = data(b"\0\0\0\0\2hi")
-
-BROKEN = {
-    "two_answers": (HEAD + ANSWER + ANSWER + head(OK, end=True), "two answers"),
-    "no_answer": (HEAD + head(OK, end=True), "status OK without an answer"),
-    "no_status": (HEAD + ANSWER + head(b"", end=True), "ends without a status"),
-    "ends_with_data": (HEAD + data(b"\0\0\0\0\2hi", end=True), "ends without a status"),
-    "half_a_message": (HEAD + data(b"\0\0\0\0\5hi") + head(OK, end=True), "middle of a message"),
-    "data_first": (ANSWER, "data before header fields"),
-    "html": (
-        head(literal(b":status", b"200") + literal(b"content-type", b"text/html")),
-        "an answer that is no gRPC",
-    ),
-    "odd_flag": (HEAD + data(b"\7\0\0\0\2hi"), "begins with 7"),
-    "unknown_coding": (
-        head(RESPONSE_HEAD + literal(b"grpc-encoding", b"br")) + data(b"\1\0\0\0\2hi"),
-        "'br' is unknown",
-    ),
-    "garbage_as_gzip": (
-        head(RESPONSE_HEAD + literal(b"grpc-encoding", b"gzip"))
-        + data(b"\1\0\0\0\2hi")
-        + head(OK, end=True),
-        "cannot be decoded",
-    ),
-    "broken_framing": (frames.frame(frames.PING, 0, 0, b"short"), "PING of 5 bytes"),
-    "push": (frames.frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), "nobody may push"),
-    "window_exceeded": (HEAD + data(bytes(70_000)), "more was sent than"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-async def test_broken_answer_is_the_upstreams_fault(name: str) -> None:
-    """Each is UpstreamProtocolError at once, and says what is wrong."""
-    sent, why = BROKEN[name]
-    async with answering(sent) as address, calling(address) as client:
-        with pytest.raises(UpstreamProtocolError, match=why):
-            await client.send(ask(b"message"), deadline=monotonic() + 5)
-
-
-STATUSES = {
-    "trailers_only": (
-        head(only_block(GrpcStatus.NOT_FOUND, "nö", ()), end=True),
-        GrpcStatus.NOT_FOUND,
-    ),
-    "interim_answer": (
-        head(literal(b":status", b"103")) + HEAD + ANSWER + head(OK, end=True),
-        GrpcStatus.OK,
-    ),
-    "proxy_503": (head(literal(b":status", b"503"), end=True), GrpcStatus.UNAVAILABLE),
-    "proxy_404_with_body": (
-        head(literal(b":status", b"404")) + data(b"<html>", end=True),
-        GrpcStatus.UNIMPLEMENTED,
-    ),
-    "reset_cancel": (frames.reset(1, frames.CANCEL), GrpcStatus.CANCELLED),
-    "reset_calm": (frames.reset(1, frames.ENHANCE_YOUR_CALM), GrpcStatus.RESOURCE_EXHAUSTED),
-    "reset_internal": (frames.reset(1, frames.INTERNAL_ERROR), GrpcStatus.INTERNAL),
-}
-
-
-@pytest.mark.parametrize("name", STATUSES)
-async def test_status_without_a_message(name: str) -> None:
-    """Proxies and resets speak a status, as gRPC has it."""
-    sent, status = STATUSES[name]
-    async with answering(sent) as address, calling(address) as client:
-        answer = await client.send(ask(b"message"), deadline=monotonic() + 5)
-    assert status is answer.status
-
-
-@pytest.mark.parametrize(
-    "sent", [frames.reset(1, frames.REFUSED_STREAM), frames.goaway(0, 0)], ids=["reset", "goaway"]
-)
-async def test_call_that_was_not_looked_at_was_not_sent(sent: bytes) -> None:
-    """A refused stream, and one above GOAWAY's last, may be sent again."""
-    async with answering(sent) as address, calling(address) as client:
-        with pytest.raises(NotSent, match="before it looked at it"):
-            await client.send(ask(b"message"), deadline=monotonic() + 5)
-
-
-async def test_lost_connection_after_the_call_may_have_been_seen() -> None:
-    """An upstream that closes in the middle of its answer is Unavailable."""
-    async with answering(HEAD + ANSWER, close=True) as address, calling(address) as client:
-        with pytest.raises(Unavailable, match="broke the connection") as caught:
-            await client.send(ask(b"message"), deadline=monotonic() + 5)
-    assert Unavailable is type(caught.value)
-
-
-async def test_compressed_answers_are_undone() -> None:
-    """What a server of the library compresses is read."""
-
-    async def answer(message: bytes, _context: Any) -> bytes:
-        return message * 1000
-
-    handler = grpc.method_handlers_generic_handler(
-        "test.Echo", {"Unary": grpc.unary_unary_rpc_method_handler(answer)}
-    )
-    server = aio.server(compression=grpc.Compression.Gzip)
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with calling(f"127.0.0.1:{port}") as client:
-            got = await client.send(ask(b"abc"), deadline=None)
-    finally:
-        await server.stop(None)
-    assert b"abc" * 1000 == got.view.tobytes()
 
 
 async def test_more_calls_than_a_server_allows_on_one_connection() -> None:
