@@ -14,7 +14,7 @@ from gateway import __version__
 from gateway.app.admin import AdminFrontend
 from gateway.app.check import check
 from gateway.app.listeners import Shared, build_listener, received_bytes
-from gateway.app.memory import keep_large_buffers
+from gateway.app.memory import keep_large_buffers, leave_what_stays
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
 from gateway.app.routes import BuiltRoute, Place, build_route
@@ -389,6 +389,7 @@ async def _run(loaded: Loaded, started: Callable[[Gateway], Awaitable[None]] | N
         loop.add_signal_handler(number, stopped)
     gateway = Gateway(loaded)
     await gateway.start()
+    leave_what_stays()
     if started is not None:
         await started(gateway)
     await stop.wait()

@@ -74,6 +74,9 @@ class Need(enum.Enum):
     WIDENED = "widened"
     NUMBERS = "numbers"
 
+    # Enum's own, in Python, takes ten times as long: every call asks several times.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Sequence:

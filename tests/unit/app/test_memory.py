@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+
+from gateway.app.memory import leave_what_stays
 
 PROGRAM = """
 import resource
@@ -41,3 +44,18 @@ def test_an_operators_own_setting_stays() -> None:
     done, faults = run(MALLOC_MMAP_THRESHOLD_="131072")
     assert done == "False"
     assert faults > 10_000
+
+
+def test_what_stays_is_not_looked_at_again() -> None:
+    """Objects there were are left out of collections; later ones are collected as ever."""
+    kept: list[object] = []
+    try:
+        leave_what_stays()
+        assert not any(each is kept for each in gc.get_objects())
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        assert gc.collect() >= 1
+    finally:
+        gc.unfreeze()
+    assert any(each is kept for each in gc.get_objects())
