@@ -58,6 +58,18 @@ async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
         _path(inputs).write_text(str(time.monotonic()))
 
 
+@declares(inputs=_TEXT, outputs=_TOKEN)
+async def thinking(inputs: dict[str, Any], _job: Job) -> Answers:
+    """Think for ever before the first word; write to the file *text* when it begins and ends."""
+    path = _path(inputs)
+    path.with_suffix(".begun").write_text("yes")
+    try:
+        await asyncio.Event().wait()
+        yield _token("never")
+    finally:
+        path.write_text(str(time.monotonic()))
+
+
 @declares(inputs=_TEXT, outputs=(Tensor("data", Datatype.FP32, (-1,)),))
 async def flood(inputs: dict[str, Any], _job: Job) -> Answers:
     """Answer with a MiB as often as it is taken; write to the file *text* how often that was."""

@@ -18,7 +18,7 @@ from tests.integration.streaming_models import FLOOD_BYTES
 
 STREAMED = "/grps/v1/infer/predict?streaming=true"
 
-MODELS = ("endless", "silent", "flood", "breaks", "mute")
+MODELS = ("endless", "silent", "thinking", "flood", "breaks", "mute")
 EXAMPLES = ("simple", "speak", "fail", "identity_uint8", "identity_uint16", "identity_bool")
 BEHIND = (
     """
@@ -251,6 +251,27 @@ def test_who_leaves_a_stream_stops_the_model(
             left = time.monotonic()
             answers.cancel()
             assert stopped_at(path)
+    assert stopped_at(path) - left < 0.1
+
+
+@pytest.mark.parametrize("streaming", [True, False], ids=["stream", "one answer"])
+def test_who_leaves_before_the_first_answer_stops_the_model(
+    place: tuple[Running, str], streaming: bool, tmp_path: Path
+) -> None:
+    """Also where nothing has been written to the client yet."""
+    running, prefix = place
+    path = tmp_path / "stopped"
+    body = json.dumps({"str_data": str(path), "model": f"{prefix}thinking"}).encode()
+    target = STREAMED if streaming else STREAMED.partition("?")[0]
+    head = f"POST {target} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    host, _, port = running.addresses["main.http"].rpartition(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as sock:
+        sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until = time.monotonic() + TIMEOUT_S
+        while not path.with_suffix(".begun").exists():
+            assert time.monotonic() < until, "the model was not asked"
+            time.sleep(0.002)
+        left = time.monotonic()
     assert stopped_at(path) - left < 0.1
 
 
