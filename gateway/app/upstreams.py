@@ -26,6 +26,7 @@ from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
 from gateway.policies.forward import Forward
 from gateway.policies.single import Single
+from gateway.policies.unloaded import Unloaded
 from gateway.registry import protocol
 from gateway.routing.affinity import IDLE_S
 from gateway.routing.endpoints import Endpoint, Endpoints, Picker
@@ -201,7 +202,7 @@ def build_upstream(
             directory=directory,
             transport=config.transport,
         )
-        service: Service = Signatures(Single(connected.service), signatures)
+        service: Service = Signatures(Single(Unloaded(connected.service)), signatures)
         service = Complete(Describe(service), connected.needs)
         classifies = protocol(url.protocol).classifies
         if not classifies:
