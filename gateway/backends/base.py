@@ -267,7 +267,7 @@ class Backend(abc.ABC):
     async def _metadata(self, _call: ModelMetadataRequest) -> ModelMetadata:
         if self._signature is None:
             raise self._not_ready()
-        return self.metadata
+        return self.metadata.changed(decoupled=True) if self.decoupled else self.metadata
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         inputs, job, signature = self._checked(call)

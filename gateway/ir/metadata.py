@@ -34,6 +34,7 @@ class ModelMetadata:
         max_batch_size: 0: the model does not batch; None: unknown.
         labels: Class labels for an output, by output name.
         stateful: It is asked within sequences, as far as its server tells.
+        decoupled: A request may have any number of answers, as far as its server tells.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelMetadata:
     max_batch_size: int | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stateful: bool = False
+    decoupled: bool = False
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""

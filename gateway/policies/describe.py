@@ -75,7 +75,9 @@ def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
     Source: Triton model configuration extension; dossier, section 10.
     """
     most = metadata.max_batch_size or 0
-    stateful: dict[str, Any] = {"sequence_batching": {}} if metadata.stateful else {}
+    policies: dict[str, Any] = {"sequence_batching": {}} if metadata.stateful else {}
+    if metadata.decoupled:
+        policies["model_transaction_policy"] = {"decoupled": True}
     return ModelConfiguration(
         {
             "name": metadata.name,
@@ -83,7 +85,7 @@ def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
             "max_batch_size": most,
             "input": [_tensor(tensor, batches=most > 0) for tensor in metadata.inputs],
             "output": [_tensor(tensor, batches=most > 0) for tensor in metadata.outputs],
-            **stateful,
+            **policies,
         }
     )
 

@@ -357,6 +357,6 @@ def _members(reply: Any) -> Any:
     if not dataclasses.is_dataclass(reply):
         return reply.value if isinstance(reply, enum.Enum) else reply
     found = {field.name: getattr(reply, field.name) for field in dataclasses.fields(reply)}
-    for told_elsewhere in ("max_batch_size", "labels", "stateful"):
+    for told_elsewhere in ("max_batch_size", "labels", "stateful", "decoupled"):
         found.pop(told_elsewhere, None)
     return {key: list(value) if key == "shape" else _members(value) for key, value in found.items()}

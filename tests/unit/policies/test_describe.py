@@ -129,3 +129,9 @@ async def test_other_calls_pass() -> None:
     """Nothing else is looked at."""
     service = ScriptedService(True)
     assert await Describe(service)(ModelReadyRequest(model=M))
+
+
+def test_a_decoupled_model_says_so() -> None:
+    """Clients that look for streams find them in the transaction policy."""
+    document = configuration_of(METADATA.changed(decoupled=True)).document
+    assert {"decoupled": True} == document["model_transaction_policy"]

@@ -228,3 +228,11 @@ async def test_a_member_may_not_become_an_input_that_is_there() -> None:
     call = request("c", members={"a": 1})
     with pytest.raises(InvalidRequest, match="input 'c' is there twice"):
         await renaming(ScriptedService(), inputs={"a": "c"})(call)
+
+
+async def test_what_a_model_is_stays_what_it_is() -> None:
+    """Stateful, decoupled, its largest batch: another name changes none of it."""
+    found = ModelMetadata(name="inner", max_batch_size=4, stateful=True, decoupled=True)
+    rename = Rename(ScriptedService(found), model="inner")
+    reply = await rename(ModelMetadataRequest(model=ModelRef("outer")))
+    assert found.changed(name="outer") == reply
