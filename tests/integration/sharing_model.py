@@ -1,0 +1,33 @@
+"""A model that waits until nobody wants its answer any more, for tests of whole gateways."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gateway.backends.base import Job
+from gateway.backends.python import declares
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata
+
+_X = (TensorMetadata("x", Datatype.INT32, (-1, 1)),)
+
+RUNS: list[int] = []
+"""Rows of each call that has begun."""
+
+GO_ON = threading.Event()
+"""Ends a call that somebody still wants."""
+
+GIVEN_UP = threading.Event()
+"""Set when a call ended because nobody wanted it."""
+
+
+@declares(inputs=_X, outputs=_X)
+def patient(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Give the input back, once told to."""
+    RUNS.append(len(inputs["x"]))
+    while not GO_ON.is_set():
+        if job.cancelled.wait(0.005):
+            GIVEN_UP.set()
+            break
+    return {"x": inputs["x"]}
