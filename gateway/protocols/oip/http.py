@@ -7,6 +7,7 @@ replies.py, answers.py, and those of streams: http_stream.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import (
@@ -85,6 +86,8 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
 }
 _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
+_REMEMBERED = 1024
+_REMEMBERED_BYTES = 512
 _RETRY_AFTER = ("Retry-After", "1")
 
 
@@ -111,6 +114,8 @@ class HttpCodec:
             HTTP_STATUS[ErrorCode.NOT_READY],
             NOT_READY_STATUSES.__contains__,
         )
+        # Clients ask for the same few paths again and again.
+        self._remembered = lru_cache(_REMEMBERED)(partial(find_route, limits=limits))
 
     first_error_ends = True
 
@@ -138,7 +143,9 @@ class HttpCodec:
             Unsupported: It asks for an extension that is not served.
         """
         try:
-            route = find_route(wire.method, wire.path, self._limits)
+            short = len(wire.path) <= _REMEMBERED_BYTES
+            find = self._remembered if short else partial(find_route, limits=self._limits)
+            route = find(wire.method, wire.path)
         except (NotFound, Unsupported):
             if not self._extensions.opaque:
                 raise
