@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, TypeVar
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 UNIX = "unix:"
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """Return the addresses of a name, in the system's order. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
 class Upstream:
@@ -22,22 +29,39 @@ class Upstream:
         port: Of TCP.
         path: Of a unix socket.
         floor_s: How long what a name stands for is remembered.
+        resolve: Looks names up.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, host: str, port: int, path: str = "", *, floor_s: float = 5.0) -> None:
+    def __init__(  # the last two for tests alone
+        self,
+        host: str,
+        port: int,
+        path: str = "",
+        *,
+        floor_s: float = 5.0,
+        resolve: Callable[[str, int], Awaitable[list[str]]] = look_up,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._host = host
         self._port = port
         self._path = path
         self._floor_s = floor_s
+        self._resolve = resolve
+        self._clock = clock
         self._found: list[str] = []
-        self._looked_up = 0.0
+        self._failed: set[str] = set()
+        self._fresh_until: float | None = None
 
     async def connect(self, make: Callable[[], P], options: dict[str, Any]) -> P:
-        """Connect to the first address that answers. Raises OSError.
+        """Connect to the first address that answers; those that last did not come last.
 
         Args:
             make: Of the protocol.
             options: `ssl` and what belongs to it, for the loop.
+
+        Raises:
+            OSError: The name is unknown, or no address answered.
         """
         loop = asyncio.get_running_loop()
         if self._path:
@@ -47,31 +71,31 @@ class Upstream:
             options = {**options, "server_hostname": self._host}
         last: OSError | None = None
         for address in await self._addresses():
+            self._failed.add(address)  # until it answers: the caller may not wait for it
             try:
                 _, protocol = await loop.create_connection(make, address, self._port, **options)
             except OSError as error:
                 last = error
             else:
+                self._failed.discard(address)
                 return protocol
-        self._looked_up = 0.0  # it may have moved
+        self._fresh_until = None  # it may have moved
         raise last or OSError(f"{self._host} has no address")
 
     async def _addresses(self) -> list[str]:
         """Return the addresses of the host; stale ones where it cannot be looked up."""
         if _is_address(self._host):
             return [self._host]
-        if self._found and monotonic() - self._looked_up < self._floor_s:
-            return self._found
-        loop = asyncio.get_running_loop()
-        try:
-            rows = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError:
-            if not self._found:
-                raise
-        else:
-            self._found = list(dict.fromkeys(str(row[4][0]) for row in rows))
-        self._looked_up = monotonic()
-        return self._found
+        now = self._clock()
+        if self._fresh_until is None or now >= self._fresh_until:
+            try:
+                self._found = await self._resolve(self._host, self._port)
+            except OSError:
+                if not self._found:
+                    raise
+            self._failed.intersection_update(self._found)
+            self._fresh_until = now + self._floor_s
+        return sorted(self._found, key=self._failed.__contains__)
 
 
 def upstream_of(target: str, floor_s: float) -> Upstream:
