@@ -13,11 +13,12 @@ import pytest
 from grpc import aio
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
+from gateway.transports.base import ClientLimits, ServerLimits
 from gateway.transports.native import http2_frames as frames
 from gateway.transports.native.grpc_heads import RESPONSE_HEAD, only_block, trailers_block
 from gateway.transports.native.header_blocks import literal
 from gateway.wire.grpc import GrpcStatus
-from tests.integration.grpc_echo import MAKES, ask, calling, only_quiet
+from tests.integration.grpc_echo import MAKES, Slow, ask, calling, new_client, only_quiet, serving
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,8 @@ def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients are of the native make."""
+    """Both makes are native."""
+    monkeypatch.setattr(MAKES, "server", "native")
     monkeypatch.setattr(MAKES, "client", "native")
 
 
@@ -172,3 +174,37 @@ async def test_compressed_answers_are_undone() -> None:
     finally:
         await server.stop(None)
     assert b"abc" * 1000 == got.view.tobytes()
+
+
+async def test_closing_ends_the_wait_for_a_connection() -> None:
+    """Calls that wait for an upstream that says nothing learn that they were not sent."""
+    accepted = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        client = new_client(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        calls = [asyncio.create_task(client.send(ask(), deadline=None)) for _ in range(2)]
+        await accepted.wait()
+        await client.close()
+        for each in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(each, NotSent)
+
+
+async def test_closing_ends_the_wait_for_room() -> None:
+    """So does a call that waits for another to end, and opens no connection any more."""
+    frontend = Slow()
+    async with serving(frontend, ServerLimits(h2_streams=1)) as server:
+        client = new_client(server.address, ClientLimits(connections=1))
+        first = asyncio.create_task(client.send(ask(), deadline=None))
+        await frontend.started.wait()
+        second = asyncio.create_task(client.send(ask(), deadline=None))
+        await asyncio.sleep(0)
+        await client.close()
+        ends = await asyncio.gather(first, second, return_exceptions=True)
+    assert [Unavailable, NotSent] == [type(each) for each in ends]

@@ -113,8 +113,6 @@ class GrpcClient:
         connection = self._pool.find()
         if connection is None:
             connection = await self._pool.take(deadline)
-            if self._closed:
-                raise NotSent(f"the client of {self._target} is closed")
         left_s = None if deadline is None else deadline - monotonic()
         metadata = sendable(wire.metadata) if wire.metadata else ()
         block = request_block(wire.method, self._authority, self._scheme, metadata, left_s)

@@ -202,6 +202,7 @@ class Pool:
         self._connecting: asyncio.Task[None] | None = None
         self._room: set[asyncio.Future[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def find(self) -> ClientConnection | None:
         """Return a connection with room, if there is one."""
@@ -224,13 +225,14 @@ class Pool:
         """
         try:
             async with asyncio.timeout(None if deadline is None else deadline - monotonic()):
-                while True:
+                while not self._closed:
                     found = self.find()
                     if found is not None:
                         return found
                     await self._more()
         except TimeoutError:
             raise DeadlineExceeded(f"no connection to {self._name} in time") from None
+        raise self._gone()
 
     def lost(self, connection: ClientConnection) -> None:
         """Give *connection* to no more calls."""
@@ -247,13 +249,22 @@ class Pool:
             if connection not in self._connections and connection.transport is not None:
                 connection.retire()
         if self._room:
-            waiting, self._room = self._room, set()
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let those who wait for room look again."""
+        waiting, self._room = self._room, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _gone(self) -> NotSent:
+        return NotSent(f"the client of {self._name} is closed")
 
     async def close(self, why: str) -> None:
-        """Close every connection, which ends the calls on them."""
+        """Close every connection, which ends the calls on them; who waits for one is not sent."""
+        self._closed = True
+        self._wake()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -277,7 +288,13 @@ class Pool:
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
             self._connecting.add_done_callback(self._connected)
-        await asyncio.shield(self._connecting)
+        connecting = self._connecting
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            if connecting.cancelled():  # by `close`, not the caller
+                raise self._gone() from None
+            raise
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
