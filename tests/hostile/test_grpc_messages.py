@@ -64,13 +64,6 @@ PATHS = (
     "/inference.GRPCInferenceService/" + "x" * 4000,
     "/tensorflow.serving.PredictionService/Predict",
     "/grpc.health.v1.Health/Nothing",
-    "/inference.GRPCInferenceService/RepositoryModelLoad",
-    "/inference.GRPCInferenceService/RepositoryModelUnload",
-    "/inference.GRPCInferenceService/SystemSharedMemoryRegister",
-    "/inference.GRPCInferenceService/CudaSharedMemoryRegister",
-    "/inference.GRPCInferenceService/TraceSetting",
-    "/inference.GRPCInferenceService/LogSettings",
-    "/inference.GRPCInferenceService/ModelStatistics",
 )
 
 
@@ -80,6 +73,26 @@ def test_methods_that_are_not_served(patient: Patient, path: str, message: bytes
     """A method nobody serves is UNIMPLEMENTED, whatever comes with it."""
     code, _ = patient.call(message, method=path)
     assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+OFF = (
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "SystemSharedMemoryRegister",
+    "CudaSharedMemoryRegister",
+    "TraceSetting",
+    "LogSettings",
+    "ModelStatistics",
+)
+
+
+@pytest.mark.parametrize("method", OFF)
+@pytest.mark.parametrize("message", [b"", b"\xff" * 64, good_call()], ids=["empty", "ones", "good"])
+def test_methods_that_are_off(patient: Patient, method: str, message: bytes) -> None:
+    """An extension that is not enabled is UNIMPLEMENTED, or the message is refused before that."""
+    code, details = patient.call(message, method=SERVICE + method)
+    assert code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
+    check_text(details)
 
 
 METADATA: dict[str, tuple[tuple[str, str | bytes], ...]] = {
