@@ -249,9 +249,10 @@ class Mapped:
         if isinstance(call, SharedRegisterRequest):
             self._regions.register(call.region)
         elif isinstance(call, SharedUnregisterRequest):
-            self._regions.unregister(call.region)
+            if not call.cuda:  # of CUDA's there are none, and "all" of them are not all of these
+                self._regions.unregister(call.region)
         else:
-            return self._regions.listed()
+            return () if call.cuda else self._regions.listed()
         return None
 
     async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:

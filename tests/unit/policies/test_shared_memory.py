@@ -332,3 +332,13 @@ async def test_metadata_name_what_is_shared(memory: Any, expected: tuple[str, ..
     service = ScriptedService(ServerMetadata("s", "1", ("parameters",)))
     found = await SharedMemory(service, memory)(ServerMetadataRequest())
     assert ServerMetadata("s", "1", ("parameters", *expected)) == found
+
+
+async def test_all_of_cudas_regions_are_none_of_systems(segment: Path) -> None:
+    """Forgetting or listing CUDA's regions leaves those of system memory alone."""
+    service, _ = mapped(segment, ScriptedService())
+    await service(SharedUnregisterRequest(cuda=True))
+    assert () == await service(SharedStatusRequest(cuda=True))
+    assert (REGION,) == await service(SharedStatusRequest(cuda=False))
+    await service(SharedUnregisterRequest(cuda=False))
+    assert () == await service(SharedStatusRequest())
