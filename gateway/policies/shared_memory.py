@@ -251,8 +251,10 @@ class Mapped:
         elif isinstance(call, SharedUnregisterRequest):
             if not call.cuda:  # of CUDA's there are none, and "all" of them are not all of these
                 self._regions.unregister(call.region)
+        elif isinstance(call, SharedStatusRequest) and not call.cuda:
+            return self._regions.listed()
         else:
-            return () if call.cuda else self._regions.listed()
+            return ()
         return None
 
     async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
