@@ -117,3 +117,9 @@ async def test_what_is_not_modelled_goes_to_the_first_that_can_read_it() -> None
     refusal = Unsupported("its own words", origin=answer)
     with pytest.raises(Unsupported, match="its own words"):
         await targets(refusal, answer)(call)
+
+
+async def test_a_bug_is_no_upstream_that_is_passed_over() -> None:
+    """Only errors of the gateway's taxonomy are an upstream's word."""
+    with pytest.raises(RuntimeError, match="bug"):
+        await targets({"a": ("1",)}, RuntimeError("bug"))(TraceSettingRequest())

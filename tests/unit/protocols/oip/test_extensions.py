@@ -352,3 +352,18 @@ def test_answers_that_cannot_be_used(call: Call[Any], document: Any) -> None:
     wire = HttpResponse(200, body=(json.dumps(document).encode(),))
     with pytest.raises(MalformedMessage):
         HttpCodec(DEFAULT_LIMITS, {}).decode_reply(call, wire)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", [ModelConfigRequest, ModelLoadRequest, ModelUnloadRequest])
+def test_a_question_about_a_model_names_one(codec: Any, kind: type[Call[Any]]) -> None:
+    """Without a name there is nothing to ask a server."""
+    with pytest.raises(GatewayError, match="names no model"):
+        codec(DEFAULT_LIMITS, {}).encode_call(kind())
+
+
+@BOTH
+def test_no_version_where_there_are_none(codec: Any) -> None:
+    """A server without versions is not asked to load one of them."""
+    with pytest.raises(Unsupported, match="has no versions"):
+        codec(DEFAULT_LIMITS, {"dialect": "kserve"}).encode_call(ModelLoadRequest(model=V))
