@@ -17,8 +17,9 @@ from gateway.app.listeners import Shared, build_listener, received_bytes
 from gateway.app.memory import keep_large_buffers, leave_what_stays
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
+from gateway.app.readiness import forgiving
 from gateway.app.routes import BuiltRoute, Place, build_route
-from gateway.app.rules import named_models, own_models, ruled_routes
+from gateway.app.rules import named_models, ruled_routes
 from gateway.app.sharing import shared_upstream
 from gateway.app.turns import take_turns_quickly
 from gateway.app.upstreams import BuiltUpstream, build_upstream
@@ -34,7 +35,7 @@ from gateway.policies.tally import Tally
 from gateway.routing.keys import Known
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
-from gateway.routing.server import Index, Ready, ServerAnswers, ServerOptions
+from gateway.routing.server import Index, ServerAnswers, ServerOptions
 from gateway.routing.status import Statuses
 from gateway.routing.targets import Relisting, Targets
 from gateway.schema.pool import require_fast_runtime
@@ -273,13 +274,14 @@ class Gateway:
     def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerAnswers:
         by_name = {built.ruled.name: built for built in routes}
         named = {name: by_name[route].ready for route, name in _named(self._config, routes)}
+        models, pipelines = self._models.loadable, self._pipelines.pipelines
         indexes = [Index("local", self._models.index, ttl_s=0)]
         indexes.append(Index("pipelines", self._pipelines.index, ttl_s=0))
         indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
         return ServerAnswers(
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
-                routes=[self._route_ready(built) for built in routes],
+                routes=[forgiving(built, models, pipelines) for built in routes],
                 trends=self._trends.read,
                 online=self._config.lifecycle.online,
                 named=named,
@@ -288,14 +290,6 @@ class Gateway:
             ),
             indexes,
         )
-
-    def _route_ready(self, built: BuiltRoute) -> Ready:
-        """Return the route's readiness; models that a client has unloaded do not count against."""
-        own = self._models.loadable
-        names = own_models(built.ruled)
-        if not names or not own.keys() >= set(names):
-            return built.ready
-        return lambda: built.ready() or all(own[name].unloaded for name in names)
 
     async def _close(self) -> None:
         for server in (self._data | self._admin).values():

@@ -31,6 +31,10 @@ models:
     signature: {{max_batch_size: 8}}
     batching: {{max_batch_size: 4, max_delay: 200ms}}
     cache: {{max_age: 60s}}
+pipelines:
+  once:
+    steps: {{one: {{model: plain, inputs: {{INPUT0: request.A, INPUT1: request.B}}}}}}
+    outputs: {{S: one.OUTPUT0}}
 lifecycle: {{pre_stop: 0s}}
 """
 IN_FRONT = f"""
@@ -110,10 +114,10 @@ def test_what_callers_share_is_counted(models: Running) -> None:
 
 
 def test_unloading_takes_a_model_and_not_the_gateway(models: Running) -> None:
-    """The others go on, and so does readiness; loading brings it back at once."""
+    """The others go on, and so does readiness, though a pipeline needs it; loading brings it back."""
     assert 200 == ask(models, "/v2/repository/models/plain/unload", {})[0]
     states = {entry["name"]: entry["state"] for entry in ask(models, "/v2/repository/index", {})[1]}
-    assert {"plain": "UNAVAILABLE", "shared": "READY"} == states
+    assert {"plain": "UNAVAILABLE", "once": "UNAVAILABLE", "shared": "READY"} == states
     assert (503, 200) == (infer(models, "plain"), ask(models, "/v2/health/ready")[0])
     assert 200 == ask(models, "/v2/repository/models/plain/load", {})[0]
     assert 200 == infer(models, "plain")
