@@ -21,7 +21,7 @@ from tests.integration.cli_kit import Running, get, serving
 from tests.interop.client import Client
 from tests.interop.servers.process import RunningServer
 from tests.interop.servers.triton.models import MODELS
-from tests.interop.test_gateway import CARRIERS, SCRIPTS, seen_through, sidecar
+from tests.interop.test_gateway import CARRIERS, ENABLED, SCRIPTS, seen_through, sidecar
 from tests.matrix.clients import CLIENTS
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -35,9 +35,11 @@ def before(
 ) -> Iterator[Running]:
     """Run the gateway before *server* with what the configuration says of its models."""
     address = server.grpc_address if carrier == "grpc" else server.http_address
+    # As the sidecar's `--enable NAME[=VALUE]` has it.
+    enabled = {name: value or "true" for name, _, value in (one.partition("=") for one in ENABLED)}
     config = {
         "version": 1,
-        "listeners": [{"http": "127.0.0.1:0", "grpc": "127.0.0.1:0"}],
+        "listeners": [{"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "options": {"oip": enabled}}],
         "admin": {"address": "127.0.0.1:0", "metrics": None},
         "upstreams": {"triton": {"url": f"oip+{carrier}://{address}"}},
         "models": models,
