@@ -77,8 +77,9 @@ interop: $(VENV)/.installed-dev ## Real clients and real servers, each in an env
 	$(BIN)/pytest tests/interop -q -m interop --hypothesis-profile=ci --timeout=600
 
 .PHONY: hostile
-hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway.
-	$(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
+hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway, on each make of the transports.
+	HOSTILE_TRANSPORT=native $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
+	HOSTILE_TRANSPORT=reference $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.

@@ -76,7 +76,7 @@ def connect(
     message_limits: MessageLimits | None = None,
     tls: TlsConfig | None = None,
     directory: Path | None = None,
-    transport: Make = "reference",
+    transport: Make = "native",
 ) -> Connected:
     """Make the service that asks the server at *url*; nothing is sent yet.
 

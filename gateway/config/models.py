@@ -136,7 +136,7 @@ class ListenerConfig(Model):
     shared_memory: Literal["off", "forward", "map"] = "off"
     """Tensors in POSIX shared memory: forward passes regions on to the upstreams, map copies from
     and to them here. Whoever can connect reaches every segment that the gateway's user can."""
-    transport: Literal["reference", "native"] = "reference"
+    transport: Literal["reference", "native"] = "native"
     """What carries HTTP and gRPC here: aiohttp and grpcio, or our own protocols."""
     tls: TlsConfig | None = None
     limits: ServerLimitsConfig = ServerLimitsConfig()
@@ -177,7 +177,7 @@ class UpstreamConfig(Model):
     """Callers' headers that cross, by name, * at the end allowed."""
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     probe: ProbeConfig = ProbeConfig()
-    transport: Literal["reference", "native"] = "reference"
+    transport: Literal["reference", "native"] = "native"
     """What carries HTTP or gRPC there, as in a listener."""
     tls: TlsConfig | None = None
     limits: ClientLimitsConfig = ClientLimitsConfig()

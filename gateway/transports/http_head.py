@@ -18,7 +18,12 @@ from gateway.wire.http import Headers
 _TARGET = re.compile(r"[!-~]+", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9.\-_~%!$&'()*+,;=:\[\]]*", re.ASCII)
 _LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
-_PATH_START = re.compile(r"[/?]")
+_ABSOLUTE = re.compile(
+    r"https?://([A-Za-z0-9.\-_~%!$&'()*+,;=:]*@)?([A-Za-z0-9.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+\])"
+    r"(:(?P<port>[0-9]{1,5})?)?(?P<rest>([/?].*)?)",
+    re.ASCII | re.IGNORECASE,
+)
+_PORTS_END = 65_535
 _FIELD_OVERHEAD = 4  # ": " and the line's end
 _VERSIONS = ((1, 0), (1, 1))
 
@@ -167,13 +172,19 @@ def _target(method: str, target: str) -> tuple[str, str]:
         raise HttpFault(400, "the request target holds characters it must not", close=True)
     if target == "*":
         return target, ""
-    if not target.startswith("/"):  # the absolute form, as proxies get it
-        rest = target.partition("://")[2]
-        start = _PATH_START.search(rest)
-        target = "/" if start is None else rest[start.start() :]
-        target = target if target.startswith("/") else f"/{target}"
+    if not target.startswith("/"):
+        target = _origin_form(target)
     path, _, query = target.partition("?")
     return path, query
+
+
+def _origin_form(target: str) -> str:
+    """Return path and query of a target in absolute form, as proxies get it."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None or int(found["port"] or 0) > _PORTS_END:
+        raise HttpFault(400, "the request target is neither a path nor an http URL", close=True)
+    rest = found["rest"]
+    return rest if rest.startswith("/") else f"/{rest}"
 
 
 def _length(headers: Headers) -> int | None:

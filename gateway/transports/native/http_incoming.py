@@ -154,7 +154,7 @@ class Incoming:
         there is room for it.
         """
         if self._chunks is not None:
-            waited_for = self._wanted is not None
+            waited_for = self._wanted is not None and not self._wanted.done()
             return self._take_chunks(self._chunks, data, at) if waited_for else at
         length = self._head.length or 0
         room = self.room()
