@@ -98,6 +98,10 @@ def tensors(
     return Tensor(name, datatype, shape, ArrayData(array), given)
 
 
+# All ones in an infinity or NaN; BF16 is drawn as its bits, since numpy has no such numbers.
+_BF16_EXPONENT = 0x7F80
+
+
 @functools.cache
 def _one_of(datatypes: frozenset[Datatype]) -> SearchStrategy[Datatype]:
     return st.sampled_from(sorted(datatypes, key=lambda one: one.name))
@@ -113,6 +117,13 @@ def _elements(datatype: Datatype, count: int, *, finite: bool) -> SearchStrategy
     """Draw the bytes of so many elements; any bits but in BOOL, and in floats to be finite."""
     if datatype is Datatype.BOOL:
         return st.lists(st.booleans(), min_size=count, max_size=count).map(bytes)
+    if datatype is Datatype.BF16 and finite:
+        finite_bits = st.integers(0, 0xFFFF).filter(
+            lambda bits: bits & _BF16_EXPONENT != _BF16_EXPONENT
+        )
+        return st.lists(finite_bits, min_size=count, max_size=count).map(
+            lambda drawn: np.array(drawn, "<u2").tobytes()
+        )
     if datatype.is_float and finite:
         bits = 8 * datatype.size_bytes
         values = st.floats(allow_nan=False, allow_infinity=False, width=bits)  # type: ignore[arg-type]  # 16, 32 or 64
