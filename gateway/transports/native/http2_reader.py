@@ -8,6 +8,7 @@ Source: RFC 9113 4 and 6.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 from gateway.transports.native import http2_frames as h2
@@ -23,7 +24,7 @@ _PRIORITY_BYTES: Final = 5
 _NO_PART: Final = (0, 0, 0, False)
 
 
-class FrameReader:
+class FrameReader(ABC):
     """Reads frames; what is to be done with them is in the methods that a subclass adds.
 
     Args:
@@ -56,25 +57,25 @@ class FrameReader:
 
     # -- what a subclass does
 
+    @abstractmethod
     def _received_on(self, number: int, length: int) -> Stream | None:
         """Count *length* against the windows; return the stream, None when it has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         """Take a part of a stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
         """Take a header block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take any other frame."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grant(self, stream: Stream, size: int) -> None:
         """Let the peer send *size* bytes more on a stream."""
-        raise NotImplementedError
 
     # -- reading
 
