@@ -22,6 +22,7 @@ from gateway.transports.http_presence import Presence
 from gateway.transports.native.http1 import HeadReader, Memory
 from gateway.transports.native.http_incoming import Incoming
 from gateway.transports.sockets import descriptors_short, pause_until_taken, tune
+from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
 
 _READ_BYTES = 256 * 1024
@@ -89,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deaf = False
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_timer = OneTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
         self._presence = Presence(loop, self)
@@ -133,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         self._door.connections.add(self)
         tune(transport.get_extra_info("socket"))
         pause_until_taken(transport)
-        self._start_head_timer()
+        self._head_timer.start()
         self._task = self._loop.create_task(self._serve())
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002  # asyncio's
@@ -145,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         self._address = None
         self.transport = None
         self._deaf = True
-        self._stop_head_timer()
+        self._head_timer.stop()
         self._stop_idle_timer()
         self._presence.close()
         self.taken.set()
@@ -193,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
         if not whole or encrypted:
             return False
         self.half_closed = True
-        self._stop_head_timer()
+        self._head_timer.stop()
         self._presence.watch()
         return True
 
@@ -232,9 +233,9 @@ class Connection(asyncio.BufferedProtocol):
             self._break(fault)
             return len(data)
         if head is None:
-            self._start_head_timer()
+            self._head_timer.start()
             return at
-        self._stop_head_timer()
+        self._head_timer.stop()
         incoming = Incoming(self, head, self._door.memory)
         if not incoming.whole:
             self._reading = incoming
@@ -252,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
     def _break(self, fault: HttpFault) -> None:
         """Answer *fault* in its turn, and read no more."""
         self._deaf = True
-        self._stop_head_timer()
+        self._head_timer.stop()
         self._queue.append(fault)
         self._wake()
 
@@ -268,19 +269,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- time
 
-    def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self._loop.call_later(
-                self._limits.header_timeout_s, self._head_timed_out
-            )
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
     def _head_timed_out(self) -> None:
-        self._head_timer = None
         self._door.listener.refused(head_too_slow(self._limits).error)
         if self.in_flight:
             self._deaf = self.draining = True  # answer what came whole, then close

@@ -39,6 +39,7 @@ from gateway.transports.sockets import (
     pause_until_taken,
     tune,
 )
+from gateway.transports.timers import OneTimer
 
 _READ_BYTES = 256 * 1024
 
@@ -92,7 +93,7 @@ class Connection(RequestHandler):
         self._refused = refused
         self._reserve = reserve
         self._address: str | None = None
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_timer = OneTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._head_bytes = 0
         self._broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
@@ -140,14 +141,14 @@ class Connection(RequestHandler):
         tune(sock)
         super().connection_made(transport)
         pause_until_taken(transport)
-        self._start_head_timer()
+        self._head_timer.start()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection; aiohttp cancels what still answers."""
         if self._address is not None:
             self._count.leave(self._address)
             self._address = None
-        self._stop_head_timer()
+        self._head_timer.stop()
         self._presence.close()
         if self._manager is None:
             BaseProtocol.connection_lost(self, exc)
@@ -172,11 +173,11 @@ class Connection(RequestHandler):
         in_body = not self._last_payload.is_eof()
         super().data_received(data)
         if self._request_count != known:
-            self._stop_head_timer()
+            self._head_timer.stop()
             self._head_bytes = 0
             self._note_messages(in_body)
         elif data and not in_body and self._parser is not None:
-            self._start_head_timer()
+            self._head_timer.start()
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.header_total_bytes:
                 self._fail_head()
@@ -187,7 +188,7 @@ class Connection(RequestHandler):
         if not whole or self.transport is None or self.ssl_context is not None:
             return None
         self.half_closed = True
-        self._stop_head_timer()
+        self._head_timer.stop()
         self._presence.watch()
         return True
 
@@ -214,19 +215,7 @@ class Connection(RequestHandler):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self._loop.call_later(
-                self._limits.header_timeout_s, self._head_timed_out
-            )
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
     def _head_timed_out(self) -> None:
-        self._head_timer = None
         fault = head_too_slow(self._limits)
         self._refused(fault.error)
         if self.in_flight:
