@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.ir.errors import GatewayError, Overloaded
+from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import ServerLimits, StreamFrontend
-from gateway.transports.sockets import descriptors_short, tune
+from gateway.transports.doors import address_of, too_many
+from gateway.transports.sockets import tune
 from gateway.wire.stream import Framer
 
 
@@ -64,14 +65,11 @@ class Listener:
             transport.abort()
             return None
         sock = transport.get_extra_info("socket")
-        peer = transport.get_extra_info("peername")
         # A unix socket's clients have no addresses: each counts for itself.
-        address = str(peer[0]) if isinstance(peer, tuple) else f"unix {id(connection)}"
-        limit = self.count.exceeded(address)
-        if limit is None and descriptors_short(sock):
-            limit = "descriptors"
-        if limit is not None:
-            self.refused(Overloaded(f"too many connections, limit {limit}", limit=limit))
+        address = address_of(transport, f"unix {id(connection)}")
+        refusal = too_many(self.count, transport, address)
+        if refusal is not None:
+            self.refused(refusal)
             transport.abort()
             return None
         self.count.enter(address)

@@ -36,14 +36,6 @@ class HttpMakes:
         """The class of the client."""
         return ReferenceClient if self.client == "reference" else NativeClient
 
-    @property
-    def connections(self) -> str:
-        """The module of the server's connections."""
-        return {
-            "reference": "gateway.transports.reference.connection",
-            "native": "gateway.transports.native.http_connection",
-        }[self.server]
-
 
 HTTP_MAKES = HttpMakes()
 

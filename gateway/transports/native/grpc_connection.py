@@ -8,9 +8,10 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from gateway.ir.errors import GatewayError, InvalidRequest, Overloaded
+from gateway.ir.errors import GatewayError, InvalidRequest
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import ServerLimits
+from gateway.transports.doors import address_of, too_many
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.grpc_call import Call, Method
 from gateway.transports.native.grpc_heads import RequestHead, only_block, read_request_head
@@ -18,7 +19,6 @@ from gateway.transports.native.h2_protocol import H2Protocol
 from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_frames import H2Fault
 from gateway.transports.native.http2_streams import Stream
-from gateway.transports.sockets import descriptors_short
 from gateway.wire.grpc import GrpcStatus
 
 _AGE_GRACE_S: Final = 30.0
@@ -73,15 +73,11 @@ class ServerConnection(H2Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
-        sock = transport.get_extra_info("socket")
-        peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if isinstance(peer, tuple) else ""
-        limit = self._count.exceeded(address)
-        if limit is None and descriptors_short(sock):
-            limit = "descriptors"
-        if limit is not None:
-            self._refused(Overloaded(f"too many connections, limit {limit}", limit=limit))
-        if limit is not None or self._ended:
+        address = address_of(transport)
+        refusal = too_many(self._count, transport, address)
+        if refusal is not None:
+            self._refused(refusal)
+        if refusal is not None or self._ended:
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
             return
         self._address = address

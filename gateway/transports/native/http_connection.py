@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gateway.ir.errors import Overloaded
 from gateway.transports.admission import ConnectionCount
+from gateway.transports.doors import address_of, too_many
 from gateway.transports.faults import HttpFault
 from gateway.transports.http_answers import write_response
 from gateway.transports.http_exchange import Exchange, Listener, failure
@@ -21,7 +21,7 @@ from gateway.transports.http_head import Version, head_too_slow
 from gateway.transports.http_presence import Presence
 from gateway.transports.native.http1 import HeadReader, Memory
 from gateway.transports.native.http_incoming import Incoming
-from gateway.transports.sockets import descriptors_short, pause_until_taken, tune
+from gateway.transports.sockets import pause_until_taken, tune
 from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
 
@@ -58,14 +58,10 @@ class Door:
 
     def refuses(self, transport: Any, address: str) -> bool:
         """Return whether one connection more from *address* is too many."""
-        limit = self.count.exceeded(address)
-        sock = transport.get_extra_info("socket")
-        if limit is None and not self.reserve and descriptors_short(sock):
-            limit = "descriptors"
-        if limit is not None:
-            error = Overloaded(f"too many connections, limit {limit}", limit=limit)
-            self.listener.refused(error)
-        return limit is not None
+        refusal = too_many(self.count, transport, address, reserve=self.reserve)
+        if refusal is not None:
+            self.listener.refused(refusal)
+        return refusal is not None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -123,8 +119,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
-        peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        address = address_of(transport)
         if self._door.refuses(transport, address):
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
             return

@@ -18,9 +18,10 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from gateway.ir.errors import GatewayError, Overloaded
+from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import ServerLimits
+from gateway.transports.doors import address_of, too_many
 from gateway.transports.faults import HttpFault
 from gateway.transports.http_answers import write_response
 from gateway.transports.http_exchange import failure
@@ -35,7 +36,6 @@ from gateway.transports.http_head import (
 from gateway.transports.http_presence import Presence
 from gateway.transports.reference.incoming import Sent
 from gateway.transports.sockets import (
-    descriptors_short,
     pause_until_taken,
     tune,
 )
@@ -127,13 +127,10 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
         sock = transport.get_extra_info("socket")
-        peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if isinstance(peer, tuple) else ""
-        limit = self._count.exceeded(address)
-        if limit is None and not self._reserve and descriptors_short(sock):
-            limit = "descriptors"
-        if limit is not None:
-            self._refused(Overloaded(f"too many connections, limit {limit}", limit=limit))
+        address = address_of(transport)
+        refusal = too_many(self._count, transport, address, reserve=self._reserve)
+        if refusal is not None:
+            self._refused(refusal)
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
             return
         self._address = address
