@@ -7,8 +7,10 @@ that wants another one makes it with `changed`, and sending one twice is safe.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gateway.ir.context import (
     NO_CONTEXT,
@@ -16,10 +18,10 @@ from gateway.ir.context import (
     Members,
     ModelRef,
     Origin,
+    Originated,
     Parameters,
     Sequence,
 )
-from gateway.ir.copying import copied
 from gateway.ir.data import SharedData
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import (
@@ -41,8 +43,7 @@ TraceSettings = Mapping[str, tuple[str, ...]]
 LogSettings = Mapping[str, bool | int | str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[R]):
+class Call(Struct, Generic[R], frozen=True, kw_only=True):
     """A question whose answer is an R.
 
     Attributes:
@@ -61,52 +62,45 @@ class Call(Generic[R]):
         """
         context = fields.get("context", self.context)
         if context.origin is not None:
-            fields["context"] = copied(context, {"origin": None})
-        return copied(self, fields)
+            fields["context"] = replace(context, origin=None)
+        return replace(self, **fields)
 
     def within(self, **fields: Any) -> Self:
         """Return a copy with *fields* of its context changed; the origin stays.
 
         For what the wire form does not hold: deadline, request id, needs, origin.
         """
-        return copied(self, {"context": copied(self.context, fields)})
+        return replace(self, context=replace(self.context, **fields))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLiveRequest(Call[bool]):
+class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):
     """Is the server up?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerReadyRequest(Call[bool]):
+class ServerReadyRequest(Call[bool], frozen=True, kw_only=True):
     """Can the server take inference requests?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMetadataRequest(Call[ServerMetadata]):
+class ServerMetadataRequest(Call[ServerMetadata], frozen=True, kw_only=True):
     """Who is the server?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelReadyRequest(Call[bool]):
+class ModelReadyRequest(Call[bool], frozen=True, kw_only=True):
     """Can the model take inference requests?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMetadataRequest(Call[ModelMetadata]):
+class ModelMetadataRequest(Call[ModelMetadata], frozen=True, kw_only=True):
     """What are the model's inputs and outputs?
 
     Whether it batches, and how much, is sought out where the context's needs name BATCHING.
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfigRequest(Call[ModelConfiguration]):
+class ModelConfigRequest(Call[ModelConfiguration], frozen=True, kw_only=True):
     """How is the model set up?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepositoryIndexRequest(Call[tuple[RepositoryEntry, ...]]):
+class RepositoryIndexRequest(Call[tuple[RepositoryEntry, ...]], frozen=True, kw_only=True):
     """Which models are there?
 
     Attributes:
@@ -116,8 +110,7 @@ class RepositoryIndexRequest(Call[tuple[RepositoryEntry, ...]]):
     ready_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStatusRequest(Call[ServerStatus]):
+class ServerStatusRequest(Call[ServerStatus], frozen=True, kw_only=True):
     """How is the server, and what do its models look like?
 
     To the server even where it is about one model: only the server knows the rest of the answer.
@@ -131,13 +124,11 @@ class ServerStatusRequest(Call[ServerStatus]):
     trends: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTrendsRequest(Call[Mapping[str, Trend]]):
+class ServerTrendsRequest(Call[Mapping[str, Trend]], frozen=True, kw_only=True):
     """What was measured lately, by name?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLoadRequest(Call[None]):
+class ModelLoadRequest(Call[None], frozen=True, kw_only=True):
     """Load the model, or load it again; answered when that is done.
 
     Attributes:
@@ -148,8 +139,7 @@ class ModelLoadRequest(Call[None]):
     parameters: LoadParameters = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUnloadRequest(Call[None]):
+class ModelUnloadRequest(Call[None], frozen=True, kw_only=True):
     """Unload the model; one that is not loaded is no error.
 
     Attributes:
@@ -163,8 +153,7 @@ CONTROLS = frozenset({ModelLoadRequest, ModelUnloadRequest})
 """After these a model may be another one under the same name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatisticsRequest(Call[tuple[ModelStatistics, ...]]):
+class ModelStatisticsRequest(Call[tuple[ModelStatistics, ...]], frozen=True, kw_only=True):
     """How much have the model's versions been used; without a model, all models'?
 
     Attributes:
@@ -174,8 +163,7 @@ class ModelStatisticsRequest(Call[tuple[ModelStatistics, ...]]):
     own: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSettingRequest(Call[TraceSettings]):
+class TraceSettingRequest(Call[TraceSettings], frozen=True, kw_only=True):
     """What of the model's requests, or of all, does the target trace from now on?
 
     Attributes:
@@ -185,8 +173,7 @@ class TraceSettingRequest(Call[TraceSettings]):
     changes: TraceSettings = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettingsRequest(Call[LogSettings]):
+class LogSettingsRequest(Call[LogSettings], frozen=True, kw_only=True):
     """What is logged from now on?
 
     Attributes:
@@ -198,8 +185,7 @@ class LogSettingsRequest(Call[LogSettings]):
     own: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSwitchRequest(Call[None]):
+class ServerSwitchRequest(Call[None], frozen=True, kw_only=True):
     """Say from now on that the server is ready, or that it is not; inference goes on either way.
 
     Attributes:
@@ -211,8 +197,7 @@ class ServerSwitchRequest(Call[None]):
     allowed: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpaqueCall(Call[Origin]):
+class OpaqueCall(Call[Origin], frozen=True, kw_only=True):
     """A question that is not modelled: it passes between like and like, and nowhere else.
 
     Attributes:
@@ -222,15 +207,13 @@ class OpaqueCall(Call[Origin]):
     message: Origin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedRegisterRequest(Call[None]):
+class SharedRegisterRequest(Call[None], frozen=True, kw_only=True):
     """Let requests refer to this region of shared memory by its name."""
 
     region: SharedRegion
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedUnregisterRequest(Call[None]):
+class SharedUnregisterRequest(Call[None], frozen=True, kw_only=True):
     """Forget a region; one that is not known is no error.
 
     Attributes:
@@ -242,8 +225,7 @@ class SharedUnregisterRequest(Call[None]):
     cuda: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedStatusRequest(Call[tuple[SharedRegion, ...]]):
+class SharedStatusRequest(Call[tuple[SharedRegion, ...]], frozen=True, kw_only=True):
     """Which regions of shared memory are registered?
 
     Attributes:
@@ -255,8 +237,7 @@ class SharedStatusRequest(Call[tuple[SharedRegion, ...]]):
     cuda: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferResponse:
+class InferResponse(Originated, frozen=True, kw_only=True):
     """The answer to an inference.
 
     Attributes:
@@ -276,16 +257,15 @@ class InferResponse:
     final: bool = True
     batch_size: int | None = None
     error: GatewayError | None = None
-    origin: Origin | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = None
 
     def changed(self, **fields: Any) -> InferResponse:
         """Return a copy with *fields* changed and the wire origin dropped."""
         fields.setdefault("origin", None)
-        return copied(self, fields)
+        return replace(self, **fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferRequest(Call[InferResponse]):
+class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     """One inference.
 
     Attributes:
@@ -328,8 +308,7 @@ class InferRequest(Call[InferResponse]):
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamInferRequest(Call[AsyncIterator[InferResponse]]):
+class StreamInferRequest(Call[AsyncIterator[InferResponse]], frozen=True, kw_only=True):
     """One inference that may be answered any number of times."""
 
     request: InferRequest

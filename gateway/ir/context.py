@@ -1,11 +1,17 @@
-"""What travels beside a question: who asked, until when, and what its answer needs."""
+"""What travels beside a question: who asked, until when, and what its answer needs.
+
+Values on the path of every call, here and beside, are structs of msgspec: frozen as a dataclass
+can be, made and copied at a tenth of its cost.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
@@ -42,8 +48,27 @@ OF_ONE_MESSAGE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRef:
+class Originated(Struct, frozen=True):
+    """A value whose `origin` takes no part in what it says: not in its equality, hash and repr."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Originated) or type(other) is not type(self):
+            return NotImplemented
+        return self._said() == other._said()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._said()))
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self._said())
+        return f"{type(self).__name__}({said})"
+
+    def _said(self) -> list[tuple[str, Any]]:
+        names = self.__struct_fields__
+        return [(name, getattr(self, name)) for name in names if name != "origin"]
+
+
+class ModelRef(Struct, frozen=True):
     """A model by name and, where the caller chose one, version ("" means any)."""
 
     name: str
@@ -78,8 +103,7 @@ class Need(enum.Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(Struct, frozen=True):
     """A place in a stateful sequence of inferences.
 
     Attributes:
@@ -93,8 +117,7 @@ class Sequence:
     end: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The wire form a value was decoded from.
 
     Attributes:
@@ -108,8 +131,7 @@ class Origin:
     form: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Originated, frozen=True):
     """Everything about a call that is not the question.
 
     Attributes:
@@ -128,7 +150,11 @@ class Context:
     deadline: float | None = None
     session: int | None = None
     needs: frozenset[Need] = frozenset()
-    origin: Origin | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = None
+
+    def changed(self, **fields: Any) -> Context:
+        """Return a copy with *fields* changed."""
+        return replace(self, **fields)
 
 
 NO_CONTEXT = Context()

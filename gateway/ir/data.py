@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
@@ -25,8 +25,7 @@ _LENGTH = struct.Struct("<I")
 _FEW = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RawData:
+class RawData(Struct, frozen=True, eq=False):
     """Elements as they lie on the wire: little-endian, row-major, no padding.
 
     BYTES elements are each a 4-byte little-endian length and then the bytes.
@@ -35,22 +34,19 @@ class RawData:
     view: memoryview
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ArrayData:
+class ArrayData(Struct, frozen=True, eq=False):
     """A numpy array of the datatype's dtype; not for BYTES."""
 
     array: npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ItemsData:
+class ItemsData(Struct, frozen=True, eq=False):
     """The elements of a BYTES tensor, in row-major order."""
 
     items: Sequence[bytes | memoryview]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShareData:
+class ShareData(Struct, frozen=True, eq=False):
     """One tensor's share of a buffer in which several lie end to end, in wire form.
 
     Where it ends depends on the datatypes of all of them, which the model knows: `Complete` turns
@@ -67,8 +63,7 @@ class ShareData:
     given_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SharedData:
+class SharedData(Struct, frozen=True):
     """Elements that lie in a registered region of shared memory, or shall be put there.
 
     Attributes:

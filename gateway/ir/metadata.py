@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.ir.copying import copied
 from gateway.ir.datatypes import Datatype
 from gateway.ir.statistics import ModelStatistics
 
@@ -49,7 +48,7 @@ class ModelMetadata:
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""
-        return copied(self, fields)
+        return replace(self, **fields)
 
     @property
     def batches(self) -> bool:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gateway.ir.context import NO_PARAMETERS, Parameters
 from gateway.ir.data import (
@@ -30,8 +30,7 @@ from gateway.ir.errors import InvalidTensor
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(Struct, frozen=True, eq=False):
     """One input or output of an inference.
 
     Two tensors are equal when their descriptions and the bytes of their wire form are.
@@ -83,8 +82,7 @@ class Tensor:
         return Tensor(name, self.datatype, self.shape, self.data, self.parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
+class RequestedOutput(Struct, frozen=True):
     """An output the caller asks for.
 
     Attributes:

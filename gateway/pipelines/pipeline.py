@@ -22,7 +22,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.copying import copied
 from gateway.ir.data import ArrayData
 from gateway.ir.declared import listed
 from gateway.ir.errors import (
@@ -218,7 +217,7 @@ class Pipeline:
 
 def _within(context: Context) -> Context:
     """Return the context of a step's call: the caller's, without what is about its own message."""
-    return copied(context, {"needs": _WHOLE, "origin": None, "session": None})
+    return context.changed(needs=_WHOLE, origin=None, session=None)
 
 
 def _kept(tensor: Tensor) -> Tensor:

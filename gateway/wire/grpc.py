@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.wire.http import Buffer, view_of
 
@@ -33,8 +34,7 @@ class GrpcStatus(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcRequest:
+class GrpcRequest(Struct, frozen=True):
     """One request message.
 
     Attributes:
@@ -55,8 +55,7 @@ class GrpcRequest:
         return view_of(self.message)
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcResponse:
+class GrpcResponse(Struct, frozen=True):
     """One response message, or the status that ends a call without one.
 
     Attributes:

@@ -6,7 +6,8 @@ Nothing here belongs to a library: the reference and the native transport both f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 Buffer = bytes | bytearray | memoryview
 
@@ -54,8 +55,7 @@ class Headers:
 NO_HEADERS = Headers()
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True):
     """One HTTP request, its content coding already undone.
 
     Attributes:
@@ -80,8 +80,7 @@ class HttpRequest:
         return view_of(self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(Struct, frozen=True):
     """One HTTP response, its content coding already undone, or one part of a streamed one.
 
     Attributes:

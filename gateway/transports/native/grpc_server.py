@@ -11,11 +11,11 @@ import random
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 from weakref import WeakSet
 
-from gateway.ir.copying import copied
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import Budget, GrpcMount, ServerLimits
@@ -79,7 +79,7 @@ class GrpcServer:
         unbounded = Budget(_UNBOUNDED)
         free = Admission(unbounded, limits, places=_UNBOUNDED)
         # They are counted nowhere, so they are short.
-        short = copied(limits, {"message_bytes": min(limits.message_bytes, _EXTRA_MESSAGE_BYTES)})
+        short = replace(limits, message_bytes=min(limits.message_bytes, _EXTRA_MESSAGE_BYTES))
         self._mount(extras, free, unbounded, short)
         self._mount(mounts, self._admission, budget, limits)
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
