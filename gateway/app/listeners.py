@@ -45,7 +45,11 @@ Ready = Callable[[], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What every listener of the process shares."""
+    """What every listener of the process shares.
+
+    Attributes:
+        reuse_port: Other processes listen on the same addresses.
+    """
 
     metrics: Metrics
     budget: Budget
@@ -53,6 +57,7 @@ class Shared:
     strict: bool
     known: Known
     fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
+    reuse_port: bool = False
 
 
 def build_listener(
@@ -101,6 +106,7 @@ def build_listener(
             fallback=shared.fallbacks.get(config.passthrough or ""),
             ssl_context=_http_tls(config.tls, shared.directory),
             refused=partial(_refused, shared.metrics, "http"),
+            reuse_port=shared.reuse_port,
         )
     if config.grpc is not None:
         _check_exposure(config, config.grpc, shared.strict)
@@ -113,6 +119,7 @@ def build_listener(
             budget=shared.budget,
             tls=None if config.tls is None else _files(config.tls, shared.directory),
             refused=partial(_refused, shared.metrics, "grpc"),
+            reuse_port=shared.reuse_port,
         )
     for stream in config.streams:
         name = f"{config.name}.{stream.protocol}.{_carrier(stream)}"
@@ -170,6 +177,7 @@ def _stream_server(
         mode=int(stream.mode, 8),
         refused=partial(_refused, shared.metrics, "stream"),
         beside=_beside(spec, config, service, limits, shared),
+        reuse_port=shared.reuse_port,
     )
 
 

@@ -52,6 +52,7 @@ def grpc_server(  # noqa: PLR0913  # all by name but the first two
     budget: Budget,
     tls: ServerTls | None,
     refused: Callable[[GatewayError], None],
+    reuse_port: bool = False,
 ) -> Server:
     """Return a gRPC server of *make*; *refused* is told of calls that reach no frontend.
 
@@ -64,11 +65,24 @@ def grpc_server(  # noqa: PLR0913  # all by name but the first two
     if make == "native":
         context = None if tls is None else server_context(tls)
         return native_server.GrpcServer(
-            address, mounts, limits, budget, ssl_context=context, extras=extras, refused=refused
+            address,
+            mounts,
+            limits,
+            budget,
+            ssl_context=context,
+            extras=extras,
+            refused=refused,
+            reuse_port=reuse_port,
         )
     credentials = None if tls is None else grpc_server_credentials(tls)
     return reference_server.GrpcServer(
-        address, mounts, limits, budget, credentials=credentials, extras=extras
+        address,
+        mounts,
+        limits,
+        budget,
+        credentials=credentials,
+        extras=extras,
+        reuse_port=reuse_port,
     )
 
 

@@ -77,6 +77,7 @@ class HttpListener(ABC):
         reserve: Answer also when descriptors are short: for operators, who must get through.
         listens: False for a server that is only handed connections, see `connection`.
         count: Of connections, where others count theirs in it too.
+        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -94,8 +95,10 @@ class HttpListener(ABC):
         reserve: bool = False,
         listens: bool = True,
         count: ConnectionCount | None = None,
+        reuse_port: bool = False,
     ) -> None:
         self._reserve = reserve
+        self._reuse_port = reuse_port
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
         self._listens = listens
         self._where = (host, port)
@@ -132,7 +135,9 @@ class HttpListener(ABC):
             tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
         where: dict[str, Any] = {"sock": self._sock}
         if self._sock is None:
-            where = {"host": self._where[0], "port": self._where[1], "reuse_address": True}
+            host, port = self._where
+            where = {"host": host, "port": port, "reuse_address": True}
+            where["reuse_port"] = self._reuse_port or None
         self._server = await loop.create_server(self._connections, backlog=_BACKLOG, **where, **tls)
         host, port = self._server.sockets[0].getsockname()[:2]
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

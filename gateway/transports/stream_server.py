@@ -47,6 +47,7 @@ class StreamServer:
         mode: Permissions of a unix socket's file.
         refused: Told of connections and frames refused before a frontend was asked.
         beside: What else is spoken here; told apart by a connection's first bytes.
+        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -62,8 +63,10 @@ class StreamServer:
         mode: int = 0o660,
         refused: Callable[[GatewayError], None] = _ignore,
         beside: Beside | None = None,
+        reuse_port: bool = False,
     ) -> None:
         self._where = address
+        self._reuse_port = reuse_port
         self._beside = beside
         self._others = [] if beside is None else [server for _, server in beside.servers]
         self._mode = mode
@@ -107,7 +110,6 @@ class StreamServer:
         if self._ssl is not None:
             tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
         options: dict[str, Any] = {"backlog": _BACKLOG, **tls}
-
         connection = self._connections(loop)
         if self._where.startswith(PREFIX):
             self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
@@ -116,10 +118,10 @@ class StreamServer:
             self._address = self._where
             return
         host, _, port = self._where.rpartition(":")
+        where: Any = (host.strip("[]") or None, int(port))
+        options |= {"reuse_address": True, "reuse_port": self._reuse_port or None}
         try:
-            self._server = await loop.create_server(
-                connection, host.strip("[]") or None, int(port), reuse_address=True, **options
-            )
+            self._server = await loop.create_server(connection, *where, **options)
         except OSError as error:
             number = error.errno or 0  # negative for a name that has no address
             reason = os.strerror(number) if number > 0 else error.strerror or str(error)

@@ -53,6 +53,7 @@ class GrpcServer:
         refused: Told of connections and calls refused before a frontend was asked.
         listens: False for a server that is only handed connections, see `connection`.
         count: Of connections, where others count theirs in it too.
+        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first four
@@ -67,8 +68,10 @@ class GrpcServer:
         refused: Callable[[GatewayError], None] = _ignore,
         listens: bool = True,
         count: ConnectionCount | None = None,
+        reuse_port: bool = False,
     ) -> None:
         self._address = address
+        self._reuse_port = reuse_port
         self._listens = listens
         self._limits = limits
         self._ssl = ssl_context
@@ -103,7 +106,8 @@ class GrpcServer:
         self._sweep()
 
     async def _listen(self) -> None:
-        await require_free(self._address)
+        if not self._reuse_port:
+            await require_free(self._address)
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {"backlog": _BACKLOG}
         if self._ssl is not None:
@@ -115,12 +119,14 @@ class GrpcServer:
             self._server = await loop.create_unix_server(self.connection, sock=sock, **options)
         else:
             host, port = host_and_port(self._address)
+            shared = self._reuse_port
             where: dict[str, Any] = {"host": host, "port": port, "reuse_address": True}
+            where["reuse_port"] = shared or None
             if host == "::" and socket.has_dualstack_ipv6():  # both families on one port
                 bound_to = ("", port)
                 where = {
                     "sock": socket.create_server(
-                        bound_to, family=socket.AF_INET6, dualstack_ipv6=True
+                        bound_to, family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=shared
                     )
                 }
             self._server = await loop.create_server(self.connection, **where, **options)

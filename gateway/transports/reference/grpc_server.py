@@ -68,6 +68,7 @@ class GrpcServer:
         budget: Bytes in flight, of the whole process.
         credentials: From `tls.grpc_server_credentials`; None for plain text.
         extras: Further mounts, whose calls take no place and no bytes: health, reflection.
+        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class GrpcServer:
         *,
         credentials: grpc.ServerCredentials | None = None,
         extras: Sequence[GrpcMount] = (),
+        reuse_port: bool = False,
     ) -> None:
         self._address = address
+        self._reuse_port = reuse_port
         self._limits = limits
         self._credentials = credentials
         self._admission = Admission(budget, limits)
@@ -99,11 +102,12 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError, naming the address, when it cannot be had."""
-        await require_free(self._address)
+        if not self._reuse_port:
+            await require_free(self._address)
         keep_log_quiet()
         server = guarded_server(
             self._handlers,
-            _options(self._limits),
+            _options(self._limits, reuse_port=self._reuse_port),
             self._limits.requests_in_flight + self._limits.requests_queued + _SPARE_CALLS,
         )
         try:
@@ -134,11 +138,11 @@ class GrpcServer:
             await self._server.stop(None)
 
 
-def _options(limits: ServerLimits) -> list[tuple[str, Any]]:
+def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]:
     """Write the limits as arguments of the C core."""
     return [
-        # Two servers on one port would share its connections silently.
-        ("grpc.so_reuseport", 0),
+        # Two servers on one port share its connections silently: only where that is wanted.
+        ("grpc.so_reuseport", int(reuse_port)),
         # Bounds a compressed message twice: as sent and as inflated.
         ("grpc.max_receive_message_length", limits.message_bytes),
         # Checked here, so that the refusal is the protocol's own.
