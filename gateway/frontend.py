@@ -102,7 +102,12 @@ class Frontend(Generic[Q, A]):
             return self.refuse(call)
         if isinstance(call, StreamInferRequest):
             return self._stream(call)
-        return await self._single(call)
+        # As `_single` does it, without a frame of its own on every step of the way.
+        try:
+            answer = self._codec.encode_reply(call, await self._service(call))
+        except Exception as error:  # noqa: BLE001
+            answer = self._failed(call, error)
+        return self._stamp(answer, call.context.request_id)
 
     async def session(
         self, wires: AsyncIterator[Q], gate: Gate[Q, A], /

@@ -7,7 +7,7 @@ Here is also the clock that every call runs against, `Alarm`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol, Self, TypeVar, cast
 
@@ -27,6 +27,13 @@ class Service(Protocol):
 
 
 Layer = Callable[[Service], Service]
+
+Answering = Coroutine[Any, Any, R]
+"""What calling a service returns; what goes wrong is raised when it is awaited, not before.
+
+A layer without anything to do after a call returns that of the service within. One of its own
+would only await it, at the cost of a frame on every step of the way.
+"""
 
 
 def stack(layers: Iterable[Layer], service: Service) -> Service:

@@ -267,7 +267,8 @@ class Gateway:
             code=seen.code,
             seconds=seen.seconds,
         )
-        self.metrics.limit_exceeded(seen.protocol, seen.limit)
+        if seen.limit is not None:
+            self.metrics.limit_exceeded(seen.protocol, seen.limit)
         if seen.kind in _INFERENCES:
             self._trends.add(seen.seconds, failed=seen.code != OK)
 

@@ -21,7 +21,7 @@ from gateway.policies.complete import Complete
 from gateway.policies.forward import Forward
 from gateway.policies.gathering import BatchRules
 from gateway.policies.known import Known
-from gateway.service import Service
+from gateway.service import Answering, Service
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
@@ -102,8 +102,8 @@ class ByModel:
         self._inner = inner
         self._own = dict(own)
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call* by its model's service."""
         model = call.model
         service = None if model is None else self._own.get(model.name)
-        return await (service or self._inner)(call)
+        return (service or self._inner)(call)

@@ -9,7 +9,7 @@ from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 R = TypeVar("R")
 
@@ -41,18 +41,18 @@ class Signatures:
             if not signature.is_whole
         }
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer from the configuration what it knows of the model."""
         if not isinstance(call, ModelMetadataRequest) or call.model is None:
-            return await self._inner(call)
+            return self._inner(call)
         # A ModelMetadataRequest's R is ModelMetadata.
-        name = call.model.name
+        return cast("Answering[R]", self._metadata(call, call.model.name))
+
+    async def _metadata(self, call: ModelMetadataRequest, name: str) -> ModelMetadata:
         if name in self._whole:
-            return cast("R", self._whole[name])
+            return self._whole[name]
         found = await self._inner(call)
-        if name in self._parts:
-            return cast("R", found.changed(**self._parts[name]))
-        return cast("R", found)
+        return found.changed(**self._parts[name]) if name in self._parts else found
 
 
 def metadata_of(name: str, signature: SignatureConfig) -> ModelMetadata:

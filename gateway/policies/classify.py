@@ -5,9 +5,9 @@ The caller asks for classes; the target is asked for the output as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import Mapped
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 R = TypeVar("R")
 
@@ -54,7 +54,7 @@ class Classify:
         self._ask_first = ask_first
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -63,23 +63,30 @@ class Classify:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest) and _asks(call):
-            if await self._targets_may(call):
-                with suppress(_CannotClassify):
-                    return cast("R", await self._by_target(call))
-            return cast("R", await self._response(call, await self._inner(_plain(call))))
+            return cast("Answering[R]", self._infer(call))
         if isinstance(call, StreamInferRequest) and _asks(call.request):
-            if await self._targets_may(call.request):
-                with suppress(_CannotClassify):
-                    return cast("R", await self._by_target(call))
-            request = call.request.within(needs=call.context.needs)
-            items = await self._inner(call.changed(request=_plain(call.request)))
-            return cast("R", Mapped(items, lambda item: self._response(request, item)))
-        if type(call) in CONTROLS:
-            try:
-                return await self._inner(call)
-            finally:
-                self._metadata.forget(call.model)
-        return await self._inner(call)
+            return cast("Answering[R]", self._stream(call))
+        return self._control(call) if type(call) in CONTROLS else self._inner(call)
+
+    async def _infer(self, call: InferRequest) -> InferResponse:
+        if await self._targets_may(call):
+            with suppress(_CannotClassify):
+                return await self._by_target(call)
+        return await self._response(call, await self._inner(_plain(call)))
+
+    async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        if await self._targets_may(call.request):
+            with suppress(_CannotClassify):
+                return await self._by_target(call)
+        request = call.request.within(needs=call.context.needs)
+        items = await self._inner(call.changed(request=_plain(call.request)))
+        return Mapped(items, lambda item: self._response(request, item))
+
+    async def _control(self, call: Call[R]) -> R:
+        try:
+            return await self._inner(call)
+        finally:
+            self._metadata.forget(call.model)
 
     async def _targets_may(self, call: InferRequest) -> bool:
         """Return whether the target is asked for the classes.
@@ -92,7 +99,7 @@ class Classify:
         metadata = await self._metadata(ModelMetadataRequest(model=call.model or ModelRef("")))
         return not any(output.classes and output.name in metadata.labels for output in call.outputs)
 
-    async def _by_target(self, call: Call[Any]) -> Any:
+    async def _by_target(self, call: Call[R]) -> R:
         try:
             return await self._inner(call)
         except Unsupported as error:

@@ -6,6 +6,7 @@ when something is missing, and remembered. Codecs stay pure because this layer e
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
@@ -30,12 +31,12 @@ from gateway.policies.batching import (
     split_reply,
     split_request,
 )
-from gateway.policies.filling import Filling, is_bare, lacks
+from gateway.policies.filling import ALL_NEEDS, Filling, is_bare, lacks
 from gateway.policies.members import taken_apart
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.policies.numbering import meant
 from gateway.policies.stand_ins import StandIns, in_order, may_stand_in, stand_ins_in
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 log = structlog.get_logger(__name__)
 
@@ -92,9 +93,10 @@ class Complete:
         self._inner = inner
         self._needs = needs
         self._stand_ins = stand_ins_in(needs)
+        self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -104,34 +106,57 @@ class Complete:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest):
-            try:
-                return cast("R", await self._infer(call))
-            except GatewayError as error:
-                if error.code in _DOUBTFUL:
-                    self._metadata.doubt(call.model)
-                raise
+            return cast("Answering[R]", self._infer(call))
         if isinstance(call, StreamInferRequest):
-            request, known = await self._request(call.request)
-            needs = call.context.needs
-            whole = call if request is call.request else call.changed(request=request)
-            items = await self._inner(whole)
-            if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
-                asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
-                items = Mapped(items, lambda item: self._answer(asked, item))
-            return cast("R", items)
-        if type(call) in CONTROLS:
-            try:
-                return await self._inner(call)
-            finally:
-                self._metadata.forget(call.model)
-        return await self._inner(call)
+            return cast("Answering[R]", self._stream(call))
+        return self._control(call) if type(call) in CONTROLS else self._inner(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
-        request, known = await self._request(call)
-        reply = await self._inner(request)
-        if call.context.needs or reply.batch_size is not None or self._stand_ins is not None:
-            reply = await self._answer(_Asked(request, call.batch_size, known), reply)
-        return reply
+        request, known = call, None
+        try:
+            if not self._is_whole(call):
+                request, known = await self._request(call)
+            reply = await self._inner(request)
+            if self._suffices(reply, call.context.needs):
+                return reply
+            return await self._answer(_Asked(request, call.batch_size, known), reply)
+        except GatewayError as error:
+            if error.code in _DOUBTFUL:
+                self._metadata.doubt(call.model)
+            raise
+
+    async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        request, known = await self._request(call.request)
+        needs = call.context.needs
+        whole = call if request is call.request else call.changed(request=request)
+        items = await self._inner(whole)
+        if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
+            asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
+            items = Mapped(items, lambda item: self._answer(asked, item))
+        return items
+
+    async def _control(self, call: Call[R]) -> R:
+        try:
+            return await self._inner(call)
+        finally:
+            self._metadata.forget(call.model)
+
+    def _is_whole(self, call: InferRequest) -> bool:
+        """Tell whether *call* can surely be sent on as it is: nearly every one can."""
+        if self._has_more_needs or call.members or call.batch_size is not None:
+            return False
+        if not call.context.needs <= ALL_NEEDS:
+            return False
+        for tensor in call.inputs:
+            if not tensor.name or tensor.datatype is None or tensor.shape is None:
+                return False
+        return True
+
+    def _suffices(self, reply: InferResponse, needs: frozenset[Need]) -> bool:
+        """Tell whether *reply* surely has all that its caller needs."""
+        if self._stand_ins is not None or reply.batch_size is not None or not needs <= ALL_NEEDS:
+            return False
+        return not needs or not lacks(reply.outputs, needs)
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""

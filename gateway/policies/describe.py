@@ -13,7 +13,7 @@ from gateway.ir.context import Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 R = TypeVar("R")
 
@@ -30,7 +30,7 @@ class Describe:
     def __init__(self, inner: Service) -> None:
         self._inner = inner
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -38,10 +38,10 @@ class Describe:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, ModelConfigRequest):
-            return cast("R", await self._configuration(call))
+            return cast("Answering[R]", self._configuration(call))
         if isinstance(call, ModelMetadataRequest) and Need.BATCHING in call.context.needs:
-            return cast("R", await self._metadata(call))
-        return await self._inner(call)
+            return cast("Answering[R]", self._metadata(call))
+        return self._inner(call)
 
     async def _configuration(self, call: ModelConfigRequest) -> ModelConfiguration:
         try:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from gateway.ir.calls import Call
 from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, TRACING
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 R = TypeVar("R")
 
@@ -35,7 +35,7 @@ class Forward:
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._own = frozenset(name for name, _ in self._added) | _NEVER
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Pass the call on with the metadata of the target."""
         context = call.context
         metadata = [
@@ -47,4 +47,4 @@ class Forward:
         if context.request_id:
             metadata.append((REQUEST_ID, context.request_id))
         metadata.extend(self._added)
-        return await self._inner(call.within(metadata=tuple(metadata)))
+        return self._inner(call.within(metadata=tuple(metadata)))

@@ -52,7 +52,10 @@ class Limit:
         """
         if type(call) not in _INFERENCES:
             return await self._inner(call)
-        await self._enter(call)
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(call)
         try:
             reply = await self._inner(call)
         except BaseException:
@@ -60,10 +63,8 @@ class Limit:
             raise
         return watch(call, reply, self._ended)
 
-    async def _enter(self, call: Call[Any]) -> None:
-        if self._free:
-            self._free -= 1
-            return
+    async def _wait(self, call: Call[Any]) -> None:
+        """Wait for a place among those in flight."""
         if len(self._waiting) >= self._queue:
             raise Overloaded(
                 f"route {self._name!r} has {self._in_flight} inferences in flight and "

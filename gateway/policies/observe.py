@@ -9,13 +9,14 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from gateway.ir.calls import Call, ModelReadyRequest, ServerLiveRequest, ServerReadyRequest
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import watch
+from gateway.ir.streams import streams, watch
 from gateway.service import Service
 from gateway.telemetry.log import WarningBudget
 from gateway.telemetry.taken import TAKEN, Taken
@@ -30,7 +31,7 @@ OK = "ok"
 _QUIET = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
 
 
-class Observation(NamedTuple):
+class Observation(msgspec.Struct, frozen=True):
     """What became of a call.
 
     Attributes:
@@ -97,7 +98,10 @@ class Observe:
             raise
         finally:
             TAKEN.reset(token)
-        return watch(call, reply, partial(self._ended, call, taken, begun))
+        if streams(call):
+            return watch(call, reply, partial(self._ended, call, taken, begun))
+        self._ended(call, taken, begun, None)
+        return reply
 
     def _ended(
         self, call: Call[Any], taken: Taken, begun: float, error: BaseException | None
@@ -111,16 +115,17 @@ class Observe:
             call.context.protocol,
             taken.route,
             taken.target,
-            code_of(error),
+            OK if error is None else code_of(error),
             error.limit if isinstance(error, GatewayError) else None,
             seconds,
             call.context.request_id,
         )
         self._record(seen)
-        if self._budget is not None and (error is not None or type(call) not in _QUIET):
-            skipped = self._budget.take()
-            if skipped is not None:
-                _write(seen, error, skipped)
+        if self._budget is None or (error is None and type(call) in _QUIET):
+            return
+        skipped = self._budget.take()
+        if skipped is not None:
+            _write(seen, error, skipped)
 
 
 def code_of(error: BaseException | None) -> str:

@@ -17,7 +17,7 @@ import structlog
 
 from gateway.ir.calls import Call, InferResponse, sequence_of
 from gateway.ir.errors import NotSent
-from gateway.ir.streams import close_stream, map_stream, watch
+from gateway.ir.streams import close_stream, map_stream, streams, watch
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -70,9 +70,10 @@ class Retry:
             except NotSent as error:
                 reply = await self._again(call, error)
             else:
-                # A stream may be opened without having been sent: its first answer tells.
-                again = partial(self._again, call)
-                reply = map_stream(call, reply, lambda items: _Fresh(items, again))
+                if streams(call):
+                    # It may be open without having been sent: its first answer tells.
+                    again = partial(self._again, call)
+                    reply = map_stream(call, reply, lambda items: _Fresh(items, again))
         except BaseException:
             self._active -= 1
             raise

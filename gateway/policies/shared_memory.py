@@ -31,7 +31,7 @@ from gateway.ir.streams import Mapped as MappedStream
 from gateway.ir.streams import Watched
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.regions import Regions
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 R = TypeVar("R")
 
@@ -74,7 +74,7 @@ class SharedMemory:
         self._inner = inner
         self._memory = memory
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -85,21 +85,27 @@ class SharedMemory:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest) and call.shares_memory:
-            request, release = await self._memory.taken(call)
-            try:
-                reply = await self._inner(request)
-                return cast("R", await self._memory.placed(call, reply))
-            finally:
-                release()
+            return cast("Answering[R]", self._infer(call))
         if isinstance(call, StreamInferRequest) and call.request.shares_memory:
-            return cast("R", await self._stream(call))
+            return cast("Answering[R]", self._stream(call))
         if type(call) in _ABOUT_REGIONS:
-            return cast("R", await self._memory.control(call))
+            return cast("Answering[R]", self._memory.control(call))
         if isinstance(call, ServerMetadataRequest):
-            found = await self._inner(call)
-            every = (*found.extensions, *self._memory.extensions)
-            return cast("R", ServerMetadata(found.name, found.version, every))
-        return await self._inner(call)
+            return cast("Answering[R]", self._metadata(call))
+        return self._inner(call)
+
+    async def _infer(self, call: InferRequest) -> InferResponse:
+        request, release = await self._memory.taken(call)
+        try:
+            reply = await self._inner(request)
+            return await self._memory.placed(call, reply)
+        finally:
+            release()
+
+    async def _metadata(self, call: ServerMetadataRequest) -> ServerMetadata:
+        found = await self._inner(call)
+        every = (*found.extensions, *self._memory.extensions)
+        return ServerMetadata(found.name, found.version, every)
 
     async def _stream(self, call: StreamInferRequest) -> Watched:
         request, release = await self._memory.taken(call.request)

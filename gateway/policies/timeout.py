@@ -57,7 +57,8 @@ class Timeout:
             own = now + self._timeout_s
             deadline = own if asked is None or own < asked else asked
         if deadline is None:
-            return self._watched(call, await self._inner(call), None, None)
+            reply = await self._inner(call)
+            return self._watched(call, reply, None, None) if streams(call) else reply
         left_s = deadline - now
         if left_s <= 0:
             raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
@@ -73,7 +74,7 @@ class Timeout:
             if not alarm.rang:
                 raise
             raise _exceeded(call) from None
-        return self._watched(call, reply, asked, deadline)
+        return self._watched(call, reply, asked, deadline) if streams(call) else reply
 
     def _asked(self, call: Call[Any], now: float) -> float | None:
         """Return the deadline that the caller set, one way or the other."""
@@ -85,9 +86,9 @@ class Timeout:
         return deadline
 
     def _watched(self, call: Call[R], reply: R, whole: float | None, first: float | None) -> R:
-        """Return *reply*; of a stream, with its waits watched."""
+        """Return *reply*, which is a stream, with its waits watched."""
         idle_s = self._stream_idle_s
-        if not streams(call) or (first is None and idle_s is None):
+        if first is None and idle_s is None:
             return reply
         times = _Times(whole, first, idle_s, self._clock)
         return map_stream(call, reply, lambda items: _Timed(call, items, times))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 
 from gateway.ir.calls import Call, ModelReadyRequest, ModelUnloadRequest
 from gateway.ir.errors import GatewayError
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 log = structlog.get_logger(__name__)
 
@@ -48,14 +48,14 @@ class Unloaded:
         self._sleep = sleep
         self._clock = clock
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*."""
-        reply = await self._inner(call)
-        if isinstance(call, ModelUnloadRequest):
-            await self._gone(call)
-        return reply
+        if not isinstance(call, ModelUnloadRequest):
+            return self._inner(call)
+        return cast("Answering[R]", self._unload(call))
 
-    async def _gone(self, call: ModelUnloadRequest) -> None:
+    async def _unload(self, call: ModelUnloadRequest) -> None:
+        await self._inner(call)
         until = self._clock() + self._longest_s
         deadline = call.context.deadline
         if deadline is not None:

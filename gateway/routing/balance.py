@@ -12,7 +12,7 @@ from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.affinity import IDLE_S, Affinity
 from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
-from gateway.service import Service
+from gateway.service import Answering, Service
 from gateway.telemetry.taken import note_target
 
 R = TypeVar("R")
@@ -127,13 +127,19 @@ class Balance:
         self._choose = SmoothRoundRobin() if choose is None else choose
         self._affinity = Affinity("target", idle_s=sequence_idle_s)
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Ask one target; all of them whether a model is ready, and what each must know itself."""
         if isinstance(call, ModelReadyRequest) and len(self._weighted) > 1:
             # The answer to a ModelReadyRequest is a bool, which is its R.
-            return cast("R", await self._model_ready(call))
+            return cast("Answering[R]", self._model_ready(call))
         if type(call) in EVERYWHERE and len(self._weighted) > 1:
-            return await ask_everywhere(call, [target.service for target in self._weighted])
+            return ask_everywhere(call, [target.service for target in self._weighted])
+        if len(self._weighted) > 1:
+            return self._one_of_several(call)
+        note_target(self._weighted[0].name)
+        return self._weighted[0].service(call)
+
+    async def _one_of_several(self, call: Call[R]) -> R:
         target = self._pick(call)
         note_target(target.name)
         return await target.service(call)
@@ -143,8 +149,6 @@ class Balance:
         return self._readiness.of([target.ready() for target in self._weighted])
 
     def _pick(self, call: Call[Any]) -> Target:
-        if len(self._weighted) == 1:
-            return self._weighted[0]
         # With none ready all are tried: the answer then says what is wrong.
         targets = [target for target in self._weighted if target.ready()] or list(self._weighted)
         sequence = sequence_of(call)

@@ -20,10 +20,10 @@ from gateway.ir.calls import Call, sequence_of
 from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as Place
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
-from gateway.ir.streams import watch
+from gateway.ir.streams import streams, watch
 from gateway.routing.affinity import IDLE_S, Affinity
 from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
-from gateway.service import Service
+from gateway.service import Answering, Service
 
 log = structlog.get_logger(__name__)
 
@@ -116,16 +116,16 @@ class Endpoints:
         self._affinity = Affinity("endpoint", idle_s=sequence_idle_s, clock=clock)
         self._turn = 0
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Ask one endpoint, or all of them what each must know itself."""
         if type(call) in EVERYWHERE and len(self.endpoints) > 1:
-            return await ask_everywhere(
+            return ask_everywhere(
                 call, [partial(self._ask, endpoint) for endpoint in self.endpoints]
             )
         sequence = sequence_of(call)
         if sequence is None:
-            return await self._ask(self._choose(), call)
-        return await self._ask_holder(sequence, call)
+            return self._ask(self._choose(), call)
+        return self._ask_holder(sequence, call)
 
     async def _ask_holder(self, sequence: Place, call: Call[R]) -> R:
         """Ask the endpoint that holds *sequence*; when it breaks off, the sequence is over."""
@@ -161,7 +161,10 @@ class Endpoints:
         except BaseException as error:
             self._ended(endpoint, error)
             raise
-        return watch(call, reply, partial(self._ended, endpoint))
+        if streams(call):
+            return watch(call, reply, partial(self._ended, endpoint))
+        self._ended(endpoint, None)
+        return reply
 
     def ready(self) -> bool:
         """Return whether some endpoint is available."""
@@ -186,13 +189,15 @@ class Endpoints:
 
     def _ended(self, endpoint: Endpoint, error: BaseException | None) -> None:
         endpoint.pending -= 1
-        if isinstance(error, GatewayError):
+        if error is None:
+            pass
+        elif isinstance(error, GatewayError):
             if error.code is ErrorCode.UNAVAILABLE:
                 self._failed(endpoint, error)
                 return
             if error.code in _NEUTRAL:
                 return
-        elif error is not None:
+        else:
             return
         endpoint.streak = 0
         if endpoint.ejections and self._clock() >= endpoint.ejected_until + self._ejection.base_s:

@@ -15,9 +15,9 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import InvalidRequest, ModelNotFound, NoRoute
+from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import Matcher, Rule, Verdict
-from gateway.service import Service
+from gateway.service import Answering, Service
 from gateway.telemetry.taken import note_route
 
 R = TypeVar("R")
@@ -30,6 +30,7 @@ _ABOUT_A_MODEL = (
     ModelReadyRequest,
 )
 _LISTED = 10
+_NAMELESS = "the request names no model, and no default model is configured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Router:
         self._default_model = default_model
         self._matcher = Matcher([route.rule for route in self._routes])
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Route *call*.
 
         Raises:
@@ -68,14 +69,16 @@ class Router:
         """
         if call.model is None or not call.model.name:
             if type(call) not in _ABOUT_A_MODEL:
-                return await self._server(call)
+                return self._server(call)
+            if not self._default_model:
+                return _refused(InvalidRequest(_NAMELESS))
             call = self._with_default(call)
         index = self._matcher.find(call)
         if index is None:
-            raise self._refusal(call)
+            return _refused(self._refusal(call))
         route = self._routes[index]
         note_route(route.name)
-        return await route.service(call)
+        return route.service(call)
 
     def takes_model(self, name: str, /) -> bool:
         """Return whether some route takes a model of this name."""
@@ -86,8 +89,6 @@ class Router:
         return list(zip(self._routes, self._matcher.explain(call), strict=True))
 
     def _with_default(self, call: Call[R]) -> Call[R]:
-        if not self._default_model:
-            raise InvalidRequest("the request names no model, and no default model is configured")
         version = "" if call.model is None else call.model.version
         return with_model(call, ModelRef(self._default_model, version))
 
@@ -106,6 +107,10 @@ class Router:
         texts = [_described(route.rule) for route in self._routes[:_LISTED]]
         left = len(self._routes) - _LISTED
         return "; ".join(texts) + (f" and {left} more" if left > 0 else "")
+
+
+async def _refused(error: GatewayError) -> Any:
+    raise error
 
 
 def with_model(call: Call[R], model: ModelRef) -> Call[R]:

@@ -25,8 +25,8 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
-from gateway.ir.statistics import summed
-from gateway.service import Service
+from gateway.ir.statistics import ModelStatistics, summed
+from gateway.service import Answering, Service
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class Targets:
         self._upstreams = dict(upstreams)
         self._served = served
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -58,16 +58,19 @@ class Targets:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, TraceSettingRequest):
-            return cast("R", await self._settings(call, "trace settings", call.changes))
+            return cast("Answering[R]", self._settings(call, "trace settings", call.changes))
         if isinstance(call, LogSettingsRequest) and not call.own:
-            return cast("R", await self._settings(call, "log settings", call.changes))
+            return cast("Answering[R]", self._settings(call, "log settings", call.changes))
         if isinstance(call, ModelStatisticsRequest) and not call.own:
-            answers = await self._ask(call, "statistics", strict=False)
-            found = summed(tuple(chain.from_iterable(answers)))
-            return cast("R", tuple(one for one in found if self._served(one.name)))
+            return cast("Answering[R]", self._statistics(call))
         if isinstance(call, OpaqueCall):
-            return cast("R", await self._first(call))
-        return await self._inner(call)
+            return cast("Answering[R]", self._first(call))
+        return self._inner(call)
+
+    async def _statistics(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
+        answers = await self._ask(call, "statistics", strict=False)
+        found = summed(tuple(chain.from_iterable(answers)))
+        return tuple(one for one in found if self._served(one.name))
 
     async def _first(self, call: OpaqueCall) -> Origin:
         """Ask the first upstream that speaks the same protocol over the same carrier."""
@@ -120,10 +123,11 @@ class Relisting:
         self._inner = inner
         self._forget = forget
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*."""
-        if type(call) not in CONTROLS:
-            return await self._inner(call)
+        return self._listed_anew(call) if type(call) in CONTROLS else self._inner(call)
+
+    async def _listed_anew(self, call: Call[R]) -> R:
         try:
             return await self._inner(call)
         finally:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(msgspec.Struct):
     """Names of the route and target that a call took; "" while none is chosen.
 
     Attributes:

@@ -29,9 +29,19 @@ REPLY = InferResponse(model=M, outputs=())
 
 
 def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> Observation:
-    return Observation(kind, "m", "2", "oip.http", "", "", code, None, 0.0, "r-1")._replace(
-        **fields
-    )
+    usual: dict[str, Any] = {
+        "kind": kind,
+        "model": "m",
+        "version": "2",
+        "protocol": "oip.http",
+        "route": "",
+        "target": "",
+        "code": code,
+        "limit": None,
+        "seconds": 0.0,
+        "request_id": "r-1",
+    }
+    return Observation(**{**usual, **fields})
 
 
 async def test_call_is_reported_with_route_target_and_time() -> None:
