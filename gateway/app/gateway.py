@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
 
 from gateway import __version__
-from gateway.app.admin import AdminFrontend
+from gateway.app.admin import start_pages
 from gateway.app.check import check
 from gateway.app.listeners import Shared, build_listener, received_bytes
-from gateway.app.memory import keep_large_buffers, leave_what_stays
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
 from gateway.app.readiness import forgiving
 from gateway.app.routes import BuiltRoute, Place, build_route
 from gateway.app.rules import named_models, ruled_routes
 from gateway.app.sharing import shared_upstream
-from gateway.app.turns import take_turns_quickly
+from gateway.app.starting import REASONS, StartError, reason_of
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import ConfigError, Loaded
-from gateway.config.models import AdminConfig, Config, ListenerConfig
-from gateway.config.units import Address
-from gateway.ir.errors import GatewayError
+from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import OK, Observation, Observe
 from gateway.policies.regions import Regions
@@ -38,29 +33,21 @@ from gateway.routing.router import Router
 from gateway.routing.server import Index, ServerAnswers, ServerOptions
 from gateway.routing.status import Statuses
 from gateway.routing.targets import Relisting, Targets
-from gateway.schema.pool import require_fast_runtime
 from gateway.service import Service
 from gateway.telemetry import log as logs
 from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.trends import Trends
 from gateway.transports.admission import Budget
-from gateway.transports.base import HttpMount, Server, ServerLimits
+from gateway.transports.base import Server
 from gateway.transports.passthrough import Passthrough
-from gateway.transports.reference.http_server import HttpServer
 
 log = structlog.get_logger(__name__)
 
 _MIB = 1 << 20
 _BUDGET_BYTES = 512 * _MIB
 _CGROUP_SHARE = 0.4
-# What keeps a gateway from starting: a wrong option, a file, an address, a model.
-_REASONS = (LookupError, ValueError, OSError, GatewayError)
 _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
-
-
-class StartError(Exception):
-    """The gateway cannot start; the text is one line that says why."""
 
 
 class Gateway:
@@ -90,8 +77,8 @@ class Gateway:
         self._stopping = False
         try:
             self._build(loaded)
-        except _REASONS as error:
-            raise StartError(_reason(error)) from error
+        except REASONS as error:
+            raise StartError(reason_of(error)) from error
 
     def _build(self, loaded: Loaded) -> None:
         config = self._config
@@ -158,6 +145,9 @@ class Gateway:
         """Where it listens, by name: "main.http", "main.grpc", "admin", "metrics"."""
         return {name: server.address for name, server in (self._data | self._admin).items()}
 
+    async def _page(self, accept: str) -> tuple[bytes, str]:
+        return self.metrics.page(accept)
+
     async def ready(self) -> bool:
         """Return whether the gateway takes inference requests."""
         return self._server.ready()
@@ -174,10 +164,10 @@ class Gateway:
             await self._pipelines.check()
             for server in self._data.values():
                 await server.start()
-            await self._start_admin()
-        except _REASONS as error:
+            self._admin = await start_pages(self._config.admin, self._page, self.ready)
+        except REASONS as error:
             await self._close()
-            raise StartError(_reason(error)) from error
+            raise StartError(reason_of(error)) from error
         log.info("started", version=__version__, **self.addresses)
 
     async def stop(self, pre_stop_s: float | None = None, drain_s: float | None = None) -> None:
@@ -200,39 +190,6 @@ class Gateway:
         await asyncio.gather(*(prober.probe() for prober in probers))
         for prober in probers:
             prober.start()
-
-    async def _start_admin(self) -> None:
-        admin = self._config.admin
-        wanted = AdminConfig() if admin is None else admin
-        pages = {
-            "admin": (wanted.address, AdminFrontend(self.metrics, self.ready)),
-            "metrics": (wanted.metrics, AdminFrontend(self.metrics, self.ready, probes=False)),
-        }
-        asked = set() if admin is None else admin.model_fields_set
-        for name, (address, frontend) in pages.items():
-            if address is None:
-                continue
-            server = self._admin_server(address, frontend)
-            try:
-                await server.start()
-            except OSError as error:
-                key = "address" if name == "admin" else name
-                if key in asked:
-                    raise OSError(f"{name}: {_reason(error)}") from error
-                # Nobody asked for this address: the data listeners matter more.
-                log.warning("page left out", page=name, address=str(address), reason=str(error))
-                continue
-            self._admin[name] = server
-
-    def _admin_server(self, address: Address, frontend: AdminFrontend) -> Server:
-        return HttpServer(
-            address.host,
-            address.port,
-            mounts=[HttpMount(("",), frontend)],
-            limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
-            budget=Budget(8 * _MIB),
-            reserve=True,
-        )
 
     def _listener(self, listener: ListenerConfig, shared: Shared) -> dict[str, Server]:
         service = self._observed(listener.default_model or "", self._memory(listener))
@@ -331,62 +288,3 @@ def default_budget() -> int:
     with contextlib.suppress(OSError, ValueError):
         return min(_BUDGET_BYTES, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
     return _BUDGET_BYTES
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
-    return str(error.args[0]) if error.args else type(error).__name__
-
-
-def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None = None) -> int:
-    """Run a gateway until SIGTERM or SIGINT; return the exit status.
-
-    The second signal ends the process at once.
-
-    Args:
-        loaded: Its configuration.
-        started: Called once it listens.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-        StartError: It cannot start.
-    """
-    require_fast_runtime()
-    settings = loaded.config.telemetry.log
-    logs.configure(settings.level, settings.format)
-    keep_large_buffers(default_budget() // 4)
-    take_turns_quickly()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(loaded, started))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415  # not everywhere
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-async def _run(loaded: Loaded, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stopped() -> None:
-        if stop.is_set():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped)
-    gateway = Gateway(loaded)
-    await gateway.start()
-    leave_what_stays()
-    if started is not None:
-        await started(gateway)
-    await stop.wait()
-    await gateway.stop()
-    return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.app.gateway import Gateway, StartError
+from gateway.app import Gateway, StartError
 from gateway.config.load import Loaded, load_text
 
 TEXT = """

@@ -1,0 +1,66 @@
+"""Running a gateway until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+from gateway.app.gateway import Gateway, default_budget
+from gateway.app.memory import keep_large_buffers, leave_what_stays
+from gateway.app.turns import take_turns_quickly
+from gateway.config.load import Loaded
+from gateway.schema.pool import require_fast_runtime
+from gateway.telemetry import log as logs
+
+
+def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None = None) -> int:
+    """Run a gateway until SIGTERM or SIGINT; return the exit status.
+
+    The second signal ends the process at once.
+
+    Args:
+        loaded: Its configuration.
+        started: Called once it listens.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        StartError: It cannot start.
+    """
+    require_fast_runtime()
+    settings = loaded.config.telemetry.log
+    logs.configure(settings.level, settings.format)
+    keep_large_buffers(default_budget() // 4)
+    take_turns_quickly()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(loaded, started))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  # not everywhere
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _run(loaded: Loaded, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stopped() -> None:
+        if stop.is_set():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped)
+    gateway = Gateway(loaded)
+    await gateway.start()
+    leave_what_stays()
+    if started is not None:
+        await started(gateway)
+    await stop.wait()
+    await gateway.stop()
+    return 0
