@@ -1,13 +1,23 @@
-"""`python -m benchmarks`: the jobs; `codecs`: codecs; `sharing`: batches and caches; `all`: all."""
+"""`python -m benchmarks`: the jobs, or one of the other things that are measured.
+
+`codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches; `all`.
+"""
 
 import argparse
 import json
 import sys
 from pathlib import Path
 
-from benchmarks import batching, codecs, kept, machine, rounds
+from benchmarks import batching, codecs, kept, machine, rounds, stages
 from benchmarks.jobs import all_jobs
-from benchmarks.report import batch_table, codec_table, job_table, kept_table, page
+from benchmarks.report import (
+    batch_table,
+    codec_table,
+    job_table,
+    kept_table,
+    page,
+    stage_table,
+)
 from benchmarks.rounds import Row, Settings
 from benchmarks.systems import Absent
 
@@ -29,6 +39,11 @@ def main() -> int:
         found = codecs.measure(arguments.only or "")
         results["codecs"] = [each.document() for each in found]
         tables.append(codec_table(found))
+        _keep(arguments, results, tables)
+    if arguments.what in ("stages", "all"):
+        pieces = stages.measure(arguments.only or "", _say)
+        results["stages"] = [row.document() for row in pieces]
+        tables.append(stage_table(pieces))
         _keep(arguments, results, tables)
     if arguments.what in ("sharing", "all"):
         batches = batching.run(arguments.rounds, arguments.seconds, _say)
@@ -75,7 +90,10 @@ def _say(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=["jobs", "codecs", "sharing", "all"], default="jobs"
+        "what",
+        nargs="?",
+        choices=["jobs", "codecs", "stages", "sharing", "all"],
+        default="jobs",
     )
     parser.add_argument("--only", metavar="TEXT", help="jobs or codecs whose name holds TEXT")
     parser.add_argument(

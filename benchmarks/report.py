@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks import batching, kept
+from benchmarks import batching, kept, stages
 from benchmarks.codecs import Timing
 from benchmarks.rounds import Row
 
@@ -76,6 +76,17 @@ def kept_table(rows: Sequence[kept.Row]) -> str:
         for row in rows
     ]
     return _table(head, lines, left=2)
+
+
+def stage_table(rows: Sequence[stages.Row]) -> str:
+    """Return the table of stages; a blank line between one way and the next."""
+    lines: list[list[str]] = []
+    for row in rows:
+        if lines and lines[-1][0] != row.way:
+            lines.append([])
+        budget = "" if row.budget_us is None else f"{row.budget_us:.1f}"
+        lines.append([row.way, row.stage, f"{row.us:.1f}", budget])
+    return _table(["way", "stage", "cpu us", "budget"], lines, left=2)
 
 
 def page(words: str, about: str, tables: Sequence[str]) -> str:

@@ -1,0 +1,30 @@
+"""Models that do nothing: they give the same arrays whatever comes, on the gateway's event loop."""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from benchmarks.messages import Arrays as Constants
+from benchmarks.messages import Case, image, signature, small
+from gateway.backends.examples import Arrays
+
+MODULE = "benchmarks.noop"
+
+
+def _constant(outputs: Constants) -> Callable[[Arrays], Awaitable[Arrays]]:
+    answer = {name: np.asarray(array) for name, array in outputs.items()}
+
+    async def model(_inputs: Arrays) -> Arrays:
+        return answer
+
+    return model
+
+
+add_sub = _constant(small().outputs)
+sum_and_empty = _constant(image().outputs)
+
+
+def models(case: Case) -> dict[str, object]:
+    """Return what a configuration says of the case's model, which runs within the gateway."""
+    options = {"callable": f"{MODULE}:{case.model}"}
+    return {case.model: {"backend": "python", "options": options, "signature": signature(case)}}

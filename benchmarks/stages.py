@@ -1,0 +1,391 @@
+"""What each stage of a small request costs: transports, frontend, every layer, codecs.
+
+The whole gateway runs on a loop whose connections are memory, thirty-two requests under way, so
+that what is timed is our own code and the loop's turns, and no system call. CPU time, the least of
+many short batches; the stages take turns, so that a busy moment hits all of them.
+
+A transport's cost is what is left of a larger stage when what it contains, and the same traffic
+over protocols that do nothing, are taken off; a layer's own is its time less that of the layer
+below, which stand on an upstream that answers at once.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks import canned, messages, noop
+from benchmarks.memory import MemoryLoop
+from benchmarks.messages import GRPC_METHOD, Case, Message
+from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
+from gateway.app.gateway import Gateway
+from gateway.app.memory import leave_what_stays
+from gateway.config.load import load_text
+from gateway.frontend import Frontend, stamp_grpc, stamp_http
+from gateway.ir.limits import MessageLimits
+from gateway.registry import protocol
+from gateway.telemetry import log
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+LANES = 32
+_FIELDS = (("Host", "127.0.0.1:8000"), ("User-Agent", "load"), ("Accept", "*/*"))
+_BELOW = ("_inner", "_settled", "_routes", "_upstreams", "targets", "_targets", "endpoints")
+"""Where a layer keeps what it asks."""
+
+_BATCH_S = 0.01
+
+Step = Callable[[int], Awaitable[None]]
+"""Does what is measured so many times."""
+
+BUDGET = {
+    "server transport": 1.5 + 2.0,
+    "decode_call": 2.5,
+    "layers": 1.5 + 1.0,
+    "encode_call": 1.9,
+    "client transport": 1.0,
+    "decode_reply": 2.5,
+    "encode_reply": 1.4,
+}
+"""Microseconds for a small request: PERFORMANCE.md, E, without what system calls cost.
+
+The server's transport has head parsing, routing, the Task and its future; the layers have checks,
+deadline and limits, metrics and the decision to log.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one stage costs.
+
+    Attributes:
+        us: CPU time of it alone, microseconds.
+    """
+
+    way: str
+    stage: str
+    us: float
+
+    @property
+    def budget_us(self) -> float | None:
+        """What it may cost on the machine of PERFORMANCE.md; None without a word about it."""
+        return BUDGET.get(self.stage)
+
+    def document(self) -> dict[str, object]:
+        """Return the row for JSON."""
+        return {**asdict(self), "budget_us": self.budget_us}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A protocol in, and one out.
+
+    Attributes:
+        back: Carrier of the upstream; None for a model within the gateway.
+    """
+
+    name: str
+    front: str
+    back: str | None
+    question: Message
+
+
+def ways() -> list[Way]:
+    """Return what is measured."""
+    case = messages.small()
+    return [
+        Way("json-grpc", "http", "grpc", messages.json_request(case)),
+        Way("grpc-http", "grpc", "http", messages.grpc_request(case)),
+        Way("json-noop", "http", None, messages.json_request(case)),
+        Way("grpc-noop", "grpc", None, messages.grpc_request(case)),
+    ]
+
+
+def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Row]:
+    """Measure the ways whose names hold *only*, each stage in so many *batches*."""
+    log.configure("warning", "json")
+    rows: list[Row] = []
+    for way in ways():
+        if only in way.name:
+            say(f"  stages: {way.name}")
+            loop = MemoryLoop()
+            try:
+                rows += loop.run_until_complete(_measured(loop, way, batches))
+            finally:
+                loop.close()
+    return rows
+
+
+async def _measured(loop: MemoryLoop, way: Way, batches: int) -> list[Row]:
+    case = messages.small()
+    loop.upstream = lambda: _canned(way.back or "http", case)
+    gateway = Gateway(load_text(json.dumps(_said(way, case))))
+    await gateway.start()
+    leave_what_stays()
+    try:
+        bench = _Bench(loop, gateway, way, case)
+        return await bench.rows(batches)
+    finally:
+        await gateway.stop(0, 0)
+        await asyncio.sleep(0)  # for what was closed to be told
+
+
+def _canned(carrier: str, case: Case) -> asyncio.Protocol:
+    if carrier == "grpc":
+        return canned.Grpc(messages.grpc_reply(case).body)
+    reply = messages.binary_reply(case)
+    return canned.Http(reply.body, dict(reply.fields))
+
+
+def _said(way: Way, case: Case) -> dict[str, object]:
+    said: dict[str, object] = {
+        "version": 1,
+        "listeners": [{"name": "main", "http": "127.0.0.1:0", "grpc": "127.0.0.1:0"}],
+        "admin": {"address": None, "metrics": None},
+    }
+    if way.back is None:
+        return said | {"models": noop.models(case)}
+    server = {
+        "url": f"oip+{way.back}://127.0.0.1:9",
+        "options": {"dialect": "triton"},
+        "probe": {"interval": "1h"},
+    }
+    return said | {"upstreams": {"server": server}}
+
+
+class _Bench:
+    """One way, taken to pieces."""
+
+    def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way, case: Case) -> None:
+        self._loop = loop
+        self._way = way
+        self._case = case
+        self._path = f"/v2/models/{case.model}/infer"
+        spec = protocol("oip")
+        binding: Any = spec.http if way.front == "http" else spec.grpc
+        self._codec: Any = binding.codec(MessageLimits(), spec.options({}))
+        stamp: Any = stamp_http if way.front == "http" else stamp_grpc
+        self._frontend: Any = Frontend(self._codec, gateway.service, stamp=stamp)
+        self._chain = [*_chain(gateway.service)]
+        port = int(gateway.addresses[f"main.{way.front}"].rpartition(":")[2])
+        self._connect = partial(loop.connect, port)
+
+    async def rows(self, batches: int) -> list[Row]:
+        """Return every stage, from the outside in."""
+        codec, call = self._codec, self._call()
+        reply = await self._chain[0](call)
+        echo = partial(_Echo, await self._recorded())
+        steps: dict[str, Step] = {
+            "whole": self._load(self._connect, self._way.front),
+            "no gateway": self._load(partial(self._loop.join, echo), self._way.front),
+            "ask": _awaited(lambda: self._frontend.ask(self._wire())),
+            "wire": _called(self._wire),
+            "decode_call": _called(lambda: codec.decode_call(self._wire())),
+            "call": _called(self._call),
+            "encode_reply": _called(lambda: codec.encode_reply(call, reply)),
+        }
+        # Calls and answers remember what was asked of them, so each is asked for the first time.
+        inner = {"frontend": _awaited(lambda: self._frontend.ask(self._wire()))}
+        for place, layer in enumerate(self._chain):
+            inner[str(place)] = _awaited(lambda layer=layer: layer(self._call()))  # type: ignore[misc]  # mypy: lambdas' defaults
+        if self._way.back is not None:
+            upstream: Any = self._chain[-1]
+            quick = _Quick(self._answer())
+            inner = {name: _asking(upstream, quick, step) for name, step in inner.items()}
+            steps |= self._upstream_steps(upstream, self._way.back)
+        return [*self._rows(await _least(steps | inner, batches))]
+
+    def _upstream_steps(self, upstream: Any, carrier: str) -> dict[str, Step]:
+        codec, client = upstream._codec, upstream._client  # noqa: SLF001  # as all of this file
+        call, answer = self._call(), self._answer()
+        wire = codec.encode_call(call)
+        server = partial(_canned, carrier, self._case)
+        front = self._codec
+        return {
+            "encode_call": _called(lambda: codec.encode_call(self._call())),
+            "client": _awaited(lambda: client.send(wire, deadline=time.monotonic() + 30)),
+            "decode_reply": _called(lambda: codec.decode_reply(call, answer())),
+            "encode_reply": _called(
+                lambda: front.encode_reply(call, codec.decode_reply(call, answer()))
+            ),
+            "answer": _called(answer),
+            "no client": self._load(partial(self._loop.join, server), carrier),
+        }
+
+    def _rows(self, us: dict[str, float]) -> Iterator[Row]:
+        call, wire = us["call"], us["wire"]
+        layers = [us[str(place)] - call for place in range(len(self._chain))]
+        local = self._way.back is None
+        decode_call = us["decode_call"] - wire
+        encode_reply = us["encode_reply"] - (0 if local else us["decode_reply"])
+        inside = decode_call + layers[0] + encode_reply
+        found = {
+            "loop and load": us["no gateway"],
+            "server transport": us["whole"] - us["ask"] + wire - us["no gateway"],
+            "decode_call": decode_call,
+            "frontend": us["frontend"] - wire - inside,
+            "layers": layers[0] - layers[-1],
+        }
+        parts = zip(self._chain, layers, layers[1:], strict=False)
+        found |= {f"- {type(layer).__name__}": whole - less for layer, whole, less in parts}
+        if local:
+            found["model"] = layers[-1]
+        else:
+            encode_call, decode_reply = us["encode_call"] - call, us["decode_reply"] - us["answer"]
+            found |= {
+                "upstream": layers[-1] - encode_call - decode_reply - us["answer"],
+                "encode_call": encode_call,
+                "client transport": us["client"] - us["no client"],
+                "canned server": us["no client"],
+                "decode_reply": decode_reply,
+            }
+        found["encode_reply"] = encode_reply
+        told = sum(value for stage, value in found.items() if not stage.startswith("- "))
+        found["not told apart"] = us["whole"] - told
+        found["whole"] = us["whole"]
+        for stage, value in found.items():
+            yield Row(self._way.name, stage, value)
+
+    def _load(self, connect: Connect, carrier: str) -> Step:
+        if carrier == "grpc":
+            question = messages.grpc_request(self._case)
+            return Load(LANES, connect, partial(grpc_requests, question), ends_grpc).run
+        question = messages.json_request(self._case)
+        if self._way.front == "grpc":  # then this is the upstream's side
+            question = messages.binary_request(self._case)
+        requests = partial(http_requests, question, self._path)
+        return Load(LANES, connect, requests, ends_http).run
+
+    async def _recorded(self) -> bytes:
+        """Return the gateway's own answer, as it is written."""
+        came: list[bytes] = []
+        ends = ends_grpc if self._way.front == "grpc" else ends_http
+
+        def keeps(data: bytes) -> bool:
+            came.append(data)
+            return ends(data)
+
+        requests = partial(http_requests, self._way.question, self._path)
+        if self._way.front == "grpc":
+            requests = partial(grpc_requests, self._way.question)
+        await Load(1, self._connect, requests, keeps).run(1)
+        return came[-1]
+
+    def _call(self) -> Any:
+        return self._codec.decode_call(self._wire()).within(request_id="1")
+
+    def _wire(self) -> Any:
+        """Return the question as a transport hands it on."""
+        body = (memoryview(self._way.question.body),)
+        if self._way.front == "grpc":
+            return GrpcRequest(GRPC_METHOD, body, (("user-agent", "load"),))
+        fields = (*_FIELDS, ("Content-Length", str(len(body[0]))), *self._way.question.fields)
+        return HttpRequest("POST", self._path, "", Headers(fields), body)
+
+    def _answer(self) -> Callable[[], Any]:
+        """Return what makes the upstream's answer as a transport hands it on."""
+        if self._way.back == "grpc":
+            message = messages.grpc_reply(self._case).body
+            return lambda: GrpcResponse((memoryview(message),))
+        reply = messages.binary_reply(self._case)
+        return lambda: HttpResponse(200, Headers(reply.fields), (memoryview(reply.body),))
+
+
+class _Echo(asyncio.Protocol):
+    """Answers whatever comes with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, _data: bytes) -> None:
+        self._transport.write(self._answer)
+
+
+class _Quick:
+    """A client that has the answer already."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    async def send(self, _wire: Any, /, *, deadline: float | None) -> Any:  # noqa: ARG002  # a client's
+        return self._answer()
+
+
+def _asking(upstream: Any, client: Any, step: Step) -> Step:
+    """Return *step* with *upstream* asking *client* meanwhile."""
+
+    async def run(count: int) -> None:
+        before = upstream._client  # noqa: SLF001  # as all of this file
+        upstream._client = client  # noqa: SLF001
+        try:
+            await step(count)
+        finally:
+            upstream._client = before  # noqa: SLF001
+
+    return run
+
+
+def _chain(service: Any) -> Iterator[Any]:
+    """Yield *service* and what it asks, down to the upstream or the model."""
+    found: Any = service
+    while found is not None:
+        yield found
+        found = next(filter(None, (_below(found, name) for name in _BELOW)), None)
+
+
+def _below(service: Any, name: str) -> Any:
+    value = getattr(service, name, None)
+    if isinstance(value, dict):
+        value = next(iter(value.values()), None)
+    elif isinstance(value, list | tuple):
+        value = next(iter(value), None)
+    value = getattr(value, "service", value)
+    return value if callable(value) else None
+
+
+def _awaited(ask: Callable[[], Awaitable[Any]]) -> Step:
+    """Return what asks from as many tasks as there are lanes."""
+
+    async def lane(count: int) -> None:
+        for _ in range(count):
+            await ask()
+
+    async def run(count: int) -> None:
+        await asyncio.gather(*(lane(count // LANES) for _ in range(LANES)))
+
+    return run
+
+
+def _called(step: Callable[[], object]) -> Step:
+    async def run(count: int) -> None:
+        for _ in range(count):
+            step()
+
+    return run
+
+
+async def _least(steps: dict[str, Step], batches: int) -> dict[str, float]:
+    """Return microseconds for each step: the least of its batches, which take turns."""
+    counts = {}
+    for name, step in steps.items():
+        await step(LANES)
+        once = await _seconds(step, LANES)
+        counts[name] = LANES * max(1, round(_BATCH_S / once / LANES))
+    found = dict.fromkeys(steps, float("inf"))
+    for _ in range(batches):
+        for name, step in steps.items():
+            found[name] = min(found[name], await _seconds(step, counts[name]))
+    return {name: seconds * 1e6 for name, seconds in found.items()}
+
+
+async def _seconds(step: Step, count: int) -> float:
+    begun = time.process_time()
+    await step(count)
+    return (time.process_time() - begun) / count

@@ -1,0 +1,123 @@
+"""Requests on connections of memory: so many lanes, each asking again when it has its answer."""
+
+import asyncio
+import itertools
+import struct
+from collections.abc import Callable, Iterator
+
+from benchmarks.messages import GRPC_METHOD, Message
+
+Received = Callable[[bytes], object]
+Connect = Callable[[Received], Received]
+"""Connects: is given who takes what comes, returns what sends."""
+
+_DATA, _HEADERS, _SETTINGS, _WINDOW = 0, 1, 4, 8
+_END_STREAM, _END_HEADERS = 1, 4
+_INITIAL_WINDOW = 4
+_BIG = (1 << 31) - 1
+_DEFAULT_WINDOW = 65_535
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+class Load:
+    """Lanes that ask, one request at a time on each; connected at the first run.
+
+    Args:
+        connect: Makes one connection.
+        requests: Makes the requests of one connection.
+        answers: Tells whether some bytes end an answer.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        connect: Connect,
+        requests: Callable[[], Iterator[bytes]],
+        answers: Callable[[bytes], bool],
+    ) -> None:
+        self._connect = connect
+        self._lanes = lanes
+        self._requests = requests
+        self._answers = answers
+        self._senders: list[Callable[[], None]] = []
+        self._unsent = self._unanswered = 0
+        self._done: asyncio.Future[None]
+
+    async def run(self, count: int) -> None:
+        """Ask *count* times and wait for the last answer."""
+        self._done = asyncio.get_running_loop().create_future()
+        self._unsent = self._unanswered = count
+        if not self._senders:
+            self._senders = [self._lane() for _ in range(self._lanes)]
+        for send in self._senders:
+            if self._unsent:
+                self._unsent -= 1
+                send()
+        await self._done
+
+    def _lane(self) -> Callable[[], None]:
+        requests, answers = self._requests(), self._answers
+
+        def received(data: bytes) -> None:
+            if not answers(data):
+                return
+            self._unanswered -= 1
+            if self._unsent:
+                self._unsent -= 1
+                send(next(requests))
+            elif not self._unanswered:
+                self._done.set_result(None)
+
+        send = self._connect(received)
+
+        def ask() -> None:
+            send(next(requests))
+
+        return ask
+
+
+def http_requests(message: Message, path: str) -> Iterator[bytes]:
+    """Yield the same request for ever."""
+    fields = (("Host", "127.0.0.1:8000"), ("Content-Length", str(len(message.body))))
+    lines = [f"{name}: {value}" for name, value in (*fields, *message.fields)]
+    head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode()
+    return itertools.repeat(head + message.body)
+
+
+def grpc_requests(message: Message) -> Iterator[bytes]:
+    """Yield calls of ModelInfer, each on the next stream; the first greets as well."""
+    window = struct.pack(">HI", _INITIAL_WINDOW, _BIG)
+    greeting = _PREFACE + _frame(_SETTINGS, 0, 0, window)
+    greeting += _frame(_WINDOW, 0, 0, struct.pack(">I", _BIG - _DEFAULT_WINDOW))
+    # POST, http, then :path, content-type and te as literals that enter no table.
+    block = b"\x83\x86" + b"\x04" + _text(GRPC_METHOD.encode()) + b"\x01" + _text(b"127.0.0.1")
+    block += b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
+    body = b"\0" + len(message.body).to_bytes(4, "big") + message.body
+    for stream in itertools.count(1, 2):
+        head = _frame(_HEADERS, _END_HEADERS, stream, block)
+        yield greeting + head + _frame(_DATA, _END_STREAM, stream, body)
+        greeting = b""
+
+
+def ends_http(_data: bytes) -> bool:
+    """Tell that an answer is whole: small ones are written at once."""
+    return True
+
+
+def ends_grpc(data: bytes) -> bool:
+    """Tell whether there are trailers in some whole frames."""
+    at = 0
+    while at < len(data):
+        kind, flags = data[at + 3], data[at + 4]
+        if kind == _HEADERS and flags & _END_STREAM:
+            return True
+        at += 9 + int.from_bytes(data[at : at + 3], "big")
+    return False
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
+
+
+def _text(text: bytes) -> bytes:
+    return bytes([len(text)]) + text

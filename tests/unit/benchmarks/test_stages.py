@@ -1,0 +1,23 @@
+"""The costs of stages: the whole gateway on connections of memory, taken to pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.stages import Way, measure, ways
+
+_BEYOND_THE_MODEL = {"upstream", "encode_call", "client transport", "canned server", "decode_reply"}
+
+
+@pytest.mark.parametrize("way", ways(), ids=lambda way: way.name)
+def test_takes_a_request_to_pieces(way: Way) -> None:
+    """Each way has every stage between its two ends, and they add up to the whole."""
+    rows = measure(way.name, lambda _text: None, batches=1)
+    found = {row.stage: row.us for row in rows}
+    ends = {"loop and load", "server transport", "decode_call", "frontend", "encode_reply"}
+    far = {"model"} if way.back is None else _BEYOND_THE_MODEL
+    assert ends | far <= found.keys()
+    assert {"- Observe", "- Router", "- Limit", "- Timeout"} <= found.keys()
+    parts = [us for stage, us in found.items() if stage[0] != "-" and stage != "whole"]
+    assert pytest.approx(found["whole"]) == sum(parts)
+    assert found["whole"] > 0
