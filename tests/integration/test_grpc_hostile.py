@@ -96,7 +96,7 @@ CASES = {
         GrpcStatus.INVALID_ARGUMENT,
     ),
     "metadata_that_is_not_ascii": (call(UNARY.encode(), field(b"x-a", b"\xff\xfe")) + MESSAGE, 0),
-    "metadata_with_line_break": (call(UNARY.encode(), field(b"x-a", b"a\r\nb")) + MESSAGE, 0),
+    "metadata_with_a_tab": (call(UNARY.encode(), field(b"x-a", b"a\tb")) + MESSAGE, 0),
     "four_gigabytes_declared": (
         call() + frame(DATA, 0, 1, b"\0\xff\xff\xff\xffx"),
         GrpcStatus.RESOURCE_EXHAUSTED,

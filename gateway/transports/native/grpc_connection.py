@@ -107,6 +107,11 @@ class ServerConnection(H2Protocol):
 
     def head(self, stream: Stream, head: RequestHead, *, end: bool) -> None:
         """Begin a call, or refuse it by its head."""
+        if head.length is not None:
+            stream.owed = head.length
+            if end and head.length:
+                self.core.reset(stream, h2.PROTOCOL_ERROR)
+                return
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
             self._turn_away(stream, head)

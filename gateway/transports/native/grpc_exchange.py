@@ -91,6 +91,8 @@ class Exchange:
         if self._head is None:
             if head.http_status is not None and 100 <= head.http_status < 200:  # noqa: PLR2004
                 return  # an interim answer says nothing of the call
+            if head.http_status is None:
+                self._error = self._broken("header fields without :status")
             self._head = head
             self._reader = MessageReader(self._limit, head.coding)
             if head.http_status != 200 and head.status is None:  # noqa: PLR2004  # OK
@@ -99,6 +101,8 @@ class Exchange:
                 self._end = ResponseHead(None, True, status, details, head.metadata, "")
             elif not head.is_grpc and head.status is None:
                 self._error = self._broken("an answer that is no gRPC")
+        elif head.http_status is not None or not end:
+            self._error = self._broken("header fields where only trailers may be")
         if end or self._end is not None or self._error is not None:
             self._finish(head)
 

@@ -20,20 +20,20 @@ from urllib.parse import unquote_to_bytes
 from gateway import __version__
 from gateway.transports.deadlines import format_grpc_timeout, grpc_timeout
 from gateway.transports.native import http2_frames as h2
+from gateway.transports.native.field_rules import broken_fields, content_length
 from gateway.transports.native.header_blocks import FIELD_OVERHEAD, Field, indexed, literal
-from gateway.transports.native.http2_frames import StreamFault
+from gateway.transports.native.http2_frames import NoHead, StreamFault
 from gateway.wire.grpc import GrpcStatus, Metadata
 
 _CONTENT_TYPE: Final = b"application/grpc"
 _CODINGS: Final = b"identity,deflate,gzip"
 _AGENT: Final = f"tensor-gateway/{__version__}".encode()
 # Fields that are the transport's: no frontend sees them.
-_OURS: Final = frozenset({b"te", b"content-type", b"host"})
-_FORBIDDEN: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
-)
+_OURS: Final = frozenset({b"te", b"content-type", b"content-length", b"host"})
+_OF_A_REQUEST: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_AN_ANSWER: Final = frozenset({b":status"})
+_TE: Final = b"trailers"
 _NAME: Final = re.compile(rb"[0-9a-z_.\-]+\Z")
-_UPPER: Final = re.compile(rb"[A-Z]")
 _MOST_STATUS: Final = max(GrpcStatus)
 _UNSAFE: Final = re.compile(rb"[^ -$&-~]")
 # What an HTTP status means where no gRPC status is beside it.
@@ -62,6 +62,7 @@ class RequestHead:
         coding: Of messages that are marked as compressed.
         http_status: An answer other than 200 where this is no gRPC call.
         oversized: The metadata has more bytes than the limit, which is here; else 0.
+        length: Content-Length; None for none.
     """
 
     path: str
@@ -70,6 +71,7 @@ class RequestHead:
     coding: str
     http_status: int
     oversized: int
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,9 @@ class ResponseHead:
 
 def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead | StreamFault:
     """Return what the fields of a request say; a fault where HTTP/2 forbids them."""
+    why = broken_fields(fields, _OF_A_REQUEST)
+    if why is not None:
+        return StreamFault(h2.PROTOCOL_ERROR, why)
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     metadata: list[tuple[str, str | bytes]] = []
@@ -102,17 +107,21 @@ def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead 
     for name, value in fields:
         size += len(name) + len(value) + FIELD_OVERHEAD
         if name[:1] == b":":
-            if name in pseudo or found or metadata:
-                return StreamFault(h2.PROTOCOL_ERROR, "pseudo-header fields are out of order")
             pseudo[name] = value
-        elif name in _FORBIDDEN or _UPPER.search(name):
-            return StreamFault(h2.PROTOCOL_ERROR, f"the field {name[:40]!r} is not of HTTP/2")
         elif name in _OURS or name.startswith(b"grpc-"):
             found[name] = value
         else:
             metadata += _pair(name, value)
-    if not {b":path", b":method", b":scheme"} <= pseudo.keys():
+    if not pseudo:
+        return NoHead(h2.PROTOCOL_ERROR, "a request without pseudo-header fields")
+    if not (pseudo.get(b":path") and b":method" in pseudo and b":scheme" in pseudo):
         return StreamFault(h2.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
+    try:
+        length = content_length(fields) if b"content-length" in found else None
+    except ValueError:
+        return StreamFault(h2.PROTOCOL_ERROR, "Content-Length is no number, or several")
+    if found.get(b"te", _TE) != _TE:
+        return StreamFault(h2.PROTOCOL_ERROR, "TE is not trailers")
     timeout = found.get(b"grpc-timeout")
     return RequestHead(
         pseudo[b":path"].decode("utf-8", "replace"),
@@ -121,6 +130,7 @@ def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead 
         found.get(b"grpc-encoding", b"identity").decode("latin-1").lower(),
         _http_status(pseudo[b":method"], found.get(b"content-type", b"")),
         limit_bytes if size > limit_bytes else 0,
+        length,
     )
 
 
@@ -130,8 +140,11 @@ def _http_status(method: bytes, content_type: bytes) -> int:
     return 200 if content_type.startswith(_CONTENT_TYPE) else 415
 
 
-def read_response_head(fields: Sequence[Field]) -> ResponseHead:
-    """Return what the fields of an answer say, or those after it."""
+def read_response_head(fields: Sequence[Field]) -> ResponseHead | StreamFault:
+    """Return what the fields of an answer say, or those after it; a fault as for a request."""
+    why = broken_fields(fields, _OF_AN_ANSWER)
+    if why is not None:
+        return StreamFault(h2.PROTOCOL_ERROR, why)
     http_status: int | None = None
     is_grpc = False
     status: GrpcStatus | None = None

@@ -23,6 +23,9 @@ Field = tuple[bytes, bytes]
 TABLE_BYTES: Final = 4096
 """Size of the dynamic table that a peer may use: the protocol's default."""
 
+EMPTY_TABLE: Final = b"\x20"
+"""Says, before the fields of a block, that its writer's table holds nothing."""
+
 FIELD_OVERHEAD: Final = 32
 """What a field counts beside its bytes. Source: RFC 7541 4.1."""
 

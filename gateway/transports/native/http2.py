@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.transports.native import http2_frames as h2
-from gateway.transports.native.header_blocks import Field, HeaderDecoder
+from gateway.transports.native.header_blocks import TABLE_BYTES, Field, HeaderDecoder
 from gateway.transports.native.http2_credit import (
     ANSWER_EARNS,
     EARNS_FROM_BYTES,
@@ -22,7 +22,7 @@ from gateway.transports.native.http2_credit import (
     REFUSAL_COST,
     RESET_COST,
 )
-from gateway.transports.native.http2_frames import H2Fault, StreamFault
+from gateway.transports.native.http2_frames import H2Fault, NoHead, StreamFault
 from gateway.transports.native.http2_reader import FRAME_BYTES, FrameReader
 from gateway.transports.native.http2_streams import Outlet, Stream
 from gateway.wire.http import Buffer
@@ -97,6 +97,7 @@ class Http2(FrameReader):
         self._last = 0
         self._next = 1
         self._accepting = True
+        self._peer_table = TABLE_BYTES
         self.peer_streams = 100
         self.out: list[Buffer] = []
         self.outlet = Outlet(self.out, self.credit, self._ended_here, receiver.sent)
@@ -184,6 +185,11 @@ class Http2(FrameReader):
             raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} is idle")
 
     def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+        if stream.owed is not None:
+            stream.owed -= len(view)
+            if stream.owed < 0 or (end and stream.owed):
+                self._refuse(stream, h2.PROTOCOL_ERROR)
+                return
         if end:
             self._ended_there(stream)
         self._receiver.data(stream, view, end=end)
@@ -196,14 +202,13 @@ class Http2(FrameReader):
             head = self._fresh_head(block)
         stream = self.streams.get(number)
         if stream is None:
-            stream = self._opened(number)
+            stream = self._opened(number, head)
             if stream is None:
                 return
-        elif stream.ended_there or (not self._client and not end):
+        elif stream.ended_there:
             raise H2Fault(h2.STREAM_CLOSED, f"header fields after the end of stream {number}")
-        elif not self._client:  # trailers of a request: nobody reads them
-            self._ended_there(stream)
-            self._receiver.data(stream, _EMPTY, end=True)
+        elif not self._client:
+            self._trailers(stream, head, end=end)
             return
         if isinstance(head, StreamFault):
             self.reset(stream, head.code)
@@ -214,6 +219,13 @@ class Http2(FrameReader):
         if end:
             self._ended_there(stream)
         self._receiver.head(stream, head, end=end)
+
+    def _trailers(self, stream: Stream, head: Head | StreamFault, *, end: bool) -> None:
+        """Take the end of a request; what its trailers say is read by nobody."""
+        if end and isinstance(head, NoHead):
+            self._deliver(stream, _EMPTY, end=True)
+        else:
+            self._refuse(stream, h2.PROTOCOL_ERROR)
 
     def _fresh_head(self, block: bytes) -> Head | StreamFault:
         version = self._decoder.version
@@ -226,10 +238,12 @@ class Http2(FrameReader):
             self._known[block] = head
         return head
 
-    def _opened(self, number: int) -> Stream | None:
+    def _opened(self, number: int, head: Head | StreamFault) -> Stream | None:
         """Return the stream that a peer begins; None when it is not taken."""
         if self._client or number <= self._last:
             self._require_known(number)
+            if not self._client and not isinstance(head, StreamFault):
+                raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
             self.credit.spend(1)
             return None
         if not number % 2:
@@ -274,6 +288,18 @@ class Http2(FrameReader):
             raise H2Fault(h2.PROTOCOL_ERROR, "nobody may push")
         else:  # priorities, and kinds that are not known
             self.credit.spend(1)
+            if kind == h2.PRIORITY:
+                self._priority(number, payload)
+
+    def _priority(self, number: int, payload: bytes) -> None:
+        """Look at the form of what is not heeded."""
+        if not number:
+            raise H2Fault(h2.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        if len(payload) != 5:  # noqa: PLR2004  # Source: RFC 9113 6.3
+            stream = self.streams.get(number)
+            if stream is None:
+                raise H2Fault(h2.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+            self._refuse(stream, h2.FRAME_SIZE_ERROR)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
@@ -343,18 +369,25 @@ class Http2(FrameReader):
             self.outlet.frame_bytes = min(value, FRAME_BYTES)
         elif key == h2.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
-        elif key == h2.ENABLE_PUSH and value > 1:
-            raise H2Fault(h2.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        elif key == h2.HEADER_TABLE_SIZE:
+            self.outlet.shrunk = self.outlet.shrunk or value < self._peer_table
+            self._peer_table = value
+        elif key == h2.ENABLE_PUSH and value > (0 if self._client else 1):
+            raise H2Fault(h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which it may not be")
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
-        if number or len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
-            raise H2Fault(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes on stream {number}")
+        if number:
+            raise H2Fault(h2.PROTOCOL_ERROR, f"PING on stream {number}")
+        if len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
+            raise H2Fault(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         self.credit.spend(1)
         if not flags & h2.ACK:
             self.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
 
     def _goaway(self, number: int, payload: bytes) -> None:
-        if number or len(payload) < 8:  # noqa: PLR2004  # two numbers
+        if number:
+            raise H2Fault(h2.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
+        if len(payload) < 8:  # noqa: PLR2004  # two numbers
             raise H2Fault(h2.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         self.credit.spend(1)
         last, code = h2.read_two(payload)

@@ -110,6 +110,10 @@ class StreamFault(Exception):
         self.message = message
 
 
+class NoHead(StreamFault):
+    """Header fields without a pseudo-header field: no request, but they may be its trailers."""
+
+
 def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
     """Return the nine bytes before a payload of *size* bytes."""
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gateway.transports.native import http2_frames as h2
+from gateway.transports.native.header_blocks import EMPTY_TABLE
 from gateway.transports.native.http2_credit import MESSAGE_EARNS, Credit
 from gateway.transports.native.http2_frames import frame_head
 from gateway.wire.http import Buffer, size_of
@@ -27,6 +28,7 @@ class Stream:
         window: What the peer may still send.
         ended_here: We send nothing more.
         ended_there: The peer sends nothing more.
+        owed: Bytes that the peer has announced and not sent; None where it announced none.
         waiting: What the peer's windows hold back.
         tail: The trailers after it.
         end_waits: The end of the stream waits behind it.
@@ -39,6 +41,7 @@ class Stream:
         "ended_here",
         "ended_there",
         "number",
+        "owed",
         "owner",
         "room",
         "tail",
@@ -53,6 +56,7 @@ class Stream:
         self.window = window
         self.ended_here = False
         self.ended_there = False
+        self.owed: int | None = None
         self.waiting: deque[memoryview] | None = None
         self.tail: bytes | None = None
         self.end_waits = False
@@ -86,6 +90,8 @@ class Outlet:
         initial_window: Room of a new stream.
         frame_bytes: Largest frame of the peer.
         held: The driver can write nothing for now.
+        shrunk: The peer has made its table of header fields smaller: the next block has to say
+            that it is heeded, though we put nothing into that table.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class Outlet:
         self.initial_window = h2.DEFAULT_WINDOW
         self.frame_bytes = h2.DEFAULT_FRAME
         self.held = False
+        self.shrunk = False
 
     @property
     def idle(self) -> bool:
@@ -128,6 +135,7 @@ class Outlet:
             and size <= self._room
             and size <= stream.room
             and not self.held
+            and not self.shrunk
             and stream.waiting is None
             and (block is None or len(block) <= most)
             and (tail is None or len(tail) <= most)
@@ -154,6 +162,9 @@ class Outlet:
         """Write header fields, with *end* as the stream's last."""
         flags = h2.END_STREAM if end else 0
         most = self.frame_bytes
+        if self.shrunk:
+            self.shrunk = False
+            block = EMPTY_TABLE + block
         kind = h2.HEADERS
         for begin in range(0, len(block) or 1, most):
             piece = block[begin : begin + most]

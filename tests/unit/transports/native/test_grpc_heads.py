@@ -17,7 +17,7 @@ from gateway.transports.native.grpc_heads import (
     trailers_block,
 )
 from gateway.transports.native.header_blocks import HeaderDecoder
-from gateway.transports.native.http2_frames import StreamFault
+from gateway.transports.native.http2_frames import NoHead, StreamFault
 from gateway.wire.grpc import GrpcStatus, Metadata
 
 METADATA: st.SearchStrategy[Metadata] = st.lists(
@@ -67,6 +67,7 @@ def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadat
     expected = ResponseHead(None, False, status, details, metadata, "identity")
     assert expected == read_response_head(fields(trailers_block(status, details, metadata)))
     alone = read_response_head(fields(only_block(status, details, metadata)))
+    assert isinstance(alone, ResponseHead)
     assert (200, True, status, details) == (
         alone.http_status,
         alone.is_grpc,
@@ -83,6 +84,12 @@ def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadat
         [(b"Upper", b"x")],
         [(b"connection", b"close")],
         [(b"transfer-encoding", b"chunked")],
+        [(b":status", b"200")],
+        [(b"x y", b"1")],
+        [(b"x-a", b"a\r\nb")],
+        [(b"te", b"gzip")],
+        [(b"content-length", b"+1")],
+        [(b"content-length", b"1"), (b"content-length", b"2")],
     ],
 )
 def test_fields_that_http2_forbids_are_a_fault(extra: list[tuple[bytes, bytes]]) -> None:
@@ -97,12 +104,43 @@ def test_missing_pseudo_fields_are_a_fault(missing: bytes) -> None:
     assert isinstance(read_request_head(left, 1 << 20), StreamFault)
 
 
+def test_fields_without_pseudo_fields_are_no_head() -> None:
+    """Trailers are told from a request that lacks something; broken ones are just broken."""
+    assert isinstance(read_request_head([(b"x", b"y")], 1 << 20), NoHead)
+    assert isinstance(read_request_head([], 1 << 20), NoHead)
+    assert not isinstance(read_request_head([(b"X", b"y")], 1 << 20), NoHead)
+
+
+def test_content_length_is_read() -> None:
+    """It is the transport's, and no metadata; said twice alike it is said."""
+    twice = [(b"content-length", b"12")] * 2
+    head = read_request_head([*CALL, *twice], 1 << 20)
+    assert isinstance(head, RequestHead)
+    assert (12, ()) == (head.length, head.metadata)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [(b":status", b"200"), (b":status", b"200")],
+        [(b"x", b"y"), (b":status", b"200")],
+        [(b":path", b"/")],
+        [(b"X", b"y")],
+        [(b"x", b"a\nb")],
+        [(b"connection", b"close")],
+    ],
+)
+def test_answers_with_forbidden_fields_are_a_fault(fields: list[tuple[bytes, bytes]]) -> None:
+    """An answer is held to the same rules."""
+    assert isinstance(read_response_head(fields), StreamFault)
+
+
 def test_odd_metadata_is_left_out() -> None:
     """What gRPC cannot carry, and what is the transport's, is no metadata."""
     odd = [
-        (b"x y", b"1"),
+        (b"x!y", b"1"),
         (b"x-a", b"\xff"),
-        (b"x-b", b"a\r\nb"),
+        (b"x-b", b"a\tb"),
         (b"x-bin", b"!"),
         (b"te", b"trailers"),
         (b"grpc-timeout", b"soon"),
@@ -139,7 +177,9 @@ def test_what_is_no_call_has_an_http_status(field: tuple[bytes, bytes], status: 
 @pytest.mark.parametrize("value", [b"17", b"-1", b"x", b"", b"99999999999"])
 def test_status_that_is_none_is_unknown(value: bytes) -> None:
     """A number outside of gRPC's, or no number, is UNKNOWN."""
-    assert GrpcStatus.UNKNOWN is read_response_head([(b"grpc-status", value)]).status
+    head = read_response_head([(b"grpc-status", value)])
+    assert isinstance(head, ResponseHead)
+    assert GrpcStatus.UNKNOWN is head.status
 
 
 def test_http_status_alone_means_something() -> None:

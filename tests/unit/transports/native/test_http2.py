@@ -188,7 +188,6 @@ FAULTS = {
         frames.STREAM_CLOSED,
     ),
     "headers_after_the_end": ([opening(end=True), opening()], frames.STREAM_CLOSED),
-    "trailers_without_end": ([opening(), opening()], frames.STREAM_CLOSED),
     "stream_window_exceeded": (
         [opening(), *[frame(frames.DATA, 0, 1, bytes(16_384))] * 4],
         frames.FLOW_CONTROL_ERROR,
@@ -273,6 +272,23 @@ def test_long_block_is_written_in_continuations() -> None:
     assert [40_000] == [len(dict(each.headers)["x-long"]) for each in heads]
 
 
+@pytest.mark.parametrize("body", [b"x", b"x" * 20_000])
+def test_smaller_table_is_heeded(body: bytes) -> None:
+    """A peer that has made its table smaller is told so before the next block, and only then."""
+    client, server = peer(client=True), Seen()
+    client.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
+    client.receive_data(server.take())
+    for number in (1, 3):
+        client.send_headers(number, FIELDS, end_stream=True)
+        server.core.feed(client.data_to_send())
+        client.receive_data(server.take())  # acknowledges: from now on the library insists
+        server.core.outlet.send(server.core.streams[number], ANSWER, [body], TRAILERS)
+        sent = server.take()
+        assert (number == 1) is (b"\x20" + ANSWER in sent)
+        events = client.receive_data(sent)
+        assert any(isinstance(each, h2.events.StreamEnded) for each in events)
+
+
 def test_malformed_fields_cost_their_stream_only() -> None:
     """The stream is reset, the next one is taken."""
     bad = opening(1, block=BLOCK + literal(b"bad", b"1"))
@@ -344,6 +360,20 @@ def test_ping_is_answered() -> None:
     assert server.take().endswith(frame(frames.PING, frames.ACK, 0, b"12345678"))
     server.core.feed(frame(frames.PING, frames.ACK, 0, b"12345678"))
     assert b"" == server.take()
+
+
+def test_announced_length_is_held_to() -> None:
+    """A body that is longer or shorter than its receiver was told costs its stream."""
+    for sent, end in ((b"abcd", False), (b"ab", True)):
+        server = served(opening(1))
+        server.core.streams[1].owed = 3
+        server.core.feed(frame(frames.DATA, int(end), 1, sent))
+        assert ("reset", 1, frames.PROTOCOL_ERROR) == server.log[-1]
+        assert {} == server.core.streams
+    server = served(opening(1))
+    server.core.streams[1].owed = 3
+    server.core.feed(frame(frames.DATA, 0, 1, b"a") + frame(frames.DATA, 1, 1, b"bc"))
+    assert b"abc" == server.data_of[1]
 
 
 def test_after_goaway_streams_are_not_taken() -> None:
