@@ -7,7 +7,7 @@ Here is also the clock that every call runs against, `Alarm`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol, Self, TypeVar, cast
 
@@ -94,20 +94,19 @@ class Dispatch:
     For leaves: in-process backends and the answers about the server itself.
     """
 
-    def __init__(self, name: str, methods: Mapping[type, Callable[[Any], Awaitable[Any]]]) -> None:
+    def __init__(self, name: str, methods: Mapping[type, Callable[[Any], Answering[Any]]]) -> None:
         self._name = name
         self._methods = dict(methods)
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call* by its method.
 
         Raises:
             Unsupported: There is none for this type of call.
         """
         method = self._methods.get(type(call))
-        if method is None:
-            raise Unsupported(
-                f"{self._name} does not support {type(call).__name__}", model=call.model
-            )
         # The table pairs each call type with a method of its answer: the one cast there is.
-        return cast("R", await method(call))
+        return cast("Answering[R]", self._unsupported(call) if method is None else method(call))
+
+    async def _unsupported(self, call: Call[Any]) -> Any:
+        raise Unsupported(f"{self._name} does not support {type(call).__name__}", model=call.model)

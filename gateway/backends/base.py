@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import numpy.typing as npt
 import structlog
 
 from gateway.backends.checks import Arrays, Signature
+from gateway.backends.job import Job
 from gateway.backends.places import Places
 from gateway.ir.calls import (
     Call,
@@ -30,7 +28,7 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Parameter, Parameters, Sequence
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
     DeadlineExceeded,
     ErrorCode,
@@ -40,50 +38,24 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import Watched, close_stream, only_answer
-from gateway.service import Dispatch
+from gateway.service import Answering, Dispatch
 
 log = structlog.get_logger(__name__)
+
+__all__ = ["Arrays", "Backend", "Inputs", "Job", "LoadError"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 _TEXT_LIMIT = 500
+# What a model's own fault may be; a thread's SystemExit must not end the process.
+_FAULTS = (Exception, SystemExit)
 
 
 class LoadError(GatewayError):
     """A model cannot be loaded; the text names it and its file, in one line."""
 
     code: ClassVar[ErrorCode] = ErrorCode.NOT_READY
-
-
-@dataclass(slots=True)
-class Job:
-    """What a model may know of the request beside its inputs.
-
-    Attributes:
-        model: Name and version that answer.
-        id: The caller's; "" for none.
-        parameters: The caller's own.
-        sequence: None outside a sequence.
-        outputs: Names of the outputs that are wanted.
-        deadline: On the clock of `time.monotonic`; None for none.
-        cancelled: Set when nobody waits for the answer any more; long work should look at it.
-        reply_parameters: The model may put parameters for its answer here.
-        streamed: The caller takes any number of answers; otherwise it takes one.
-        instance: Which of the model's instances runs it, counted from 0; no other job has it now.
-    """
-
-    model: ModelRef
-    id: str = ""
-    parameters: Parameters = field(default_factory=dict)
-    sequence: Sequence | None = None
-    outputs: tuple[str, ...] = ()
-    deadline: float | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    reply_parameters: dict[str, Parameter] = field(default_factory=dict)
-    streamed: bool = False
-    instance: int = 0
-    thread: asyncio.Future[Any] | None = field(default=None, repr=False)  # the backend's own
 
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -153,7 +125,7 @@ class Backend(abc.ABC):
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Return the model's outputs for checked *inputs*; may block."""
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -163,7 +135,7 @@ class Backend(abc.ABC):
             UpstreamError: The model itself failed; the text is its own.
             Unsupported: The model cannot be asked this.
         """
-        return await self._dispatch(call)
+        return self._dispatch(call)
 
     @property
     def loaded(self) -> bool:
@@ -237,29 +209,27 @@ class Backend(abc.ABC):
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            job.cancelled.set()
+            job.cancel()
             future.add_done_callback(_forgotten)
             raise
 
-    @contextmanager
-    def faults(self) -> Iterator[None]:
-        """Turn what a model raises into UpstreamError; the errors of `gateway.ir` pass."""
-        try:
-            yield
-        except GatewayError:
-            raise
-        except (Exception, SystemExit) as error:
-            if type(error) not in self._reported:  # once each: a failing model must not flood
-                self._reported.add(type(error))
-                log.warning("model failed", model=str(self.model), exc_info=error)
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UpstreamError(
-                f"model {str(self.model)!r} failed: {text[:_TEXT_LIMIT]}", model=self.model
-            ) from error
+    def _fault(self, error: BaseException) -> UpstreamError:
+        """Return what a model has raised as an error of it."""
+        if type(error) not in self._reported:  # once each: a failing model must not flood
+            self._reported.add(type(error))
+            log.warning("model failed", model=str(self.model), exc_info=error)
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return UpstreamError(
+            f"model {str(self.model)!r} failed: {text[:_TEXT_LIMIT]}", model=self.model
+        )
 
     def _guard(self, function: Callable[[], T]) -> T:
-        with self.faults():
+        try:
             return function()
+        except GatewayError:
+            raise
+        except _FAULTS as error:
+            raise self._fault(error) from error
 
     async def _ready(self, _call: ModelReadyRequest) -> bool:
         return self.loaded
@@ -276,9 +246,11 @@ class Backend(abc.ABC):
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
                 return await only_answer(self.model, items)
-            with self.faults():
-                arrays = await self.run(inputs, job)
-            return self._response(call, job, signature, arrays)
+            return self._response(call, job, signature, await self.run(inputs, job))
+        except GatewayError:
+            raise
+        except _FAULTS as error:
+            raise self._fault(error) from error
         finally:
             self._leave(job, places)
 
@@ -302,7 +274,8 @@ class Backend(abc.ABC):
     async def _enter(self, job: Job) -> Places:
         """Take a place, waiting for one while the queue allows; return where to give it back."""
         places = self._places
-        job.instance = await places.take(job.sequence)
+        free = None if job.sequence is not None else places.take_free()
+        job.instance = await places.take(job.sequence) if free is None else free
         if job.deadline is not None and self._clock() >= job.deadline:
             places.give(job.instance)
             raise DeadlineExceeded(
@@ -313,7 +286,7 @@ class Backend(abc.ABC):
 
     def _leave(self, job: Job, places: Places) -> None:
         """Give the place back: at once, or when the thread that nobody waits for has ended."""
-        job.cancelled.set()
+        job.cancel()
         if job.thread is None or job.thread.done():
             places.give(job.instance)
         else:
@@ -325,13 +298,17 @@ class Backend(abc.ABC):
     async def _responses(
         self, call: InferRequest, inputs: Inputs, job: Job, signature: Signature
     ) -> AsyncIterator[InferResponse]:
-        with self.faults():
+        try:
             answers = self.answers(inputs, job)
             try:
                 async for arrays in answers:
                     yield self._response(call, job, signature, arrays)
             finally:
                 await close_stream(answers)
+        except GatewayError:
+            raise
+        except _FAULTS as error:
+            raise self._fault(error) from error
 
     def _response(
         self, call: InferRequest, job: Job, signature: Signature, arrays: Arrays

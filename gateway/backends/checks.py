@@ -57,10 +57,10 @@ class Signature:
         Raises:
             UpstreamError: An output is missing, or is not what the model declares.
         """
-        unknown = [name for name in arrays if name not in self._outputs]
-        if unknown:
-            raise self._fault(f"gave output {unknown[0]!r}, which it does not declare")
-        return tuple(self._output(name, arrays) for name in wanted)
+        for name in arrays:
+            if name not in self._outputs:
+                raise self._fault(f"gave output {name!r}, which it does not declare")
+        return tuple([self._output(name, arrays) for name in wanted])
 
     def _output(self, name: str, arrays: Arrays) -> Tensor:
         if name not in arrays:

@@ -12,6 +12,7 @@ from gateway.backends.versions import Versions
 from gateway.ir.calls import Call, ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.service import Answering
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +42,7 @@ class Loadable:
         self._leaving: set[asyncio.Task[None]] = set()
         self.unloaded = False
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -50,12 +51,15 @@ class Loadable:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, ModelLoadRequest):
-            return cast("R", await self._load(call))
+            return cast("Answering[R]", self._load(call))
         if isinstance(call, ModelUnloadRequest):
-            return cast("R", await self._unload())
+            return cast("Answering[R]", self._unload())
         if isinstance(call, RepositoryIndexRequest):
-            return cast("R", self.entries())
-        return await self._current(call)
+            return cast("Answering[R]", self._listed())
+        return self._current(call)
+
+    async def _listed(self) -> tuple[RepositoryEntry, ...]:
+        return self.entries()
 
     def ready(self) -> bool:
         """Return whether the newest version can take inferences."""

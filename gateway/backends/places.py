@@ -49,6 +49,10 @@ class Places:
         """Whether no instance runs anything."""
         return len(self._free) == self._instances
 
+    def take_free(self) -> int | None:
+        """Return the number of an instance that was free, which is the caller's; None for none."""
+        return self._free.pop() if self._free else None
+
     async def take(self, sequence: Sequence | None = None) -> int:
         """Return the number of an instance that is the caller's until it is given back.
 
@@ -56,8 +60,9 @@ class Places:
             Overloaded: As many wait as may.
         """
         wanted = None if sequence is None else instance_of(sequence, self._instances)
-        if self._free and wanted is None:
-            return self._free.pop()
+        free = self.take_free() if wanted is None else None
+        if free is not None:
+            return free
         if wanted in self._free:
             self._free.remove(wanted)
             return wanted

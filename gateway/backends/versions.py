@@ -10,6 +10,7 @@ from gateway.backends.base import Backend
 from gateway.ir.calls import Call, ModelMetadataRequest, RepositoryIndexRequest
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
+from gateway.service import Answering
 
 R = TypeVar("R")
 
@@ -39,7 +40,7 @@ class Versions:
             raise ValueError(f"model {name!r} has a version twice")
         self._newest = ordered[-1]
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer *call*.
 
         Raises:
@@ -47,11 +48,32 @@ class Versions:
         """
         if isinstance(call, RepositoryIndexRequest):
             # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
-            return cast("R", self.entries())
-        reply = await self._choose(call)(call)
-        if isinstance(reply, ModelMetadata) and isinstance(call, ModelMetadataRequest):
-            return cast("R", self._all_versions(reply))
-        return reply
+            return cast("Answering[R]", self._listed())
+        if isinstance(call, ModelMetadataRequest):
+            return cast("Answering[R]", self._metadata(call))
+        backend = self._backend(call)
+        return self._lacks(call) if backend is None else backend(call)
+
+    async def _listed(self) -> tuple[RepositoryEntry, ...]:
+        return self.entries()
+
+    async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
+        backend = self._backend(call)
+        found = await (self._lacks(call) if backend is None else backend(call))
+        return found.changed(name=self.name, versions=tuple(self._backends))
+
+    def _backend(self, call: Call[Any]) -> Backend | None:
+        """Return the version that is asked for, or else the newest; None where it is not there."""
+        if call.model is None or not call.model.version:
+            return self._newest
+        return self._backends.get(call.model.version)
+
+    async def _lacks(self, call: Call[Any]) -> Any:
+        version = "" if call.model is None else call.model.version
+        raise ModelNotFound(
+            f"model {self.name!r} has no version {version!r}; it has {', '.join(self._backends)}",
+            model=call.model,
+        )
 
     def ready(self) -> bool:
         """Return whether the newest version can take inferences."""
@@ -81,19 +103,3 @@ class Versions:
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Unload every version; harmless the second time."""
         await asyncio.gather(*(backend.stop(timeout_s) for backend in self._backends.values()))
-
-    def _choose(self, call: Call[Any]) -> Backend:
-        version = "" if call.model is None else call.model.version
-        if not version:
-            return self._newest
-        backend = self._backends.get(version)
-        if backend is None:
-            raise ModelNotFound(
-                f"model {self.name!r} has no version {version!r}; "
-                f"it has {', '.join(self._backends)}",
-                model=call.model,
-            )
-        return backend
-
-    def _all_versions(self, found: ModelMetadata) -> ModelMetadata:
-        return found.changed(name=self.name, versions=tuple(self._backends))

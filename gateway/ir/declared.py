@@ -41,12 +41,11 @@ class Declared:
                     f"its inputs are {listed(self._inputs)}"
                 )
             self._check_input(tensor, declared)
-        for name in self._inputs:
-            if name not in found:
-                raise self._invalid(
-                    f"model {str(self.model)!r} needs input {name!r}, the request has "
-                    f"{listed(found)}"
-                )
+        if len(found) < len(self._inputs):
+            name = next(name for name in self._inputs if name not in found)
+            raise self._invalid(
+                f"model {str(self.model)!r} needs input {name!r}, the request has {listed(found)}"
+            )
         return {name: found[name] for name in self._inputs}
 
     def wanted(self, call: InferRequest) -> tuple[str, ...]:
@@ -93,11 +92,15 @@ class Declared:
 
 def fits(shape: Shape, declared: Shape | None) -> bool:
     """Return whether *shape* is one of those *declared* means; -1 takes any dimension."""
-    if declared is None:
+    if declared is None or shape == declared:
         return True
-    return len(shape) == len(declared) and all(
-        wanted in (-1, found) for found, wanted in zip(shape, declared, strict=True)
-    )
+    if len(shape) != len(declared):
+        return False
+    # On the path of every inference: a plain loop takes a third of `all`.
+    for found, wanted in zip(shape, declared, strict=True):  # noqa: SIM110
+        if wanted not in (-1, found):
+            return False
+    return True
 
 
 def listed(names: Iterable[str]) -> str:

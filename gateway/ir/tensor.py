@@ -145,6 +145,8 @@ def array_tensor(name: str, array: npt.NDArray[Any], datatype: Datatype | None =
     Raises:
         InvalidTensor: The dtype has no datatype, or is not that of *datatype*.
     """
+    if datatype and datatype is not Datatype.BYTES and array.dtype is datatype.numpy_dtype:
+        return Tensor(name, datatype, array.shape, ArrayData(array))
     found = datatype_of(array.dtype)
     wanted = found if datatype is None else datatype
     if wanted is None:
