@@ -34,7 +34,8 @@ _TRIES_MORE = 2
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     for item in items:
-        if any(place in item.nodeid for place in _ON_THE_CLOCK):
+        on_the_clock = any(place in item.nodeid for place in _ON_THE_CLOCK)
+        if on_the_clock and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=_TRIES_MORE))
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:

@@ -1,0 +1,61 @@
+"""Programs of the system that tests run beside the gateway: found, installed, or said to be missing.
+
+Where they are missing and this is root on Debian, `apt-get` installs them, once; elsewhere the tests
+that need them are skipped, and say what to install.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import lru_cache
+
+import pytest
+
+from tests.interop.environments import cache_folder, exclusive
+
+PACKAGES = {
+    "curl": "curl",
+    "nghttp": "nghttp2-client",
+    "h2load": "nghttp2-client",
+    "nginx": "nginx-light",
+    "haproxy": "haproxy",
+}
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+_INSTALL_S = 240.0
+
+
+def program(name: str) -> str:
+    """Return the path of a program; skips the test where there is none and none can be had."""
+    found = shutil.which(name, path=_PATH)
+    if found is None:
+        why = _installed(PACKAGES[name])
+        found = shutil.which(name, path=_PATH)
+        if found is None:
+            pytest.skip(f"{name} is needed: apt-get install {PACKAGES[name]} ({why})")
+    return found
+
+
+@lru_cache
+def _installed(package: str) -> str:
+    """Install *package*; return what stood in the way."""
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        return "not root, or no apt-get"
+    # Services are not started: RUNLEVEL tells the packages' scripts that the system is going down.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    with exclusive(cache_folder() / "apt.lock"):
+        for command in (
+            [apt, "update", "-q"],
+            [apt, "install", "-q", "-y", "--no-install-recommends", package],
+        ):
+            try:
+                done = subprocess.run(
+                    command, env=environment, capture_output=True, timeout=_INSTALL_S, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return f"{command[1]} took more than {_INSTALL_S:g} s"
+            if done.returncode:
+                return done.stderr.decode(errors="replace").strip()[-200:]
+    return "installed, and still not found"
