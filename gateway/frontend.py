@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,7 +20,7 @@ from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
 from gateway.service import Service
 from gateway.session import Asked, Gate, Said, Session
-from gateway.wire.codec import Codec, StreamCodec
+from gateway.wire.codec import Codec, HeadCodec, StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
 
@@ -84,6 +84,7 @@ class Frontend(Generic[Q, A]):
         self._sessions = itertools.count(1)
         # What a codec need not have: most protocols have nothing of their own to say there.
         self._streaming: StreamCodec[A] | None = codec if isinstance(codec, StreamCodec) else None
+        self._heads: HeadCodec[Q] | None = codec if isinstance(codec, HeadCodec) else None
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
@@ -108,6 +109,25 @@ class Frontend(Generic[Q, A]):
         except Exception as error:  # noqa: BLE001
             answer = self._failed(call, error)
         return self._stamp(answer, call.context.request_id)
+
+    def head_bytes(self, wire: Q, /) -> int | None:
+        """Return how much of a body is enough for `ask_early`; None for all of it."""
+        return None if self._heads is None else self._heads.head_bytes(wire)
+
+    async def ask_early(
+        self, wire: Q, whole: Callable[[], Awaitable[Q]], /
+    ) -> A | AsyncGenerator[A, None]:
+        """Answer *wire*, of which the head has come; where more is needed, when *whole* has it."""
+        call = self._decoded_head(wire)
+        if isinstance(call, GatewayError):
+            return self.refuse(call)
+        if call is not None:
+            return await self._single(call)
+        try:
+            wire = await whole()
+        except GatewayError as error:
+            return self.refuse(error)
+        return await self.ask(wire)
 
     async def session(
         self, wires: AsyncIterator[Q], gate: Gate[Q, A], /
@@ -162,6 +182,19 @@ class Frontend(Generic[Q, A]):
         except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
             return _internal(error, None)
         if not call.context.request_id:
+            call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
+        return call
+
+    def _decoded_head(self, wire: Q) -> Call[Any] | GatewayError | None:
+        """Read the head of *wire*; None where it takes all of it."""
+        assert self._heads is not None  # noqa: S101  # `head_bytes` said so
+        try:
+            call = self._heads.decode_head(wire)
+        except GatewayError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # as above
+            return _internal(error, None)
+        if call is not None and not call.context.request_id:
             call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
         return call
 

@@ -27,9 +27,10 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
+from gateway.ir.landing import arriving_in, landed
 from gateway.ir.streams import close_stream
 from gateway.service import Service
-from gateway.wire.codec import Codec, SplitCodec
+from gateway.wire.codec import Codec, PassingCodec, SplitCodec
 
 R = TypeVar("R")
 Q = TypeVar("Q")
@@ -44,7 +45,10 @@ _MARGIN_S = 0.005
 
 
 class Client(Protocol[Q_contra, A_co]):
-    """The part of a client transport that an upstream uses; see `transports.base`."""
+    """The part of a client transport that an upstream uses; see `transports.base`.
+
+    One that sends what is still to come of a message (`rest`) has `sends_rest`, which is true.
+    """
 
     async def send(self, wire: Q_contra, /, *, deadline: float | None) -> A_co: ...  # noqa: D102
     def stream(self, wire: Q_contra, /, *, deadline: float | None) -> AsyncIterator[A_co]: ...  # noqa: D102
@@ -65,6 +69,9 @@ class Upstream(Generic[Q, A]):
         self._codec = codec
         self._client = client
         self._splits: SplitCodec[A] | None = codec if isinstance(codec, SplitCodec) else None
+        self._passes: PassingCodec[Q] | None = None
+        if getattr(client, "sends_rest", False) and isinstance(codec, PassingCodec):
+            self._passes = codec
 
     async def __call__(self, call: Call[R], /) -> R:
         """Ask the upstream.
@@ -76,10 +83,15 @@ class Upstream(Generic[Q, A]):
             UpstreamProtocolError: The answer cannot be read.
             GatewayError: What the upstream answered, or what went wrong on the way.
         """
+        wire = None
+        if arriving_in(call) is not None:
+            wire = self._passed_on(call)
+            call = call if wire is not None else await landed(call)
         if isinstance(call, StreamInferRequest):
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
             return cast("R", self._stream(call))
-        wire = self._codec.encode_call(call)
+        if wire is None:
+            wire = self._codec.encode_call(call)
         try:
             answer = await self._client.send(wire, deadline=_earlier(call))
             return self._codec.decode_reply(call, answer)
@@ -87,6 +99,16 @@ class Upstream(Generic[Q, A]):
             if error.origin is not None:  # the upstream itself said so, in good form
                 raise
             raise self._broken(call, error) from error
+
+    def _passed_on(self, call: Call[Any]) -> Q | None:
+        """Write *call*, whose inputs are arriving; None where they must all be here first.
+
+        That they cannot be sent a second time is for `landed` to say.
+        """
+        arriving = arriving_in(call)
+        if self._passes is None or arriving is None or arriving.begun:
+            return None
+        return self._passes.encode_arriving(call)
 
     def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the answers; the only one, where the protocol has no streams."""

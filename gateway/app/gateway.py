@@ -128,6 +128,7 @@ class Gateway:
             directory=loaded.directory,
             strict=config.security.strict,
             known=Known(self._server, matcher.takes_model),
+            passes_on=any(each.transport == "native" for each in config.upstreams.values()),
             fallbacks={
                 name: Passthrough(built.http)
                 for name, built in self._upstreams.items()

@@ -49,6 +49,7 @@ class Shared:
 
     Attributes:
         reuse_port: Other processes listen on the same addresses.
+        passes_on: Some upstream can be sent what is still to come of a request.
     """
 
     metrics: Metrics
@@ -58,6 +59,7 @@ class Shared:
     known: Known
     fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
     reuse_port: bool = False
+    passes_on: bool = False
 
 
 def build_listener(
@@ -75,7 +77,7 @@ def build_listener(
         LookupError: No such protocol.
         ValueError: An option or TLS file is wrong, or strict security forbids the address.
     """
-    limits = _limits(config)
+    limits = _limits(config, passes_on=shared.passes_on)
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
     descriptors: list[tuple[bytes, ...]] = []
@@ -139,8 +141,9 @@ def received_bytes(config: ListenerConfig) -> int:
     return _limits(config).message_bytes
 
 
-def _limits(config: ListenerConfig) -> ServerLimits:
-    limits: ServerLimits = overridden(ServerLimits(), config.limits)
+def _limits(config: ListenerConfig, *, passes_on: bool = True) -> ServerLimits:
+    defaults = ServerLimits() if passes_on else ServerLimits(cut_through_bytes=0)
+    limits: ServerLimits = overridden(defaults, config.limits)
     return limits
 
 

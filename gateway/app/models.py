@@ -23,6 +23,7 @@ from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
 from gateway.policies.forward import Forward
+from gateway.policies.land import Land
 from gateway.registry import backend
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
@@ -94,7 +95,8 @@ def _place(name: str, model: Loadable, config: ModelConfig, metrics: Metrics) ->
         # What only a configuration knows: labels, and how much it batches. The rest is in the plan.
         told = config.signature.model_copy(update={"inputs": None, "outputs": None})
         service = Signatures(service, {name: told})
-    service = Classify(Complete(shared(name, Describe(service), config, metrics), _NEEDS))
+    service = Complete(shared(name, Describe(service), config, metrics), _NEEDS)
+    service = Land(Classify(service))
     if is_shared(config):
         # A model sees no headers: none of them keeps requests apart.
         service = Forward(service, (), {})

@@ -25,6 +25,7 @@ from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.classify import Classify
 from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
+from gateway.policies.land import Land
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
@@ -147,7 +148,8 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
         pipelines[name] = Pipeline(graph, inside, knowledge, record=record)
     places = {
         name: Place(
-            Classify(Complete(Describe(pipeline), _NEEDS)), _all_ready(inside, pipeline.graph)
+            Land(Classify(Complete(Describe(pipeline), _NEEDS))),
+            _all_ready(inside, pipeline.graph),
         )
         for name, pipeline in pipelines.items()
     }

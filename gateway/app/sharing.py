@@ -21,6 +21,7 @@ from gateway.policies.complete import Complete
 from gateway.policies.forward import Forward
 from gateway.policies.gathering import BatchRules
 from gateway.policies.known import Known
+from gateway.policies.land import Land
 from gateway.service import Answering, Service
 from gateway.telemetry.metrics import Metrics
 
@@ -85,7 +86,7 @@ def shared_upstream(
     own = {}
     for name, model in models.items():
         if model.backend is None and is_shared(model):
-            layers = Complete(shared(name, service, model, metrics), _NEEDS)
+            layers = Land(Complete(shared(name, service, model, metrics), _NEEDS))
             own[name] = Forward(layers, config.forward_headers, {})
     return ByModel(service, own) if own else service
 

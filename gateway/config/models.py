@@ -69,6 +69,8 @@ class ServerLimitsConfig(Model):
     pipelined_requests: int | None = Field(None, ge=1)
     stream_requests: int | None = Field(None, ge=1)
     """Messages of one bidirectional stream that are answered at a time."""
+    cut_through_bytes: Size | None = None
+    """So much must be missing of a body of binary tensors to be passed on as it comes; 0: never."""
 
 
 class MessageLimitsConfig(Model):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from gateway.ir.arriving import Arriving
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 
@@ -76,7 +77,20 @@ class SharedData(Struct, frozen=True):
     size_bytes: int
 
 
-TensorData = RawData | ArrayData | ItemsData | ShareData | SharedData
+class ArrivingData(Struct, frozen=True, eq=False):
+    """Elements as `RawData` has them, which are still on their way; not of BYTES or BOOL.
+
+    Attributes:
+        source: What they are a part of.
+        start: Where in it they begin.
+    """
+
+    source: Arriving
+    start: int
+    size_bytes: int
+
+
+TensorData = RawData | ArrayData | ItemsData | ShareData | SharedData | ArrivingData
 
 
 def as_raw(tensor: Tensor, /) -> memoryview:
@@ -172,7 +186,9 @@ def split_items(name: str, view: memoryview, expected: int | None = None) -> lis
     return items
 
 
-def _elsewhere(name: str, data: ShareData | SharedData) -> InvalidTensor:
+def _elsewhere(name: str, data: ShareData | SharedData | ArrivingData) -> InvalidTensor:
+    if isinstance(data, ArrivingData):
+        return InvalidTensor(f"tensor {name!r} has not arrived: it was asked for too early")
     if isinstance(data, SharedData):
         return InvalidTensor(
             f"tensor {name!r} lies in the shared memory region {data.region!r}, not in the message"

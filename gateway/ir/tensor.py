@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from gateway.ir.context import NO_PARAMETERS, Parameters
 from gateway.ir.data import (
     ArrayData,
+    ArrivingData,
     ItemsData,
     RawData,
     ShareData,
@@ -69,7 +70,7 @@ class Tensor(Struct, frozen=True, eq=False):
         data = self.data
         if isinstance(data, ShareData):
             return 0 if data.index else data.whole.nbytes
-        if isinstance(data, SharedData):
+        if isinstance(data, SharedData | ArrivingData):
             return data.size_bytes
         if isinstance(data, RawData):
             return data.view.nbytes
@@ -125,13 +126,34 @@ def raw_tensor(
         return Tensor(name, datatype, shape, RawData(view), parameters)
     expected = datatype.size_bytes * count
     if view.nbytes != expected:
-        raise InvalidTensor(
-            f"tensor {name!r} has {view.nbytes} bytes, "
-            f"shape {list(shape)} of {datatype.name} needs {expected}"
-        )
+        raise _wrong_size(name, datatype, shape, view.nbytes)
     if datatype is Datatype.BOOL:
         check_bools(name, view)
     return Tensor(name, datatype, shape, RawData(view), parameters)
+
+
+def arriving_tensor(
+    name: str,
+    datatype: Datatype,
+    shape: Shape,
+    data: ArrivingData,
+    parameters: Parameters = NO_PARAMETERS,
+) -> Tensor:
+    """Describe bytes that are still to come as a tensor; *datatype* is neither BYTES nor BOOL.
+
+    Raises:
+        InvalidTensor: Their number does not agree with shape and datatype.
+    """
+    if data.size_bytes != datatype.size_bytes * math.prod(shape):
+        raise _wrong_size(name, datatype, shape, data.size_bytes)
+    return Tensor(name, datatype, shape, data, parameters)
+
+
+def _wrong_size(name: str, datatype: Datatype, shape: Shape, found: int) -> InvalidTensor:
+    return InvalidTensor(
+        f"tensor {name!r} has {found} bytes, "
+        f"shape {list(shape)} of {datatype.name} needs {datatype.size_bytes * math.prod(shape)}"
+    )
 
 
 def array_tensor(name: str, array: npt.NDArray[Any], datatype: Datatype | None = None) -> Tensor:
@@ -184,7 +206,7 @@ def _content(tensor: Tensor) -> object:
     data = tensor.data
     if isinstance(data, ShareData):
         return (data.whole, data.index, data.given_bytes)
-    return data if isinstance(data, SharedData) else as_raw(tensor)
+    return data if isinstance(data, SharedData | ArrivingData) else as_raw(tensor)
 
 
 def _items_of(name: str, array: npt.NDArray[Any]) -> list[bytes]:

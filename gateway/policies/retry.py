@@ -17,6 +17,7 @@ import structlog
 
 from gateway.ir.calls import Call, InferResponse, sequence_of
 from gateway.ir.errors import NotSent
+from gateway.ir.landing import arriving_in
 from gateway.ir.streams import close_stream, map_stream, streams, watch
 from gateway.service import Service
 
@@ -95,6 +96,9 @@ class Retry:
         """Return how long to wait before a second attempt, None for no second attempt."""
         if sequence_of(call) is not None:
             return None
+        arriving = arriving_in(call)
+        if arriving is not None and arriving.begun:
+            return None  # what was passed on while it came is gone
         if self._retrying >= max(self._least, int(self._ratio * self._active)):
             return None
         pause_s = _SHORTEST_S + (_LONGEST_S - _SHORTEST_S) * self._draw()

@@ -8,7 +8,14 @@ it, and does not reuse the connection.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -30,7 +37,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Limits of one listener; times in seconds, sizes in bytes. Keys are those of YAML."""
+    """Limits of one listener; times in seconds, sizes in bytes. Keys are those of YAML.
+
+    Attributes:
+        cut_through_bytes: So much must be missing of a body to be passed on as it comes; 0: never.
+    """
 
     message_bytes: int = 64 * _MIB
     decompressed_ratio: int = 200
@@ -58,6 +69,7 @@ class ServerLimits:
     tls_handshake_s: float = 10.0
     pipelined_requests: int = 16
     stream_requests: int = 64
+    cut_through_bytes: int = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +92,8 @@ class ServerFrontend(Protocol[Q_contra, A_co]):
 
     One that mostly gives single answers may have `ask` too, as `gateway.frontend` has: a generator
     around one answer costs more than many an answer.  One whose clients know answers by their ids
-    may have `refuse_wire`, for messages that were read whole: see `refuse` below.  One that answers
+    may have `refuse_wire`, for messages that were read whole: see `refuse` below.  One that can
+    begin before a large body has come has `head_bytes` and `ask_early`.  One that answers
     several messages of a bidirectional stream at a time has `session`: see below.
     """
 
@@ -99,6 +112,33 @@ async def ask(frontend: ServerFrontend[Q, A], wire: Q) -> A | AsyncGenerator[A, 
     if single is None:
         return frontend(wire)
     found: A | AsyncGenerator[A, None] = await single(wire)
+    return found
+
+
+def head_bytes(frontend: ServerFrontend[Q, A], wire: Q) -> int | None:
+    """Return how much of a body is enough to ask `ask_early`; None for all of it.
+
+    Args:
+        frontend: Says so in `head_bytes`, if it has that and `ask_early`.
+        wire: Without its body.
+    """
+    knowing: Any = getattr(frontend, "head_bytes", None)
+    found: int | None = None if knowing is None else knowing(wire)
+    return found
+
+
+async def ask_early(
+    frontend: ServerFrontend[Q, A], wire: Q, whole: Callable[[], Awaitable[Q]]
+) -> A | AsyncGenerator[A, None]:
+    """Return what answers *wire*, of which `head_bytes` have come, as `ask` does.
+
+    Args:
+        frontend: May have all of the request first.
+        wire: What has come, and what is still to come.
+        whole: Returns the whole request when it has come.
+    """
+    early: Any = frontend
+    found: A | AsyncGenerator[A, None] = await early.ask_early(wire, whole)
     return found
 
 

@@ -50,6 +50,11 @@ class Pace:
         self._received += size
         self._last = self._loop.time()
 
+    def excuse(self, seconds: float) -> None:
+        """Leave out of account a time in which nothing was read."""
+        self._start += seconds
+        self._last += seconds
+
     def left(self) -> tuple[float, str]:
         """Return how long to wait for the next bytes, and which limit says so."""
         limits = self._limits

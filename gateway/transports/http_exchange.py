@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Budget, Lease, Slots
-from gateway.transports.base import HttpFrontend, ServerLimits, ask
+from gateway.transports.base import HttpFrontend, ServerLimits, ask, ask_early
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
 from gateway.transports.deadlines import deadline_of
 from gateway.transports.faults import HttpFault, plain
@@ -29,6 +30,7 @@ from gateway.transports.http_answers import (
     write_stream_head,
 )
 from gateway.transports.http_body import EMPTY, check_declared, undo_coding
+from gateway.transports.http_early import Arrival, Broken, begins_with, whole_of
 from gateway.transports.http_head import Head, Version
 from gateway.transports.waiting import NotTaken, flushed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -102,10 +104,24 @@ class Incoming(Protocol):
         """
         ...
 
+    async def arrive(
+        self, length: int, start: int, limits: ServerLimits, lease: Lease, broken: Broken, /
+    ) -> Arrival | None:
+        """Return its body when *start* of its *length* bytes have come.
+
+        None where all of it is here, or this make receives bodies whole. Raises as `body`, but
+        for a body that comes too slowly, of which *broken* is told.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What every exchange of a listener shares."""
+    """What every exchange of a listener shares.
+
+    Attributes:
+        early: Places of requests that were begun before their bodies had come.
+    """
 
     limits: ServerLimits
     budget: Budget
@@ -113,6 +129,7 @@ class Listener:
     find: Callable[[str], HttpFrontend]
     """Frontend for a path; raises HttpFault."""
     refused: Callable[[GatewayError], None]
+    early: Slots
 
 
 def failure(error: BaseException | None) -> HttpResponse:
@@ -137,6 +154,9 @@ class Exchange:
         self._given_up = False
         self._frontend: HttpFrontend | None = None
         self._close = incoming.closes
+        self._arrival: Arrival | None = None
+        self._drops = False
+        self._fault: HttpFault | None = None
 
     async def run(self) -> bool:
         """Answer the request, whatever it is; return whether the connection goes on."""
@@ -156,22 +176,42 @@ class Exchange:
             # Its own cancellation would keep it, and the body, till the next collection.
             self._task = None
             self._connection.answered += 1
+            if self._arrival is not None:
+                self._arrival.close()
+                self._listener.early.release()
             lease.close()
         return not self._close
 
     async def _run(self, lease: Lease) -> None:
         try:
             await self._answer(lease)
+            if self._arrival is not None and self._drops:
+                await self._arrival.drop()
         except HttpFault as fault:
-            self._listener.refused(fault.error)
-            self._close |= fault.close
-            await self._send(fault.response)
+            await self._say(fault)
         except asyncio.CancelledError:
-            if not self._given_up or self._connection.head_sent or self._task is None:
+            wanted = self._given_up or self._fault is not None
+            if not wanted or self._connection.head_sent or self._task is None:
                 self._connection.cut()
                 raise
             self._task.uncancel()
-            await self._refuse(Unavailable("the gateway is shutting down"))
+            if self._fault is not None:
+                await self._say(self._fault)
+            else:
+                await self._refuse(Unavailable("the gateway is shutting down"))
+
+    async def _say(self, fault: HttpFault) -> None:
+        self._listener.refused(fault.error)
+        self._close |= fault.close
+        await self._send(fault.response)
+
+    def _broken(self, fault: HttpFault) -> None:
+        """End a request, begun already, whose body comes too slowly."""
+        if self._fault is None and self._task is not None:
+            self._fault = fault
+            if self._connection.head_sent:
+                self._listener.refused(fault.error)
+            self._task.cancel()
 
     def _give_up(self) -> None:
         self._given_up = True
@@ -184,7 +224,9 @@ class Exchange:
         self._frontend = self._listener.find(head.path)
         now = time.monotonic()
         try:
-            body = await self._body(head, lease)
+            body = await self._begin(head, lease)
+            if body is None:
+                body = await self._body(head, lease)
             if not self._listener.slots.take():
                 await self._listener.slots.acquire(limits.queue_wait_s)
         except GatewayError as error:
@@ -192,11 +234,33 @@ class Exchange:
             return
         get = head.headers.get
         deadline = deadline_of(get("grpc-timeout"), get("x-request-timeout"), now)
-        wire = HttpRequest(head.method, head.path, head.query, head.headers, (body,), deadline)
+        wire = HttpRequest(
+            head.method, head.path, head.query, head.headers, (body,), deadline, self._arrival
+        )
         try:
             await self._ask(self._frontend, wire)
         finally:
             self._listener.slots.release()
+
+    async def _begin(self, head: Head, lease: Lease) -> memoryview | None:
+        """Return the beginning of a body that will be passed on as it comes; None to read it."""
+        limits, incoming = self._listener.limits, self._incoming
+        if self._frontend is None or incoming.whole:
+            return None
+        start = begins_with(self._frontend, head, limits)
+        if start is None or head.length is None or not self._listener.early.take():
+            return None
+        self._continue(head)
+        try:
+            self._arrival = await incoming.arrive(head.length, start, limits, lease, self._broken)
+        finally:
+            if self._arrival is None:
+                self._listener.early.release()
+        return None if self._arrival is None else self._arrival.head
+
+    def _continue(self, head: Head) -> None:
+        if head.expects and not self._incoming.whole and self._connection.transport is not None:
+            self._connection.transport.write(CONTINUE)
 
     async def _body(self, head: Head, lease: Lease) -> memoryview:
         if head.length is None and not head.chunked:
@@ -207,8 +271,7 @@ class Exchange:
         codings = head.all("content-encoding") if coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)
-        if head.expects and not incoming.whole and self._connection.transport is not None:
-            self._connection.transport.write(CONTINUE)
+        self._continue(head)
         if head.length is not None:
             await lease.grow(head.length)
         body = await incoming.body(head.length, limits, lease)
@@ -220,7 +283,10 @@ class Exchange:
         Which it is shows when the frontend is asked for the second: a unary one ends without
         waiting. If it waits, the first goes out as the beginning of a stream.
         """
-        found = await ask(frontend, wire)
+        early = wire.rest is not None
+        found = await (
+            ask_early(frontend, wire, partial(whole_of, wire)) if early else ask(frontend, wire)
+        )
         if isinstance(found, HttpResponse):
             await self._send(found)
             return
@@ -285,7 +351,9 @@ class Exchange:
         if transport is None:
             raise ConnectionResetError("the client has left")
         unread = not self._incoming.whole
-        self._close |= unread or self._connection.must_close
+        self._close |= self._connection.must_close
+        self._drops = unread and self._arrival is not None and not self._close
+        self._close |= unread and not self._drops
         self._connection.head_sent = True
         write_response(
             transport,
@@ -295,7 +363,7 @@ class Exchange:
             head_only=self._incoming.method == "HEAD",
         )
         await self._flush()
-        if unread and transport.can_write_eof():
+        if unread and not self._drops and transport.can_write_eof():
             # The client, which is still sending, sees the answer and its end; the connection reads
             # on for a moment, so that no reset destroys what is on its way.
             transport.write_eof()

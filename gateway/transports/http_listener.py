@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.http_early import early_places
 from gateway.transports.http_exchange import Listener
 from gateway.transports.http_table import Table
 
@@ -112,6 +113,7 @@ class HttpListener(ABC):
             slots=Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued),
             find=self._table.find,
             refused=refused,
+            early=early_places(limits),
         )
         self._connections: Connections | None = None
         self._server: asyncio.Server | None = None

@@ -22,6 +22,7 @@ R = TypeVar("R")
 Q = TypeVar("Q")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
+Q_contra = TypeVar("Q_contra", contravariant=True)
 
 
 class Codec(Protocol[Q, A]):
@@ -106,6 +107,34 @@ class SplitCodec(Protocol[A]):
 
     def splitter(self) -> Splitter[A]:
         """Return what cuts one answer."""
+        ...
+
+
+@runtime_checkable
+class HeadCodec(Protocol[Q_contra]):
+    """What a codec has besides when it reads some requests before all of their bytes have come."""
+
+    def head_bytes(self, wire: Q_contra, /) -> int | None:
+        """Return how much of the body of *wire*, given without it, is enough; None for all."""
+        ...
+
+    def decode_head(self, wire: Q_contra, /) -> Call[Any] | None:
+        """Read a request whose body has come so far, and whose rest is told; None to see it all.
+
+        Raises as `decode_call`.
+        """
+        ...
+
+
+@runtime_checkable
+class PassingCodec(Protocol[A_co]):
+    """What a codec has besides when its requests may end in bytes that are still to come."""
+
+    def encode_arriving(self, call: Call[Any], /) -> A_co | None:
+        """Write *call*, whose inputs are arriving, with the rest told; None where it must be whole.
+
+        Raises as `encode_call`.
+        """
         ...
 
 

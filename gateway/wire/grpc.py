@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from gateway.ir.arriving import Arriving
 from gateway.wire.http import Buffer, view_of
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -42,12 +43,14 @@ class GrpcRequest(Struct, frozen=True):
         message: Serialized, without the 5-byte prefix; one view on a server.
         metadata: Keys in lower case; keys ending in "-bin" have bytes.
         deadline: On the clock of `time.monotonic`; None for none.
+        rest: What follows the message's buffers and is still to come; None where all is here.
     """
 
     method: str
     message: Sequence[Buffer] = ()
     metadata: Metadata = ()
     deadline: float | None = None
+    rest: Arriving | None = None
 
     @property
     def view(self) -> memoryview:

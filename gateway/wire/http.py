@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from gateway.ir.arriving import Arriving
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -64,6 +66,7 @@ class HttpRequest(Struct, frozen=True):
         query: Without the question mark; "" for none.
         headers: All of them, framing fields included.
         body: One read-only view on a server, any number of buffers from a codec.
+        rest: What follows it and is still to come; None where all is here.
         deadline: On the clock of `time.monotonic`; None for none.
     """
 
@@ -73,6 +76,7 @@ class HttpRequest(Struct, frozen=True):
     headers: Headers = NO_HEADERS
     body: Sequence[Buffer] = ()
     deadline: float | None = None
+    rest: Arriving | None = None
 
     @property
     def view(self) -> memoryview:

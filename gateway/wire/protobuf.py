@@ -275,6 +275,13 @@ def put_tail(parts: Parts, key: bytes, data: memoryview) -> None:
     parts.append(data)
 
 
+def put_tail_head(parts: Parts, key: bytes, size: int) -> None:
+    """Write a LEN field whose contents, of *size* bytes, follow all of *parts*."""
+    head = _head(parts)
+    head += key
+    head += varint(size)
+
+
 def put_message(parts: Parts, key: bytes, inner: Parts) -> None:
     """Write a nested message made of parts: heads are copied, tails carried over."""
     head = _head(parts)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.ir.arriving import Arriving
+from gateway.ir.data import ArrivingData
 from gateway.ir.errors import InvalidTensor, MalformedMessage
 from gateway.wire.http import Buffer, Headers
 
@@ -22,6 +24,15 @@ _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _SHOWN = 32
 
 
+class NeededWhole(Exception):  # no error: it is read again when all of it is here
+    """A request of which only the head has come has an input that must be looked at."""
+
+
+def is_length(text: str) -> bool:
+    """Tell whether *text* is a length."""
+    return _DIGITS.fullmatch(text) is not None
+
+
 def json_length(headers: Headers, body_bytes: int) -> int | None:
     """Return the length of the JSON part, as the header says; None when there is no header.
 
@@ -33,7 +44,7 @@ def json_length(headers: Headers, body_bytes: int) -> int | None:
         return None
     if sum(1 for name, _ in headers if name.lower() == _LENGTH_KEY) > 1:
         raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
-    if not _DIGITS.fullmatch(text):
+    if not is_length(text):
         raise MalformedMessage(
             f"{LENGTH_HEADER} is {text[:_SHOWN]!r}, needed is the length of the JSON in bytes"
         )
@@ -57,13 +68,28 @@ class BinaryPart:
         kind: "input" or "output", for errors.
         view: Those bytes.
         has_header: The length header was there.
+        rest: Those bytes, where they are still to come; *view* is empty then.
+
+    Attributes:
+        arrives: They are still to come.
     """
 
-    def __init__(self, kind: str, view: memoryview, *, has_header: bool) -> None:
+    def __init__(
+        self, kind: str, view: memoryview, *, has_header: bool, rest: Arriving | None = None
+    ) -> None:
         self._kind = kind
         self._view = view
         self._at = 0
         self._has_header = has_header
+        self._rest = rest
+        self._size = view.nbytes if rest is None else rest.end - rest.start
+        self.arrives = rest is not None
+
+    def await_(self, name: str, size: Any) -> ArrivingData:
+        """Return the next *size* bytes as what they will be; otherwise as `take`."""
+        self._pass(name, size)
+        assert self._rest is not None  # noqa: S101  # they are still to come
+        return ArrivingData(self._rest, self._rest.start + self._at - size, size)
 
     def take(self, name: str, size: Any) -> memoryview:
         """Return the next *size* bytes, which are the tensor *name*.
@@ -72,14 +98,18 @@ class BinaryPart:
             MalformedMessage: *size* is no size.
             InvalidTensor: There are not so many bytes left.
         """
+        self._pass(name, size)
+        return self._view[self._at - size : self._at]
+
+    def _pass(self, name: str, size: Any) -> None:
         if type(size) is not int or size < 0:
             raise MalformedMessage(
                 f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}, "
                 "needed is a number of bytes"
             )
-        start, self._at = self._at, self._at + size
-        if self._at > self._view.nbytes:
-            missing = self._at - self._view.nbytes
+        self._at += size
+        if self._at > self._size:
+            missing = self._at - self._size
             hint = (
                 ""
                 if self._has_header
@@ -89,7 +119,6 @@ class BinaryPart:
                 f"{self._kind} {name!r} has {BINARY_SIZE} {size}, "
                 f"{missing} bytes of it are missing after the JSON{hint}"
             )
-        return self._view[start : self._at]
 
     def finish(self) -> None:
         """Make sure that nothing is left.
@@ -97,7 +126,7 @@ class BinaryPart:
         Raises:
             MalformedMessage: Something is.
         """
-        left = self._view.nbytes - self._at
+        left = self._size - self._at
         if left:
             raise MalformedMessage(
                 f"{left} bytes are left after the binary {self._kind}s: each needs its "

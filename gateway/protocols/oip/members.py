@@ -15,8 +15,8 @@ from gateway.ir.data import RawData, SharedData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import Shape, Tensor, raw_tensor
-from gateway.protocols.oip.binary import BINARY_SIZE, BinaryPart
+from gateway.ir.tensor import Shape, Tensor, arriving_tensor, raw_tensor
+from gateway.protocols.oip.binary import BINARY_SIZE, BinaryPart, NeededWhole
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.elements import ElementReader
 from gateway.protocols.oip.json import Document
@@ -105,6 +105,11 @@ class TensorReader:
                     f"{kind} {name!r} has both data and {BINARY_SIZE}, needed is one of them"
                 )
             custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
+            if self._binary.arrives:
+                if datatype is Datatype.BYTES or datatype is Datatype.BOOL:
+                    raise NeededWhole
+                awaited = self._binary.await_(name, parameters[BINARY_SIZE])
+                return arriving_tensor(name, datatype, shape, awaited, custom)
             view = self._binary.take(name, parameters[BINARY_SIZE])
             return self._raw(name, datatype, shape, count, view, custom)
         if data is None:

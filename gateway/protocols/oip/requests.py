@@ -12,15 +12,17 @@ from typing import Any
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Parameter
-from gateway.ir.data import RawData, SharedData, as_items, as_raw
+from gateway.ir.data import ArrivingData, RawData, SharedData, as_items, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.landing import arriving_in
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.binary import (
     BINARY_DATA,
     LENGTH_HEADER,
     BinaryPart,
+    binary_headers,
     body_of,
     json_length,
     with_binary_size,
@@ -93,7 +95,8 @@ def decode_request(
         TooLarge: A limit is exceeded.
     """
     body = wire.view
-    length = json_length(wire.headers, body.nbytes)
+    rest = wire.rest
+    length = json_length(wire.headers, body.nbytes if rest is None else rest.end)
     if length == 0:
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
         return InferRequest(model=model, context=context(ALL_BINARY), inputs=(whole,))
@@ -101,7 +104,7 @@ def decode_request(
     document = _document(body[:end], limits, has_header=length is not None)
     members = document.members
     parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
-    binary = BinaryPart("input", body[end:], has_header=length is not None)
+    binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
     inputs = TensorReader("input", binary, limits).read(document)
     outputs, listed = _requested(members, limits)
     form = ALL_JSON
@@ -206,7 +209,10 @@ def encode_request(
         members["outputs"] = [
             _output(output, dialect, binary=binary_out) for output in call.outputs
         ]
-    headers, body = body_of(dump(members), binary, always=True)
+    text = dump(members)
+    headers, body = body_of(text, binary, always=True)
+    if arriving_in(call) is not None:
+        headers = binary_headers(len(text))
     return headers, tuple(body)
 
 
@@ -222,6 +228,9 @@ def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[s
     if isinstance(tensor.data, SharedData):
         check_extended(f"input {tensor.name!r}", None, dialect)
         member["parameters"] = {**parameters, **join_shared(tensor.data)}
+        return member
+    if isinstance(tensor.data, ArrivingData):  # last, after all that is here
+        member["parameters"] = with_binary_size(parameters, tensor.nbytes)
         return member
     if dialect.binary:
         if dialect.text_only and datatype is Datatype.BYTES:

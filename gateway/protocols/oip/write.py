@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gateway.ir.context import ModelRef, Parameter, Parameters
-from gateway.ir.data import SharedData, as_raw
+from gateway.ir.data import ArrivingData, SharedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
@@ -30,6 +30,7 @@ from gateway.wire.protobuf import (
     put_double,
     put_int64s,
     put_tail,
+    put_tail_head,
     put_text,
     put_varint,
     tag,
@@ -152,6 +153,9 @@ def _description(name: str, datatype: Datatype, shape: Shape) -> bytes:
 def _with_data(head: bytearray, key: bytes, tensors: Iterable[Tensor]) -> Parts:
     parts: Parts = [head]
     for tensor in tensors:
+        if type(tensor.data) is ArrivingData:  # the last: its bytes follow the message
+            put_tail_head(parts, key, tensor.data.size_bytes)
+            continue
         # Clients count raw contents with the outputs: one in shared memory has an empty place.
         data = _NOTHING if type(tensor.data) is SharedData else as_raw(tensor)
         put_tail(parts, key, data)

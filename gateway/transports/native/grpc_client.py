@@ -40,6 +40,8 @@ class GrpcClient:
         ValueError: The target is neither.
     """
 
+    sends_rest = True
+
     def __init__(
         self, target: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
     ) -> None:
@@ -116,7 +118,9 @@ class GrpcClient:
         left_s = None if deadline is None else deadline - monotonic()
         metadata = sendable(wire.metadata) if wire.metadata else ()
         block = request_block(wire.method, self._authority, self._scheme, metadata, left_s)
-        return connection.call(block, framed(wire.message), self._limits.message_bytes)
+        rest = wire.rest
+        message = framed(wire.message) if rest is None else framed(wire.message, rest.left)
+        return connection.call(block, message, self._limits.message_bytes, rest)
 
     def _check_time(self, answer: GrpcResponse, deadline: float | None) -> None:
         """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""

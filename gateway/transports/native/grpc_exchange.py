@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any, Final, Protocol
 
+from gateway.ir.arriving import Arriving
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -67,6 +68,7 @@ class Exchange:
         "_line",
         "_messages",
         "_reader",
+        "_rest",
         "_waiter",
         "stream",
         "turn",
@@ -83,6 +85,7 @@ class Exchange:
         self._end: ResponseHead | None = None
         self._error: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._rest: Arriving | None = None
 
     # -- what the connection tells
 
@@ -142,6 +145,11 @@ class Exchange:
             self._end = ResponseHead(None, True, status, details, (), "")
             self._wake()
 
+    def sent(self) -> None:
+        """The server has room for more of the message."""
+        if self._rest is not None:  # not at once: the core is in the middle of writing
+            asyncio.get_running_loop().call_soon(self._rest.go_on)
+
     def ring(self) -> None:
         """The deadline has passed."""
         self.fail(DeadlineExceeded(f"no answer from {self._line.name} in time"))
@@ -158,6 +166,25 @@ class Exchange:
         kind = Unavailable if written else NotSent
         self.fail(kind(f"{self._line.name} broke the connection before it answered: {why}"))
 
+    # -- a message that is arriving
+
+    def send_rest(self, rest: Arriving) -> None:
+        """Send *rest* as it comes, and the end of the message after it."""
+        self._rest = rest
+        rest.pour(self)
+
+    def take(self, piece: memoryview) -> None:
+        """Send the next piece."""
+        stream, outlet, rest = self.stream, self._line.core.outlet, self._rest
+        if rest is None or stream.number not in self._line.core.streams:
+            return
+        outlet.data(stream, (piece,))
+        if not rest.left:
+            outlet.end(stream, None)
+        elif stream.waiting is not None:
+            rest.hold()
+        self._line.flush_soon()
+
     # -- what the client asks
 
     def abandon(self) -> None:
@@ -170,6 +197,9 @@ class Exchange:
     def forget(self) -> None:
         """Let go of the stream, which has ended: otherwise the two would hold one another."""
         self.stream.owner = None
+        if self._rest is not None:
+            self._rest.leave()
+            self._rest = None
 
     async def one(self) -> GrpcResponse:
         """Return the one answer, or the status that came instead."""

@@ -147,6 +147,6 @@ class MessageReader:
 _NOTHING: Final = memoryview(b"")
 
 
-def framed(message: Sequence[Buffer]) -> list[Buffer]:
-    """Return a message with its prefix, not compressed."""
-    return [b"\0" + size_of(message).to_bytes(4, "big"), *message]
+def framed(message: Sequence[Buffer], rest_bytes: int = 0) -> list[Buffer]:
+    """Return a message with its prefix, not compressed; *rest_bytes* of it are to follow."""
+    return [b"\0" + (size_of(message) + rest_bytes).to_bytes(4, "big"), *message]

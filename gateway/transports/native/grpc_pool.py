@@ -10,6 +10,7 @@ import ssl
 from time import monotonic
 from typing import Any, Final
 
+from gateway.ir.arriving import Arriving
 from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable, UpstreamProtocolError
 from gateway.transports.base import ClientLimits
 from gateway.transports.native.addresses import Upstream
@@ -69,12 +70,19 @@ class ClientConnection(H2Protocol):
         """Whether it takes one more call now."""
         return len(self.core.streams) < min(_STREAMS, self.core.peer_streams) and self.open
 
-    def call(self, block: bytes, message: Any, limit_bytes: int) -> Exchange:
-        """Begin a call and write its one message."""
+    def call(
+        self, block: bytes, message: Any, limit_bytes: int, rest: Arriving | None = None
+    ) -> Exchange:
+        """Begin a call and write its one message; what is arriving of it, as it comes."""
         self.used = True
         stream = self.core.open(None)
         exchange = stream.owner = Exchange(self, stream, limit_bytes, self._turn)
-        self.core.outlet.send(stream, block, message, None)
+        if rest is None:
+            self.core.outlet.send(stream, block, message, None)
+        else:
+            self.core.outlet.head(stream, block)
+            self.core.outlet.data(stream, message)
+            exchange.send_rest(rest)
         self.flush_soon()
         return exchange
 
@@ -135,8 +143,10 @@ class ClientConnection(H2Protocol):
         stream.owner.reset(code)
         self._pool.left(self)
 
-    def sent(self, _stream: Stream) -> None:
-        """Do nothing: the answer is waited for, not the request."""
+    def sent(self, stream: Stream) -> None:
+        """Let a call send more, if it has more: it is the answer that is waited for."""
+        if stream.owner is not None:
+            stream.owner.sent()
 
     def went_away(self, code: int, message: str) -> None:
         """Take no more calls."""

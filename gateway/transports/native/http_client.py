@@ -7,6 +7,7 @@ piece, within the limits. No redirects, no cookies, no proxies.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
 _JOIN_BYTES = 64 * 1024
+# A server may close a connection when it has idled; what cannot be sent twice goes on no such one.
+_TRUSTED_S = 1.0
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -40,6 +43,8 @@ class HttpClient:
     Raises:
         ValueError: *url* is no such thing.
     """
+
+    sends_rest = True
 
     def __init__(
         self, url: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
@@ -129,7 +134,8 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
     ) -> tuple[UpstreamConnection, Answer]:
         """Send *wire* and return its answer with its head read; once more where that is safe."""
-        connection = await self._connection()
+        rest = wire.rest
+        connection = await self._connection(_TRUSTED_S if rest is not None else math.inf)
         reused = connection.uses > 0
         answer: Answer | None = None
         try:
@@ -139,6 +145,7 @@ class HttpClient:
         except Unavailable:
             silent = answer is None or not answer.begun
             unread = answer is None or connection.refused or wire.method in IDEMPOTENT
+            unread = unread and (rest is None or not rest.begun)
             self._put_back(connection)
             if not (reused and silent and unread):
                 raise
@@ -173,10 +180,12 @@ class HttpClient:
     ) -> Answer:
         if not connection.usable:
             raise self._peer.lost("it was closed before the request was sent")
+        if wire.rest is not None and wire.rest.begun:
+            raise self._peer.lost("the request was passed on already and cannot be sent again")
         buffers: Sequence[Buffer] = (self._head(wire, deadline), *wire.body)
         if size_of(wire.body) <= _JOIN_BYTES:
             buffers = (b"".join(buffers),)
-        return connection.ask(wire.method, buffers, streamed=streamed)
+        return connection.ask(wire.method, buffers, streamed=streamed, rest=wire.rest)
 
     def _head(self, wire: HttpRequest, deadline: float | None) -> bytes:
         target = f"{self._prefix}{wire.path}"
@@ -184,22 +193,22 @@ class HttpClient:
             target = f"{target}?{wire.query}"
         lines = [f"{wire.method} {target} HTTP/1.1", f"Host: {self._authority}"]
         lines += [f"{name}: {value}" for name, value in sent_fields(wire, deadline)]
-        size = size_of(wire.body)
+        size = size_of(wire.body) + (0 if wire.rest is None else wire.rest.left)
         if size or wire.method in _WITH_BODY:
             lines.append(f"Content-Length: {size}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
     # -- the pool
 
-    async def _connection(self) -> UpstreamConnection:
-        """Return a connection that is clean, not too old and not too long idle."""
+    async def _connection(self, idle_s: float) -> UpstreamConnection:
+        """Return a connection that is clean, not too old and not idle for more than *idle_s*."""
         if self._closed:
             raise self._peer.closed()
         now = asyncio.get_running_loop().time()
         limits = self._limits
         while self._idle:
             connection = self._idle.pop()
-            fresh = now - connection.since <= limits.keepalive_s
+            fresh = now - connection.since <= min(limits.keepalive_s, idle_s)
             if fresh and connection.usable and now - connection.born <= limits.connection_age_s:
                 self._busy.add(connection)
                 return connection

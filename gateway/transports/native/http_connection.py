@@ -202,6 +202,10 @@ class Connection(asyncio.BufferedProtocol):
             self._read(held)
         self._read_on()
 
+    def wait(self) -> None:
+        """Leave with the client what it has not sent yet, until `give_me`."""
+        self._pause()
+
     def _read(self, data: bytes) -> None:
         """Take requests from *data* as far as they may be read now; hold the rest."""
         at, end = 0, len(data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
 
 import numpy as np
 
@@ -12,17 +11,11 @@ from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Lease
 from gateway.transports.base import ServerLimits
 from gateway.transports.http_body import EMPTY, Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http_early import Broken
 from gateway.transports.http_head import Head, read_head
 from gateway.transports.native.chunks import ChunkReader
 from gateway.transports.native.http1 import Memory, RequestHead
-
-
-class Source(Protocol):
-    """The connection, as the body of a request sees it."""
-
-    def give_me(self) -> None:
-        """Hand on what is held, and read on."""
-        ...
+from gateway.transports.native.http_arrival import Arrival, Source
 
 
 class Incoming:
@@ -35,6 +28,7 @@ class Incoming:
     """
 
     __slots__ = (
+        "_arrival",
         "_body",
         "_chunks",
         "_failure",
@@ -66,6 +60,7 @@ class Incoming:
         self._filled = 0
         self._wanted: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
+        self._arrival: Arrival | None = None
 
     # -- what an exchange asks
 
@@ -91,6 +86,17 @@ class Incoming:
         while self._filled < length:
             await self._more(pace)
         return self._room.toreadonly()
+
+    async def arrive(
+        self, length: int, start: int, limits: ServerLimits, lease: Lease, broken: Broken, /
+    ) -> Arrival | None:
+        """Return its body when *start* bytes have come; see `http_exchange.Incoming`."""
+        if self.whole:
+            return None
+        pace = Pace(limits, asyncio.get_running_loop())
+        arrival = self._arrival = Arrival(self._source, length, start, pace, lease, broken)
+        await arrival.begin()
+        return arrival
 
     async def _chunked(self, limits: ServerLimits, lease: Lease, pace: Pace) -> memoryview:
         reader = self._chunks
@@ -138,10 +144,16 @@ class Incoming:
 
     def room(self) -> memoryview | None:
         """Return where the next bytes of a body of known length go; None for no such place."""
+        if self._arrival is not None:
+            return self._arrival.room()
         return None if self._room is None or self.whole else self._room[self._filled :]
 
     def came(self, size: int) -> None:
         """Note that *size* bytes have been put into `room`."""
+        if self._arrival is not None:
+            self._arrival.came(size)
+            self.whole = self._arrival.complete
+            return
         self._filled += size
         if self._room is not None and self._filled == self._room.nbytes:
             self.whole = True
@@ -156,6 +168,10 @@ class Incoming:
         if self._chunks is not None:
             waited_for = self._wanted is not None and not self._wanted.done()
             return self._take_chunks(self._chunks, data, at) if waited_for else at
+        if self._arrival is not None:
+            stop = self._arrival.take(data, at)
+            self.whole = self._arrival.complete
+            return stop
         length = self._head.length or 0
         room = self.room()
         if room is not None:
@@ -184,6 +200,8 @@ class Incoming:
     def fail(self, error: Exception) -> None:
         """Let whoever reads the body learn that no more of it comes."""
         self._failure = error
+        if self._arrival is not None:
+            self._arrival.fail(error)
         self._wake()
 
     def _wake(self) -> None:

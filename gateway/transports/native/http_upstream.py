@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.ir.arriving import Arriving
 from gateway.ir.errors import GatewayError
 from gateway.transports.http_asking import Peer
 from gateway.transports.native.http1_answers import Answer
@@ -40,6 +41,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._paused = False
+        self._rest: Arriving | None = None
         self.transport: Any = None
         self.born = self.since = loop.time()
         self.uses = 0
@@ -97,15 +99,35 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self.refused = True
         self._end(str(exc) if exc else "it was closed before the answer was whole")
         self.transport = None
+        if self._rest is not None:
+            self._rest.leave()
+
+    def pause_writing(self) -> None:
+        """Take no more of a body that is arriving: the kernel has not taken what was written."""
+        if self._rest is not None:
+            self._rest.hold()
+
+    def resume_writing(self) -> None:
+        """Take more of it."""
+        if self._rest is not None:
+            self._rest.go_on()
 
     # -- one request
 
-    def ask(self, method: str, buffers: Sequence[Buffer], *, streamed: bool) -> Answer:
+    def ask(
+        self,
+        method: str,
+        buffers: Sequence[Buffer],
+        *,
+        streamed: bool,
+        rest: Arriving | None = None,
+    ) -> Answer:
         """Send a request; return its answer, which is to come.
 
         Args:
             method: Of the request.
             buffers: Head and body.
+            rest: What follows of the body, as it comes.
             streamed: The answer's body is wanted in pieces.
         """
         self.uses += 1
@@ -113,7 +135,15 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._failure = None
         self._answer = answer = Answer(self._peer, method, streamed=streamed)
         self.transport.writelines(buffers)
+        if rest is not None:
+            self._rest = rest
+            rest.pour(self)
         return answer
+
+    def take(self, piece: memoryview) -> None:
+        """Send the next piece of a body that is arriving."""
+        if self.usable:
+            self.transport.write(piece)
 
     async def more(self) -> None:
         """Wait until more of the answer has come.
@@ -133,10 +163,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             raise self._failure
 
     def release(self) -> bool:
-        """Let go of the answer, read to its end; return whether the connection may be kept."""
+        """Let go of the answer, read to its end; return whether the connection may be kept.
+
+        Not one on which a body is not all sent: what is missing would be taken from what follows.
+        """
         answer, self._answer = self._answer, None
         self.since = self._loop.time()
         keeps = answer is not None and answer.done and answer.keeps and self.usable
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest.leave()
+            keeps = keeps and not rest.left
         return keeps and not self._paused
 
     def cut(self) -> None:

@@ -12,6 +12,7 @@ from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Lease
 from gateway.transports.base import ServerLimits
 from gateway.transports.http_body import Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http_early import Broken
 from gateway.transports.http_head import Head, Version, read_head
 
 
@@ -62,6 +63,16 @@ class Incoming:
             raise MalformedMessage(f"request body is not framed rightly: {error}") from error
         except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
             raise ConnectionResetError("the client has left") from error
+
+    async def arrive(
+        self,
+        length: int,
+        start: int,
+        limits: ServerLimits,
+        lease: Lease,
+        broken: Broken,
+    ) -> None:
+        """Return None: aiohttp's bodies are received whole."""
 
 
 async def _read_sized(reader: _Reader, length: int) -> memoryview:

@@ -1,0 +1,77 @@
+"""Requests whose binary tensors are still on their way: begun by their heads, and passed on.
+
+Over HTTP the JSON says all that there is to know of the tensors behind it, and its length stands
+in a header. Towards an upstream such tensors are the end of a message, over HTTP and over gRPC.
+BYTES and BOOL are looked at element by element, so a request with such a one is read whole.
+
+Source: Open Inference Protocol, binary tensor extension; dossier, section 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.ir.calls import Call, InferRequest
+from gateway.ir.data import ArrivingData
+from gateway.ir.errors import GatewayError
+from gateway.ir.landing import arriving_in, can_pass
+from gateway.protocols.oip.binary import LENGTH_HEADER, NeededWhole, is_length
+from gateway.protocols.oip.grpc import GrpcCodec
+from gateway.protocols.oip.http import HttpCodec
+from gateway.protocols.oip.paths import find_route
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import HttpRequest
+
+_LENGTH_KEY = LENGTH_HEADER.lower()
+
+
+class PassingHttpCodec(HttpCodec):
+    """`HttpCodec`, which begins when the JSON of a binary request has come."""
+
+    def head_bytes(self, wire: HttpRequest, /) -> int | None:
+        """Return the length of the JSON of an inference request; None for any other.
+
+        What is wrong with a request is for `decode_call` to say, which gets it whole.
+        """
+        length = wire.headers.get(_LENGTH_KEY)
+        if length is None or not is_length(length) or not int(length):
+            return None
+        try:
+            route = find_route(wire.method, wire.path, self._limits)
+        except GatewayError:
+            return None
+        return int(length) if route.call is InferRequest else None
+
+    def decode_head(self, wire: HttpRequest, /) -> Call[Any] | None:
+        """Read the JSON; None where an input must be looked at. Raises as `decode_call`."""
+        try:
+            return self.decode_call(wire)
+        except NeededWhole:
+            return None
+
+    def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
+        """Write a request that ends in what is still to come; None where it must be whole."""
+        if not isinstance(call, InferRequest) or not self._dialect.binary or not can_pass(call):
+            return None
+        wire = self.encode_call(call)
+        rest = arriving_in(call)
+        return HttpRequest(
+            wire.method, wire.path, wire.query, wire.headers, wire.body, wire.deadline, rest
+        )
+
+
+class PassingGrpcCodec(GrpcCodec):
+    """`GrpcCodec`, which writes a request while its last input is on its way."""
+
+    def encode_arriving(self, call: Call[Any], /) -> GrpcRequest | None:
+        """Write a request that ends in what is still to come; None where it must be whole.
+
+        Each tensor has a field of its own, so that only one can be the end.
+        """
+        if not isinstance(call, InferRequest) or not can_pass(call):
+            return None
+        if sum([type(tensor.data) is ArrivingData for tensor in call.inputs]) > 1:
+            return None
+        wire = self.encode_call(call)
+        rest = arriving_in(call)
+        return GrpcRequest(wire.method, wire.message, wire.metadata, wire.deadline, rest)

@@ -1,0 +1,356 @@
+"""Large binary tensors on their way through: seen by the upstream before the client has sent them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import struct
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.policies.retry import Retry
+from gateway.policies.timeout import Timeout
+from gateway.schema import open_inference_pb2 as pb
+from gateway.transports.base import ClientLimits
+from gateway.transports.native.http_client import HttpClient
+from gateway.wire.http import HttpRequest
+from tests.integration.cut_kit import MIB, Far, FarGrpc, answer_of, grpc_near, near, request
+from tests.integration.http_kit import eventually
+
+
+async def test_bytes_pass_unchanged() -> None:
+    """Sixteen MiB in three tensors arrive at the upstream to the last bit, with their heads."""
+    a, b, c = os.urandom(9 * MIB), os.urandom(7 * MIB), os.urandom(12)
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", a), ("b", "FP32", b), ("c", "INT32", c))
+        await raw.send(head + body)
+        answer = await answer_of(raw)
+        await raw.close()
+    assert 200 == answer.status
+    assert [7] == answer.json["outputs"][0]["data"]
+    (seen,) = far.seen
+    assert a + b + c == seen.binary
+    sizes = [each["parameters"]["binary_data_size"] for each in seen.json["inputs"]]
+    assert [9 * MIB, 7 * MIB, 12] == sizes
+
+
+async def test_the_head_is_there_before_the_tail_is_sent() -> None:
+    """The upstream has the JSON and what has come of the tensor while the client still sends."""
+    data = os.urandom(MIB)
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", data))
+        await raw.send(head + body[:1000])
+        await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
+        await raw.send(body[1000:])
+        answer = await answer_of(raw)
+        await raw.close()
+    assert 200 == answer.status
+    assert data == far.seen[0].binary
+
+
+async def test_a_slow_upstream_holds_the_client_up() -> None:
+    """What an upstream does not read stays with the client; what is held counts in the budget."""
+    data = bytes(48 * MIB)
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        far.reads.clear()
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", data))
+        sending = asyncio.ensure_future(raw.send(head + body))
+        await eventually(lambda: bool(far.seen))
+        await asyncio.sleep(0.2)
+        held = gateway.budget.used_bytes
+        unsent = raw.writer.transport.get_write_buffer_size()
+        far.reads.set()
+        await sending
+        answer = await answer_of(raw)
+        await raw.close()
+    assert 200 == answer.status
+    assert MIB >= held > 0
+    assert unsent > 30 * MIB
+    assert data == far.seen[0].binary
+
+
+async def test_a_kept_connection_takes_the_next_request() -> None:
+    """After a body was passed on, both connections serve the next request."""
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        statuses = []
+        for _ in range(3):
+            await raw.send(head + body)
+            statuses.append((await answer_of(raw)).status)
+        await raw.close()
+    assert [200, 200, 200] == statuses
+    assert 1 == far.connections
+
+
+async def test_requests_sent_ahead_are_answered_in_order() -> None:
+    """A request that stands behind a large one on its connection is not taken for its body."""
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        small, rest = request(("a", "UINT8", b"12345"))
+        await raw.send(head + body + small + rest)
+        statuses = [(await answer_of(raw)).status for _ in range(2)]
+        await raw.close()
+    assert [200, 200] == statuses
+    assert b"12345" == far.seen[1].binary
+
+
+async def test_a_client_that_leaves_breaks_the_request_off() -> None:
+    """The upstream never sees a short body that looks whole: its connection is reset."""
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        await raw.send(head + body[: 300 * 1024])
+        await eventually(lambda: bool(far.seen))
+        raw.writer.transport.abort()
+        async with asyncio.timeout(5):
+            await far.seen[0].ended.wait()
+    assert far.seen[0].reset
+    assert not far.seen[0].whole
+
+
+async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
+    """A body that stands still falls under the listener's limit; the upstream is broken off."""
+    async with (
+        Far() as far,
+        near(lambda: HttpClient(far.url, ClientLimits()), body_idle_timeout_s=0.2) as gateway,
+    ):
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        await raw.send(head + body[: 300 * 1024])
+        answer = await answer_of(raw)
+        await raw.close()
+        async with asyncio.timeout(5):
+            await far.seen[0].ended.wait()
+    assert 408 == answer.status
+    assert ["body_idle_timeout_s"] == [error.limit for error in gateway.refused]
+    assert far.seen[0].reset
+    assert not far.seen[0].whole
+
+
+async def test_an_early_error_is_relayed_and_the_rest_taken() -> None:
+    """A refusal before all is sent reaches the client, whose connection goes on."""
+    refusal = b'{"error": "no such model here"}'
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        far.early = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(refusal) + refusal
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(8 * MIB)))
+        await raw.send(head + body[: 300 * 1024])
+        first = await answer_of(raw)
+        await raw.send(body[300 * 1024 :])
+        far.early = None
+        await raw.send(head + body)
+        second = await answer_of(raw)
+        await raw.close()
+    assert (404, "no such model here") == (first.status, first.json["error"])
+    assert 200 == second.status
+    assert 2 == far.connections
+
+
+async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None:
+    """A connection lost while the body passes is 503, is not retried, and costs nothing else."""
+    asked = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readexactly(200 * 1024)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with near(lambda: HttpClient(url, ClientLimits()), layer=Retry) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(4 * MIB)))
+        await raw.send(head + body)
+        answer = await answer_of(raw)
+        await raw.close()
+    server.close()
+    assert 503 == answer.status
+    assert 1 == asked
+
+
+async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
+    """While nothing of a body has been passed on, a refused connection is retried like any."""
+    async with Far() as far:
+        clients = [
+            HttpClient("http://127.0.0.1:1", ClientLimits()),
+            HttpClient(far.url, ClientLimits()),
+        ]
+
+        class Second:
+            """The address that is there, at the second attempt."""
+
+            sends_rest = True
+
+            async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> Any:
+                return await clients.pop(0).send(wire, deadline=deadline)
+
+            async def close(self) -> None:
+                pass
+
+        last = clients[1]
+        async with near(Second, layer=Retry) as gateway:
+            raw = await gateway.connect()
+            head, body = request(("a", "UINT8", os.urandom(MIB)))
+            await raw.send(head + body)
+            answer = await answer_of(raw)
+            await raw.close()
+        await last.close()
+    assert 200 == answer.status
+    assert body == far.seen[0].binary
+
+
+async def test_a_deadline_ends_both_sides() -> None:
+    """When the time is over the client is told so, and the upstream's connection is reset."""
+    async with (
+        Far() as far,
+        near(
+            lambda: HttpClient(far.url, ClientLimits()), layer=lambda inner: Timeout(inner, 0.2)
+        ) as gateway,
+    ):
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        await raw.send(head + body[: 300 * 1024])
+        answer = await answer_of(raw)
+        await raw.close()
+        async with asyncio.timeout(5):
+            await far.seen[0].ended.wait()
+    assert 504 == answer.status
+    assert far.seen[0].reset
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "BOOL"])
+async def test_inputs_that_are_looked_at_are_waited_for(datatype: str) -> None:
+    """BYTES and BOOL are checked before anything is sent, in whichever place they stand."""
+    size = 100_000
+    good = struct.pack("<I", size) + bytes(size) if datatype == "BYTES" else bytes(size)
+    bad = struct.pack("<I", size + 1) + bytes(size) if datatype == "BYTES" else b"\2" * size
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        statuses = []
+        for data in (good, bad):
+            head, body = request(("x", "FP32", bytes(MIB)), ("a", datatype, data))
+            await raw.send(head + body)
+            statuses.append((await answer_of(raw)).status)
+        await raw.close()
+    assert [200, 400] == statuses
+    assert [bytes(MIB) + good] == [seen.binary for seen in far.seen]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": [5]}, "needs 5"),
+        ({"parameters": {"binary_data_size": MIB - 1}}, "needs"),
+        ({"parameters": {"binary_data_size": 2 * MIB}}, "missing after the JSON"),
+        ({"datatype": "WHAT"}, "WHAT"),
+    ],
+)
+async def test_a_wrong_head_is_refused_before_the_rest_has_come(
+    change: dict[str, Any], said: str
+) -> None:
+    """What the JSON tells is checked as ever, and nothing is asked; the connection goes on."""
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        body = bytes(MIB)
+        tensor: dict[str, Any] = {"name": "a", "datatype": "UINT8", "shape": [MIB]}
+        tensor = {**tensor, "parameters": {"binary_data_size": MIB}, **change}
+        text = json.dumps({"inputs": [tensor]}).encode()
+        head = (
+            "POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\n"
+            f"Inference-Header-Content-Length: {len(text)}\r\n"
+            f"Content-Length: {len(text) + MIB}\r\n\r\n"
+        ).encode()
+        await raw.send(head + text)
+        answer = await answer_of(raw)
+        await raw.send(body)
+        good, rest = request(("a", "UINT8", b"123"))
+        await raw.send(good + rest)
+        second = await answer_of(raw)
+        await raw.close()
+    assert (400, True) == (answer.status, said in answer.json["error"])
+    assert 200 == second.status
+    assert [b"123"] == [seen.binary for seen in far.seen]
+
+
+async def test_switched_off_nothing_is_sent_before_all_has_come() -> None:
+    """With `cut_through_bytes: 0` bodies are received whole."""
+    async with (
+        Far() as far,
+        near(lambda: HttpClient(far.url, ClientLimits()), cut_through_bytes=0) as gateway,
+    ):
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        await raw.send(head + body[:-1])
+        await eventually(lambda: gateway.budget.used_bytes > MIB)
+        await asyncio.sleep(0.05)
+        before = len(far.seen)
+        await raw.send(body[-1:])
+        answer = await answer_of(raw)
+        await raw.close()
+    assert 0 == before
+    assert 200 == answer.status
+    assert body == far.seen[0].binary
+
+
+@pytest.mark.parametrize("size", [100_000, 16 * MIB + 4])
+async def test_http_in_grpc_out(size: int) -> None:
+    """A tensor that comes over HTTP goes out over gRPC as it comes, to the last bit."""
+    far = FarGrpc()
+    data = os.urandom(size)
+    async with grpc_near(far) as (gateway, _):
+        raw = await gateway.connect()
+        head, body = request(("s", "INT32", b"\1\0\0\0"), ("a", "UINT8", data))
+        small, rest = request(("a", "UINT8", data))
+        answers = []
+        for sent, after in ((head, body), (small, rest)):
+            await raw.send(sent + after[:1000])
+            await asyncio.sleep(0)
+            await raw.send(after[1000:])
+            answers.append((await answer_of(raw)).status)
+        await raw.close()
+    assert [200, 200] == answers
+    first, second = [pb.ModelInferRequest.FromString(message) for message in far.seen]
+    assert [b"\1\0\0\0", data] == list(first.raw_input_contents)
+    assert [data] == list(second.raw_input_contents)
+    assert ["a"] == [tensor.name for tensor in second.inputs]
+
+
+async def test_a_client_that_leaves_resets_the_stream() -> None:
+    """Nothing of a broken-off request is answered by the gRPC server, which serves on."""
+    far = FarGrpc()
+    async with grpc_near(far) as (gateway, _):
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(2 * MIB)))
+        await raw.send(head + body[:MIB])
+        await eventually(lambda: gateway.budget.used_bytes > 0)
+        raw.writer.transport.abort()
+        await eventually(lambda: gateway.budget.used_bytes == 0)
+        again = await gateway.connect()
+        await again.send(head + body)
+        answer = await answer_of(again)
+        await again.close()
+    assert 200 == answer.status
+    assert 1 == len(far.seen)
+
+
+SCENARIOS = [
+    function
+    for name, function in list(vars().items())
+    if name.startswith("test_") and not inspect.signature(function).parameters
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_on_uvloop(scenario: Any) -> None:
+    """What holds on asyncio's loop holds on uvloop."""
+    uvloop.run(scenario())
