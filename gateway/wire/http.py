@@ -30,7 +30,7 @@ class Headers:
     def get(self, name: str) -> str | None:
         """Return the first value of the field *name*, given in lower case; None if absent."""
         if self._index is None:
-            self._index = {key.lower(): value for key, value in reversed(self.pairs)}
+            self._index = dict(reversed(self.lowered))
         return self._index.get(name)
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
@@ -144,7 +145,7 @@ class ElementReader:
         if datatype is Datatype.BYTES:
             return ItemsData(self._encoded(name, flat))
         try:
-            return RawData(memoryview(struct.pack(f"<{len(flat)}{_CODES[datatype]}", *flat)))
+            return RawData(memoryview(packer(datatype, len(flat))(*flat)))
         except (struct.error, OverflowError):
             raise self._out_of_range(name, datatype, flat) from None
 
@@ -228,6 +229,11 @@ class ElementReader:
                     f"which is out of the range of {datatype.name}"
                 )
         raise AssertionError(flat)  # pragma: no cover  # each element alone fits, then all do
+
+
+def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
+    """Return what makes the wire form of *count* elements, which are numbers or truth values."""
+    return struct.Struct(f"<{count}{_CODES[datatype]}").pack
 
 
 def _is_flat(data: list[Any], shape: Shape) -> bool:

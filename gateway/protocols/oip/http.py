@@ -60,13 +60,12 @@ from gateway.protocols.oip.http_stream import (
     error_event,
 )
 from gateway.protocols.oip.json import dump
+from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
-from gateway.protocols.oip.replies import decode_response, error_text
-from gateway.protocols.oip.requests import (
-    encode_request,
-)
+from gateway.protocols.oip.replies import ReplyMoulds, decode_response, error_text
+from gateway.protocols.oip.requests import RequestMoulds, encode_request
 from gateway.wire.beside import http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -114,6 +113,8 @@ class HttpCodec:
             HTTP_STATUS[ErrorCode.NOT_READY],
             NOT_READY_STATUSES.__contains__,
         )
+        self._requests: RequestMoulds = Moulds("input", limits)
+        self._replies: ReplyMoulds = Moulds("output", limits)
         # Clients ask for the same few paths again and again.
         self._remembered = lru_cache(_REMEMBERED)(partial(find_route, limits=limits))
 
@@ -151,7 +152,7 @@ class HttpCodec:
                 raise
             return read_opaque(wire, self._limits)
         if route.model is not None and route.call in (InferRequest, StreamInferRequest):
-            return decode_inference(route, route.model, wire, self._limits)
+            return decode_inference(route, route.model, wire, self._requests)
         if wire.path == INDEX_PATH:
             check_on(route.call, self._extensions)
             ready_only = answers.decode_index_request(wire, self._limits)
@@ -288,7 +289,7 @@ class HttpCodec:
         if wire.status not in _OK_STATUSES:
             raise self._error(call, wire)
         try:
-            return decode_event(call, self._sent_id(call.request, call), wire, self._limits)
+            return decode_event(call, self._sent_id(call.request, call), wire, self._replies)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
@@ -328,7 +329,7 @@ class HttpCodec:
 
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, InferRequest):
-            return decode_response(call, self._sent_id(call), wire, self._limits)
+            return decode_response(call, self._sent_id(call), wire, self._replies)
         if isinstance(call, ServerMetadataRequest):
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):

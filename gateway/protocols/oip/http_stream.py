@@ -24,8 +24,14 @@ from gateway.protocols.oip.generate import decode_generate, generated
 from gateway.protocols.oip.headers import NAME, context_of
 from gateway.protocols.oip.json import read_leniently
 from gateway.protocols.oip.paths import Route
-from gateway.protocols.oip.replies import decode_response, encode_response, error_text
-from gateway.protocols.oip.requests import ALL_BINARY, ALL_JSON, ReplyForm, decode_request
+from gateway.protocols.oip.replies import ReplyMoulds, decode_response, encode_response, error_text
+from gateway.protocols.oip.requests import (
+    ALL_BINARY,
+    ALL_JSON,
+    ReplyForm,
+    RequestMoulds,
+    decode_request,
+)
 from gateway.wire.http import HttpRequest, HttpResponse
 
 GENERATED: Final = "generated"
@@ -35,7 +41,7 @@ _GENERATE: Final = frozenset({"generate", "generate_stream"})
 
 
 def decode_inference(
-    route: Route, model: ModelRef, wire: HttpRequest, limits: MessageLimits
+    route: Route, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds
 ) -> InferRequest | StreamInferRequest:
     """Read an inference request, or one for a stream of answers, as `route` has it.
 
@@ -46,9 +52,9 @@ def decode_inference(
     """
     request = None
     if route.action in _GENERATE and wire.headers.get(LENGTH_HEADER.lower()) is None:
-        request = decode_generate(model, wire, limits, lambda: context_of(wire, GENERATED))
+        request = decode_generate(model, wire, moulds.limits, lambda: context_of(wire, GENERATED))
     if request is None:
-        request = decode_request(model, wire, limits, lambda form: context_of(wire, form))
+        request = decode_request(model, wire, moulds, lambda form: context_of(wire, form))
     if route.call is not StreamInferRequest:
         return request
     if _asks_binary(request.context):
@@ -92,7 +98,7 @@ def error_event(error: GatewayError, limits: MessageLimits) -> HttpResponse:
 
 
 def decode_event(
-    call: StreamInferRequest, sent_id: str, wire: HttpResponse, limits: MessageLimits
+    call: StreamInferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
 ) -> InferResponse:
     """Read one event of an upstream's stream; it does not tell whether it is the last.
 
@@ -100,12 +106,13 @@ def decode_event(
         MalformedMessage, InvalidTensor, TooLarge: It cannot be used.
         UpstreamProtocolError: It is the answer to another request.
     """
+    limits = moulds.limits
     members = read_leniently(wire.view, "an event", limits).members
     if "error" in members and "outputs" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         model = call.model or ModelRef("")
         return InferResponse(model=model, outputs=(), final=False, error=failed)
-    return decode_response(call.request, sent_id, wire, limits).changed(final=False)
+    return decode_response(call.request, sent_id, wire, moulds).changed(final=False)
 
 
 def _form(context: Context) -> object:

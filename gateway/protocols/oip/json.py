@@ -72,12 +72,16 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
         )
     if not size or (view[0] != _BRACE and bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{"):
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
-    # A view of bytes as they were received needs no copy.
-    whole = view.obj
-    text = whole if type(whole) is bytes and len(whole) == size else bytes(view)
+    text = text_of(view)
     if size < SIMD_FROM_BYTES:
         return Document(_read_small(text, what, limits))
     return _read_large(text, what, limits)
+
+
+def text_of(view: memoryview) -> bytes:
+    """Return a view as bytes; one of bytes as they were received needs no copy."""
+    whole = view.obj
+    return whole if type(whole) is bytes and len(whole) == view.nbytes else bytes(view)
 
 
 def _read_small(text: bytes, what: str, limits: MessageLimits) -> dict[str, Any]:

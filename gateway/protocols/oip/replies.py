@@ -5,12 +5,14 @@ Source: Open Inference Protocol, "Inference Response JSON Object"; dossier, sect
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Origin
+from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.data import SharedData, as_raw
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
@@ -24,8 +26,9 @@ from gateway.protocols.oip.binary import (
 from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
 from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.headers import NAME
-from gateway.protocols.oip.json import dump, read_leniently
+from gateway.protocols.oip.json import Document, dump, read_leniently
 from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
+from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.requests import ReplyForm
 from gateway.protocols.oip.shared import placed
@@ -38,6 +41,16 @@ _USE_BINARY = (
     "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
 )
+
+
+class ReplySaid(Struct, frozen=True):
+    """What an answer says beside its id and its outputs; the model's name may be ""."""
+
+    model: ModelRef
+    parameters: Parameters
+
+
+ReplyMoulds = Moulds[ReplySaid]
 
 
 def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -> HttpResponse:
@@ -87,7 +100,7 @@ def _output(tensor: Tensor, form: ReplyForm, binary: list[memoryview]) -> dict[s
 
 
 def decode_response(
-    call: InferRequest, sent_id: str, wire: HttpResponse, limits: MessageLimits
+    call: InferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
 ) -> InferResponse:
     """Read the answer to *call*; binary outputs are views of the body.
 
@@ -95,7 +108,7 @@ def decode_response(
         call: What was asked.
         sent_id: The id it was sent with.
         wire: An answer of status 200.
-        limits: Those for requests hold for answers too.
+        moulds: Of answers; limits for requests hold for answers too.
 
     Raises:
         MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
@@ -104,30 +117,58 @@ def decode_response(
     body = wire.view
     length = json_length(wire.headers, body.nbytes)
     end = body.nbytes if length is None else length
-    document = read_leniently(body[:end], _WHAT, limits)
+    places = placed(call.outputs)
+    # What lies in shared memory is known from the call, not from the answer.
+    cut = None if places else moulds.cut(body, end)
+    known = None if cut is None else moulds.read(cut)
+    if known is None:
+        binary = BinaryPart("output", body[end:], has_header=length is not None)
+        document = read_leniently(body[:end], _WHAT, moulds.limits)
+        found = text_member(document.members, "id", moulds.limits)
+        _check_id(call, sent_id, found)
+        said, outputs = _read(document, binary, moulds.limits, places)
+        if cut is not None:
+            moulds.keep(cut, said, found, outputs)
+    else:
+        said, found, outputs = known
+        _check_id(call, sent_id, found)
+    if call.outputs:
+        outputs = _selected(call, outputs)
+    model = said.model
+    if not model.name and call.model is not None:
+        model = ModelRef(call.model.name, model.version)
+    return InferResponse(
+        model=model,
+        outputs=outputs,
+        id=call.id,
+        parameters=said.parameters,
+        origin=Origin(NAME, wire),
+    )
+
+
+def _read(
+    document: Document,
+    binary: BinaryPart,
+    limits: MessageLimits,
+    places: Mapping[str, SharedData],
+) -> tuple[ReplySaid, tuple[Tensor, ...]]:
+    """Read an answer that no mould is known of."""
     members = document.members
-    found = text_member(members, "id", limits)
+    reader = TensorReader("output", binary, limits, lenient=True, placed=places)
+    outputs = reader.read(document)
+    model = ModelRef(
+        text_member(members, "model_name", limits), text_member(members, "model_version", limits)
+    )
+    parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
+    return ReplySaid(model, parameters), outputs
+
+
+def _check_id(call: InferRequest, sent_id: str, found: str) -> None:
     if sent_id and found and found != sent_id:
         raise UpstreamProtocolError(
             f"the answer has the id {clip(found, 64)!r}, the request was sent with {sent_id!r}",
             model=call.model,
         )
-    binary = BinaryPart("output", body[end:], has_header=length is not None)
-    places = placed(call.outputs)
-    outputs = TensorReader("output", binary, limits, lenient=True, placed=places).read(document)
-    if call.outputs:
-        outputs = _selected(call, outputs)
-    asked = call.model or ModelRef("")
-    return InferResponse(
-        model=ModelRef(
-            text_member(members, "model_name", limits) or asked.name,
-            text_member(members, "model_version", limits),
-        ),
-        outputs=outputs,
-        id=call.id,
-        parameters=read_parameters(members.get("parameters"), _WHAT, limits, lenient=True),
-        origin=Origin(NAME, wire),
-    )
 
 
 def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

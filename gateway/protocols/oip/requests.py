@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Parameter
 from gateway.ir.data import ArrivingData, RawData, SharedData, as_items, as_raw
@@ -39,10 +41,12 @@ from gateway.protocols.oip.members import (
     tensor_name,
     text_member,
 )
+from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.outputs import output_parameters, requested_output
 from gateway.protocols.oip.parameters import (
     BINARY_DATA_OUTPUT,
     INT64_MAX,
+    RequestParameters,
     join_parameters,
     split_parameters,
 )
@@ -79,10 +83,21 @@ ALL_JSON = ReplyForm()
 ALL_BINARY = ReplyForm(default=True)
 
 
+class RequestSaid(Struct, frozen=True):
+    """What a request says beside its id and its inputs."""
+
+    parameters: RequestParameters
+    outputs: tuple[RequestedOutput, ...]
+    form: ReplyForm
+
+
+RequestMoulds = Moulds[RequestSaid]
+
+
 def decode_request(
     model: ModelRef,
     wire: HttpRequest,
-    limits: MessageLimits,
+    moulds: RequestMoulds,
     context: Callable[[ReplyForm], Context],
 ) -> InferRequest:
     """Read an inference request; *context* is given the form its answer shall have.
@@ -101,26 +116,43 @@ def decode_request(
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
         return InferRequest(model=model, context=context(ALL_BINARY), inputs=(whole,))
     end = body.nbytes if length is None else length
-    document = _document(body[:end], limits, has_header=length is not None)
-    members = document.members
-    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
-    binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
-    inputs = TensorReader("input", binary, limits).read(document)
-    outputs, listed = _requested(members, limits)
-    form = ALL_JSON
-    if parameters.binary_data_output or True in listed.values():
-        form = ReplyForm(parameters.binary_data_output, listed)
+    # Large tensors, which alone are still to come, have nothing to gain.
+    cut = moulds.cut(body, end) if rest is None else None
+    found = None if cut is None else moulds.read(cut)
+    if found is None:
+        document = _document(body[:end], moulds.limits, has_header=length is not None)
+        binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
+        said, request_id, inputs = _read(document, binary, moulds.limits)
+        if cut is not None:
+            moulds.keep(cut, said, request_id, inputs)
+    else:
+        said, request_id, inputs = found
+    parameters = said.parameters
     return InferRequest(
         model=model,
-        context=context(form),
+        context=context(said.form),
         inputs=inputs,
-        outputs=outputs,
-        id=text_member(members, "id", limits),
+        outputs=said.outputs,
+        id=request_id,
         sequence=parameters.sequence,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
         parameters=parameters.custom,
     )
+
+
+def _read(
+    document: Document, binary: BinaryPart, limits: MessageLimits
+) -> tuple[RequestSaid, str, tuple[Tensor, ...]]:
+    """Read a request that no mould is known of."""
+    members = document.members
+    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
+    inputs = TensorReader("input", binary, limits).read(document)
+    outputs, listed = _requested(members, limits)
+    form = ALL_JSON
+    if parameters.binary_data_output or True in listed.values():
+        form = ReplyForm(parameters.binary_data_output, listed)
+    return RequestSaid(parameters, outputs, form), text_member(members, "id", limits), inputs
 
 
 def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> Document:

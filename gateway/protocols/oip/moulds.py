@@ -1,0 +1,210 @@
+"""JSON messages that repeat but for their elements and their id: what else they say is read once.
+
+A client sends the same JSON again and again, with other numbers in its `data`, or other bytes
+behind it. Cut out what differs, the *holes*, and what is left is always the same text. The first
+messages of a text are read as all are, by members.py; then a *mould* of it is kept, found by the
+text around the holes, which says where which tensor's elements are. Reading by it is a third of
+the cost. Whatever does not fit its mould is read as all are, and refused in the same words.
+
+Why that is the same. A hole is a flat list of numbers or a plain string. That it is the value of
+one tensor's `data`, or of the message's `id`, is seen by reading the text once more with a mark in
+each hole: JSON is context-free, so any other list or string there leaves all the rest as it was.
+Limits are counted on the text around the holes, or by the tensors' shapes, which stand in it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import orjson
+from msgspec import Struct
+
+from gateway.ir.context import Parameters
+from gateway.ir.data import RawData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import Shape, Tensor
+from gateway.protocols.oip.elements import packer
+from gateway.protocols.oip.json import SIMD_FROM_BYTES, text_of
+from gateway.wire.remembered import Remembered
+
+T = TypeVar("T")
+
+_MOULDS: Final = 256
+_MOULD_BYTES: Final = 2048
+# The two groups make `split` give text, key and hole by turns. No letters but those of exponents:
+# no words, so what a list holds is a number.
+_HOLE: Final = re.compile(rb'("(?:data|id)": ?)(\[[-+0-9.eE, ]*\]|"[-_.0-9A-Za-z]*")')
+_HOLES: Final = slice(2, None, 3)
+# Stands on both sides of a key that has a hole. It is in no JSON: two texts with as many holes and
+# the same text around them have them in the same places.
+_GAP: Final = b"\0"
+# What is in no id and no list of numbers.
+_MARK: Final = rb'"\u0000%d"'
+# Their bytes are looked into, each time.
+_LOOKED_INTO: Final = frozenset({Datatype.BOOL, Datatype.BYTES})
+
+Cut = tuple[bytes, list[bytes], memoryview]
+"""The text around the holes, the holes, and the bytes behind the JSON."""
+
+Read = tuple[T, str, tuple[Tensor, ...]]
+"""What is said beside id and tensors, the id, and the tensors."""
+
+
+class _Slot(Struct, frozen=True):
+    """A tensor, and where its elements are.
+
+    Attributes:
+        pack: Makes raw data of the numbers in a hole; None for a tensor behind the JSON.
+        start: Which hole it is; behind the JSON its first byte there.
+        stop: One byte after its last; the same as *start* where it is in a hole.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    parameters: Parameters
+    pack: Callable[..., bytes] | None
+    start: int
+    stop: int
+
+
+class _Mould(Struct, Generic[T], frozen=True):
+    """What a text says beside its holes.
+
+    Attributes:
+        id_hole: Which of the holes is the id; None where it is always the same.
+        holes: How many there are.
+        tail_bytes: Behind the JSON.
+    """
+
+    said: T
+    id: str
+    id_hole: int | None
+    holes: int
+    tail_bytes: int
+    slots: tuple[_Slot, ...]
+
+
+class Moulds(Generic[T]):
+    """The moulds of one kind of message.
+
+    Args:
+        kind: "input" or "output": what its tensors are.
+        limits: Those that messages without a mould are read with.
+    """
+
+    def __init__(self, kind: str, limits: MessageLimits) -> None:
+        self.limits = limits
+        self._tensors = f"{kind}s"
+        self._most_bytes = min(SIMD_FROM_BYTES - 1, limits.json_bytes)
+        self._kept: Remembered[_Mould[T] | None] = Remembered(_MOULDS, _MOULD_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def cut(self, body: memoryview, end: int) -> Cut | None:
+        """Cut the JSON of a message, which ends at byte *end*, at its holes; None if it is long."""
+        if end > self._most_bytes:
+            return None
+        pieces = _HOLE.split(text_of(body[:end]))
+        holes = pieces[_HOLES]
+        del pieces[_HOLES]
+        return _GAP.join(pieces), holes, body[end:]
+
+    def read(self, cut: Cut) -> Read[T] | None:
+        """Read a message by its mould; tensors behind the JSON are views of it.
+
+        Returns:
+            None when there is no mould for it, or it does not fit: read it as all are.
+        """
+        key, holes, tail = cut
+        mould = self._kept.get(key)
+        if mould is None or len(holes) != mould.holes or len(tail) != mould.tail_bytes:
+            return None
+        request_id = mould.id
+        if mould.id_hole is not None:
+            hole = holes[mould.id_hole]
+            request_id = hole[1:-1].decode()
+            if not hole.startswith(b'"') or len(request_id) > self.limits.name_bytes:
+                return None
+        tensors = []
+        try:
+            for slot in mould.slots:
+                if slot.pack is None:
+                    data = tail[slot.start : slot.stop]
+                else:
+                    # struct counts the numbers, and knows their range.
+                    data = memoryview(slot.pack(*orjson.loads(holes[slot.start])))
+                tensors.append(
+                    Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
+                )
+        except (ValueError, OverflowError, struct.error):
+            return None
+        return mould.said, request_id, tuple(tensors)
+
+    def keep(self, cut: Cut, said: T, request_id: str, tensors: Sequence[Tensor]) -> None:
+        """Keep the mould of a message that was read as all are, once it has come twice.
+
+        Args:
+            cut: The message.
+            said: What it says beside its id and its tensors; of nothing but the text.
+            request_id: Its id.
+            tensors: As they were read.
+        """
+        key, holes, tail = cut
+        if not self._kept.wants(key):
+            return
+        mould = None
+        try:
+            document = orjson.loads(_marked(key, holes))
+            marks = {f"\0{hole}": hole for hole in range(len(holes))}
+            id_hole = marks.pop(document.get("id"), None)
+            slots = _slots(document[self._tensors], tensors, marks)
+        except (ValueError, LookupError):
+            pass  # it was read leniently, or an element is in no hole
+        else:
+            if not marks and tail.nbytes == sum(slot.stop - slot.start for slot in slots):
+                mould = _Mould(said, request_id, id_hole, len(holes), tail.nbytes, slots)
+        # None is kept too: it says that this text has no mould, and need not be looked at again.
+        self._kept.keep(key, mould)
+
+
+def _marked(key: bytes, holes: list[bytes]) -> bytes:
+    """Return the text of a mould with a mark in each hole that is in no message."""
+    pieces = key.split(_GAP)
+    for hole, found in enumerate(holes):
+        mark = _MARK % hole
+        pieces[2 * hole + 1] += mark if found.startswith(b'"') else b"[" + mark + b"]"
+    return b"".join(pieces)
+
+
+def _slots(
+    members: Sequence[Any], tensors: Sequence[Tensor], marks: dict[str, int]
+) -> tuple[_Slot, ...]:
+    """Return where tensors are; takes their marks out of *marks*.
+
+    Raises:
+        LookupError: The elements of one are in no hole, or looked at each time.
+    """
+    slots = []
+    at = 0
+    for member, tensor in zip(members, tensors, strict=True):
+        data, datatype, shape = tensor.data, tensor.datatype, tensor.shape
+        if type(data) is not RawData or shape is None or datatype is None or not len(data.view):
+            raise LookupError(tensor.name)
+        if datatype in _LOOKED_INTO:
+            raise LookupError(tensor.name)
+        size = len(data.view)
+        listed = member.get("data")
+        if listed is None:
+            pack, start, stop = None, at, at + size
+            at = stop
+        else:
+            pack = packer(datatype, size // datatype.size_bytes)
+            start = stop = marks.pop(str(listed[0]))
+        slots.append(_Slot(tensor.name, datatype, shape, tensor.parameters, pack, start, stop))
+    return tuple(slots)
