@@ -43,6 +43,19 @@ class Admission:
         """
         return Place(self, size, held)
 
+    def take(self, size: int) -> bool:
+        """Take a place and *size* bytes if both are free; return whether they were."""
+        if not self._slots.take():
+            return False
+        if not self._budget.take(size):
+            self._slots.release()
+            return False
+        if not self._calls:
+            self._idle.clear()
+        self._calls += 1
+        self._entered += 1
+        return True
+
     async def enter(self, size: int, held: int = 0) -> None:
         """Take a place and *size* bytes; what `place` does at its beginning."""
         self._calls += 1

@@ -24,7 +24,7 @@ def sendable(metadata: Iterable[tuple[str, str | bytes]]) -> Metadata:
 
 
 def _fits(key: str, value: str | bytes) -> bool:
-    kind = _kind(key)
+    kind = kind_of(key)
     if kind is None:
         return False
     if isinstance(value, bytes):
@@ -33,7 +33,7 @@ def _fits(key: str, value: str | bytes) -> bool:
 
 
 @lru_cache(1024)  # the same few keys, call for call
-def _kind(key: str) -> type[str | bytes] | None:
+def kind_of(key: str) -> type[str | bytes] | None:
     """Return the type of the values of *key*; None for a key that is not sent."""
     if _KEY.match(key) is None or key.startswith("grpc-") or key in _RESERVED:
         return None

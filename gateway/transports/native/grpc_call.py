@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from time import monotonic
+from typing import Any, Final
 
 import structlog
 
@@ -21,9 +23,8 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.transports.base import Budget, GrpcFrontend, ServerLimits, ask, refuse, session
+from gateway.transports.base import Budget, GrpcFrontend, ServerLimits, refuse, session
 from gateway.transports.grpc_admission import Admission, Gate
-from gateway.transports.grpc_fields import sendable
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.grpc_heads import (
     RESPONSE_HEAD,
@@ -32,7 +33,7 @@ from gateway.transports.native.grpc_heads import (
     trailers_block,
 )
 from gateway.transports.native.grpc_incoming import Incoming, Line
-from gateway.transports.native.grpc_messages import Message, framed
+from gateway.transports.native.grpc_messages import Message, framed, whole_message
 from gateway.transports.native.grpc_plain import plain
 from gateway.transports.native.http2_streams import Stream
 from gateway.wheel import Wheel
@@ -44,9 +45,13 @@ log = structlog.get_logger(__name__)
 _GRACE_S: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Method:
-    """How calls of one path are answered."""
+    """How calls of one path are answered.
+
+    Attributes:
+        single: Gives the one answer, or a generator of answers: the frontend's `ask`, if it has it.
+    """
 
     path: str
     kind: MethodKind
@@ -55,6 +60,10 @@ class Method:
     budget: Budget
     limits: ServerLimits
     wheel: Wheel
+
+    @cached_property
+    def single(self) -> Any:  # noqa: D102  # above
+        return getattr(self.frontend, "ask", None)
 
 
 class Call:
@@ -69,6 +78,7 @@ class Call:
 
     __slots__ = (
         "_answering",
+        "_began",
         "_deadline",
         "_ending",
         "_head",
@@ -87,9 +97,9 @@ class Call:
         self._stream = stream
         self._head = head
         self._method = method
-        self._incoming = Incoming(
-            line, stream, head.coding, method.limits, method.budget, self._fail
-        )
+        # A call of one message that comes in one piece, as most are, needs none.
+        self._incoming: Incoming | None = None
+        self._began = monotonic()
         self._sent: asyncio.Future[None] | None = None
         self._ending: GrpcResponse | None = None
         self._answering = False
@@ -98,12 +108,12 @@ class Call:
         self._deadline: float | None = None
         self.task: asyncio.Task[None] | None = None
         if head.timeout_s is not None:
-            self._deadline = self._incoming.began + head.timeout_s
+            self._deadline = self._began + head.timeout_s
 
     def begin(self) -> None:
         """Take the call up."""
         if self._deadline is not None:
-            if self._deadline <= self._incoming.began:
+            if self._deadline <= self._began:
                 self.ring()
                 return
             self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
@@ -114,10 +124,16 @@ class Call:
 
     def data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the request."""
-        one = self._method.kind is not MethodKind.BIDIRECTIONAL
+        method = self._method
+        one = method.kind is not MethodKind.BIDIRECTIONAL
         if one and self.task is not None:
             return  # the one message was there: nobody reads what follows
-        incoming = self._incoming
+        if one and self._incoming is None:
+            message = whole_message(view, method.limits.message_bytes)
+            if message is not None:
+                self._start(message)
+                return
+        incoming = self._receiving()
         try:
             incoming.feed(view, end=end)
         except GatewayError as error:
@@ -151,18 +167,38 @@ class Call:
 
     def overdue(self, now: float) -> None:
         """Give up on a message that comes too slowly."""
-        error = None if self.task is not None else self._incoming.overdue(now)
+        error = None if self.task is not None else self._receiving().overdue(now)
         if error is not None:
             self._fail(error)
 
     # -- reading
+
+    def _receiving(self) -> Incoming:
+        """Return what receives messages that come in pieces, or several."""
+        incoming = self._incoming
+        if incoming is None:
+            method, coding = self._method, self._head.coding
+            incoming = self._incoming = Incoming(
+                self._line,
+                self._stream,
+                coding,
+                method.limits,
+                method.budget,
+                self._fail,
+                self._began,
+            )
+        return incoming
+
+    def _reserved(self) -> int:
+        """Return the bytes that were reserved for messages; they are the caller's now."""
+        return 0 if self._incoming is None else self._incoming.take_reserved()
 
     def _start(self, message: Message | None) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run(message))
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
         """Give the messages of a bidirectional stream as they come."""
-        async with aclosing(self._incoming.read()) as messages:
+        async with aclosing(self._receiving().read()) as messages:
             async for message in messages:
                 yield self._request(await self._plain(message))
 
@@ -207,26 +243,32 @@ class Call:
 
     async def _unary(self, message: Message) -> None:
         view = message.view if message.coding is None else await self._plain(message)
-        admission, size = self._method.admission, len(view)
-        await admission.enter(size, self._incoming.take_reserved())
+        method = self._method
+        admission, size = method.admission, len(view)
+        held = self._reserved()
+        if held or not admission.take(size):
+            await admission.enter(size, held)
         try:
-            self._finish(await self._one(self._request(view)))
-            await self._taken()
+            request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
+            single = method.single
+            found = method.frontend(request) if single is None else await single(request)
+            if not isinstance(found, GrpcResponse):
+                found = await self._first(found)
+            self._finish(self._checked(found, request))
+            if self._stream.waiting is not None:
+                await self._taken()
         finally:
             admission.leave(size)
 
-    async def _one(self, request: GrpcRequest) -> GrpcResponse:
-        found = await ask(self._method.frontend, request)
-        if isinstance(found, GrpcResponse):
-            return self._checked(found, request)
-        async with aclosing(found) as answers:
+    async def _first(self, answers: AsyncGenerator[GrpcResponse, None]) -> GrpcResponse:
+        async with aclosing(answers):
             async for answer in answers:
-                return self._checked(answer, request)
-        raise InternalError(f"{request.method} was given no answer")
+                return answer
+        raise InternalError(f"{self._method.path} was given no answer")
 
     async def _server_stream(self, message: Message) -> None:
         view = await self._plain(message)
-        held = self._incoming.take_reserved()
+        held = self._reserved()
         request = self._request(view)
         async with (
             self._method.admission.place(len(view), held),
@@ -294,7 +336,7 @@ class Call:
         stream, core = self._stream, self._line.core
         if stream.number not in core.streams or stream.ended_here or stream.end_waits:
             return
-        metadata = sendable(answer.metadata) if answer.metadata else ()
+        metadata = answer.metadata
         if answer.status is GrpcStatus.OK and message:
             tail = trailers_block(GrpcStatus.OK, "", metadata)
             if self._answering:  # a refusal that the protocol says in an answer, after others
@@ -310,7 +352,8 @@ class Call:
         self._line.flush_soon()
 
     def _leave(self) -> None:
-        self._incoming.close()
+        if self._incoming is not None:
+            self._incoming.close()
         if self._step:
             self._method.wheel.leave(self, self._step)
         core, stream = self._line.core, self._stream

@@ -15,12 +15,11 @@ from typing import Final
 from gateway.ir.errors import DeadlineExceeded, NotSent, Overloaded
 from gateway.transports.admission import Slots
 from gateway.transports.base import ClientLimits
-from gateway.transports.grpc_fields import sendable
 from gateway.transports.native.addresses import UNIX, upstream_of
 from gateway.transports.native.grpc_exchange import Exchange
 from gateway.transports.native.grpc_heads import request_block
 from gateway.transports.native.grpc_messages import framed
-from gateway.transports.native.grpc_pool import Pool
+from gateway.transports.native.grpc_pool import ClientConnection, Pool
 from gateway.wheel import Wheel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 
@@ -64,7 +63,8 @@ class GrpcClient:
         if not self._slots.take():
             await self._place(left_s, deadline)
         try:
-            exchange = await self._exchange(wire, deadline)
+            connection = self._pool.find() or await self._pool.take(deadline)
+            exchange = self._begin(connection, wire, deadline)
             step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
             try:
                 answer = await exchange.one()
@@ -77,7 +77,8 @@ class GrpcClient:
                 exchange.forget()
         finally:
             self._slots.release()
-        self._check_time(answer, deadline)
+        if answer.status is GrpcStatus.DEADLINE_EXCEEDED:
+            self._check_time(deadline)
         return answer
 
     async def stream(
@@ -88,11 +89,13 @@ class GrpcClient:
         if not self._slots.take():
             await self._place(left_s, deadline)
         try:
-            exchange = await self._exchange(wire, deadline)
+            connection = self._pool.find() or await self._pool.take(deadline)
+            exchange = self._begin(connection, wire, deadline)
             step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
             try:
                 while (answer := await exchange.next()) is not None:
-                    self._check_time(answer, deadline)
+                    if answer.status is GrpcStatus.DEADLINE_EXCEEDED:
+                        self._check_time(deadline)
                     yield answer
                     if answer.status is not GrpcStatus.OK:
                         return
@@ -110,23 +113,19 @@ class GrpcClient:
         await self._pool.close(f"the client of {self._target} was closed during the call")
         self._wheel.close()
 
-    async def _exchange(self, wire: GrpcRequest, deadline: float | None) -> Exchange:
+    def _begin(
+        self, connection: ClientConnection, wire: GrpcRequest, deadline: float | None
+    ) -> Exchange:
         """Begin a call on a connection with room."""
-        connection = self._pool.find()
-        if connection is None:
-            connection = await self._pool.take(deadline)
         left_s = None if deadline is None else deadline - monotonic()
-        metadata = sendable(wire.metadata) if wire.metadata else ()
-        block = request_block(wire.method, self._authority, self._scheme, metadata, left_s)
+        block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
         rest = wire.rest
         message = framed(wire.message) if rest is None else framed(wire.message, rest.left)
         return connection.call(block, message, self._limits.message_bytes, rest)
 
-    def _check_time(self, answer: GrpcResponse, deadline: float | None) -> None:
+    def _check_time(self, deadline: float | None) -> None:
         """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""
-        if answer.status is not GrpcStatus.DEADLINE_EXCEEDED or deadline is None:
-            return
-        if monotonic() >= deadline - _CLOCK_SLACK_S:
+        if deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S:
             raise DeadlineExceeded(f"no answer from {self._target} in time")
 
     async def _place(self, left_s: float | None, deadline: float | None) -> None:

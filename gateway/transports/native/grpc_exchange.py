@@ -19,7 +19,7 @@ from gateway.ir.errors import (
 )
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.grpc_heads import ResponseHead, status_of_http
-from gateway.transports.native.grpc_messages import Message, MessageReader
+from gateway.transports.native.grpc_messages import Message, MessageReader, whole_message
 from gateway.transports.native.grpc_plain import plain
 from gateway.transports.native.http2 import STREAM_WINDOW, Http2
 from gateway.transports.native.http2_streams import Stream
@@ -69,6 +69,7 @@ class Exchange:
         "_messages",
         "_reader",
         "_rest",
+        "_single",
         "_waiter",
         "stream",
         "turn",
@@ -82,6 +83,7 @@ class Exchange:
         self._head: ResponseHead | None = None
         self._reader: MessageReader | None = None
         self._messages: deque[Message] = deque()
+        self._single = False
         self._end: ResponseHead | None = None
         self._error: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -97,7 +99,6 @@ class Exchange:
             if head.http_status is None:
                 self._error = self._broken("header fields without :status")
             self._head = head
-            self._reader = MessageReader(self._limit, head.coding)
             if head.http_status != 200 and head.status is None:  # noqa: PLR2004  # OK
                 status = status_of_http(head.http_status or 0)
                 details = f"HTTP status {head.http_status} without a gRPC status"
@@ -111,12 +112,23 @@ class Exchange:
 
     def data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the answer."""
-        if self._done:
+        if self._end is not None or self._error is not None:
             return
-        reader = self._reader
-        if reader is None:
+        message = whole_message(view, self._limit) if self._reader is None else None
+        if message is not None and self._head is not None and not end:
+            self._messages.append(message)
+            self._came()
+        else:
+            self._piece(view, end=end)
+
+    def _piece(self, view: memoryview, *, end: bool) -> None:
+        """Take data that is not just one message."""
+        if self._head is None:
             self.fail(self._broken("data before header fields"))
             return
+        if self._reader is None:
+            self._reader = MessageReader(self._limit, self._head.coding)
+        reader = self._reader
         try:
             self._messages += reader.feed(view)
         except TooLarge as error:
@@ -129,11 +141,20 @@ class Exchange:
         if end:
             self.fail(self._broken("an answer that ends without a status"))
         elif self._messages:
-            self._wake()
+            self._came()
         elif reader.missing > self.stream.window:
             self._line.core.grant(self.stream, reader.missing - self.stream.window)
             reader.reserve()
             self._line.flush_soon()
+
+    def _came(self) -> None:
+        """Tell of messages that have come; of the one answer, once it has ended."""
+        if not self._single:
+            self._wake()
+        elif len(self._messages) > 1:
+            self.fail(self._broken("two answers where one was asked for"))
+        else:
+            self._widen()  # for the end to come, or what should not
 
     def reset(self, code: int) -> None:
         """The stream is gone."""
@@ -202,23 +223,21 @@ class Exchange:
             self._rest = None
 
     async def one(self) -> GrpcResponse:
-        """Return the one answer, or the status that came instead."""
-        message: Message | None = None
-        while True:
-            found = await self._next()
-            if found is None:
-                break
-            if message is not None:
-                self.abandon()
-                raise self._broken("two answers where one was asked for")
-            message = found
-            self._widen()  # for the end to come, or what should not
-        end = self._ended()
-        if end.status is not GrpcStatus.OK:
-            return end
-        if message is None:
+        """Return the one answer, or the status that came instead; to be asked for at once."""
+        self._single = True
+        while self._end is None and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
+        end = self._end
+        if end is None or end.status is not GrpcStatus.OK:
+            return self._ended()
+        if not self._messages:
             raise self._broken("status OK without an answer")
-        return GrpcResponse((await self._plain(message),), metadata=end.metadata)
+        message = self._messages[0]
+        view = message.view if message.coding is None else await self._plain(message)
+        return GrpcResponse((view,), metadata=end.metadata)
 
     async def next(self) -> GrpcResponse | None:
         """Return the next of many answers; a status other than OK; None after the last."""
@@ -243,9 +262,10 @@ class Exchange:
     def _widen(self) -> None:
         """Let more come once what has come is taken."""
         window = self.stream.window
-        if self._messages or self._done or self._reader is None:
+        if (self._messages and not self._single) or self._done:
             return
-        wanted = max(self._reader.missing, STREAM_WINDOW if window < STREAM_WINDOW // 2 else 0)
+        missing = 0 if self._reader is None else self._reader.missing
+        wanted = max(missing, STREAM_WINDOW if window < STREAM_WINDOW // 2 else 0)
         if wanted > window:
             self._line.core.grant(self.stream, wanted - window)
             self._line.flush_soon()

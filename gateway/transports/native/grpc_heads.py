@@ -19,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 from gateway import __version__
 from gateway.transports.deadlines import format_grpc_timeout, grpc_timeout
+from gateway.transports.grpc_fields import kind_of
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.field_rules import broken_fields, content_length
 from gateway.transports.native.header_blocks import FIELD_OVERHEAD, Field, indexed, literal
@@ -206,15 +207,18 @@ _TRAILERS_OK: Final = literal(b"grpc-status", b"0")
 def request_block(
     path: str, authority: str, scheme: str, metadata: Metadata, left_s: float | None
 ) -> bytes:
-    """Return the header block of a call; *metadata* must be sendable."""
-    block = _request_prefix(path, authority, scheme)
-    if left_s is not None:
-        block += _timeout_field(_timeout(left_s))
+    """Return the header block of a call; metadata that gRPC cannot carry is left out."""
+    if left_s is None or left_s < _COARSE_FROM_S:
+        block = _request_prefix(path, authority, scheme, None)
+        if left_s is not None:
+            block += literal(b"grpc-timeout", format_grpc_timeout(left_s).encode())
+    else:
+        block = _request_prefix(path, authority, scheme, int(left_s * 100))
     return block + _metadata_block(metadata) if metadata else block
 
 
 def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> bytes:
-    """Return the header block that ends a call; *metadata* must be sendable."""
+    """Return the header block that ends a call; metadata that gRPC cannot carry is left out."""
     block = _TRAILERS_OK
     if status is not GrpcStatus.OK:
         block = literal(b"grpc-status", b"%d" % status)
@@ -236,7 +240,10 @@ def only_block(
 
 
 @lru_cache(1024)  # the same few, call for call
-def _request_prefix(path: str, authority: str, scheme: str) -> bytes:
+def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | None) -> bytes:
+    timeout = b""
+    if hundredths is not None:
+        timeout = literal(b"grpc-timeout", format_grpc_timeout(hundredths / 100).encode())
     return b"".join(
         (
             indexed(b":method", b"POST"),
@@ -246,29 +253,21 @@ def _request_prefix(path: str, authority: str, scheme: str) -> bytes:
             literal(b"te", b"trailers"),
             literal(b"content-type", _CONTENT_TYPE),
             literal(b"user-agent", _AGENT),
+            timeout,
         )
     )
-
-
-def _timeout(left_s: float) -> str:
-    if left_s < _COARSE_FROM_S:
-        return format_grpc_timeout(left_s)
-    return format_grpc_timeout(int(left_s * 100) / 100)
-
-
-@lru_cache(1024)
-def _timeout_field(timeout: str) -> bytes:
-    return literal(b"grpc-timeout", timeout.encode())
 
 
 def _metadata_block(metadata: Metadata) -> bytes:
-    return b"".join(
-        literal(
-            key.encode("ascii"),
-            value.encode("ascii") if isinstance(value, str) else b64encode(value).rstrip(b"="),
-        )
-        for key, value in metadata
-    )
+    fields = []
+    for key, value in metadata:
+        kind = kind_of(key)
+        if isinstance(value, str):
+            if kind is str and value.isascii() and value.isprintable():
+                fields.append(literal(key.encode(), value.encode()))
+        elif kind is bytes:
+            fields.append(literal(key.encode(), b64encode(value).rstrip(b"=")))
+    return b"".join(fields)
 
 
 def _percent(text: str) -> bytes:

@@ -44,15 +44,16 @@ class Incoming:
         limits: Of the listener.
         budget: Where room for large messages is had.
         failed: Told when there is none.
+        began: When the call did.
 
     Attributes:
         messages: Those that have come whole.
         ended: Nothing more comes.
-        began: When the call did.
     """
 
     __slots__ = (
         "_asking",
+        "_began",
         "_budget",
         "_came",
         "_failed",
@@ -63,7 +64,6 @@ class Incoming:
         "_received",
         "_reserved",
         "_stream",
-        "began",
         "ended",
         "messages",
     )
@@ -76,6 +76,7 @@ class Incoming:
         limits: ServerLimits,
         budget: Budget,
         failed: Callable[[GatewayError], None],
+        began: float,
     ) -> None:
         self._line = line
         self._stream = stream
@@ -87,7 +88,7 @@ class Incoming:
         self._came: asyncio.Future[None] | None = None
         self._reserved = 0
         self._received = 0
-        self.began = self._heard = monotonic()
+        self._began = self._heard = began
         self.messages: deque[Message] = deque()
         self.ended = False
 
@@ -127,7 +128,7 @@ class Incoming:
     def overdue(self, now: float) -> DeadlineExceeded | None:
         """Return why a message that has not come is no longer waited for; None to wait on."""
         limits = self._limits
-        waited = now - self.began
+        waited = now - self._began
         if now - self._heard > limits.body_idle_timeout_s:
             why, limit = f"and nothing for {limits.body_idle_timeout_s:g} s", "body_idle_timeout"
         elif waited > limits.body_timeout_s:

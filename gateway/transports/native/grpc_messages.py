@@ -6,18 +6,20 @@ Source: gRPC over HTTP/2, "Length-Prefixed-Message".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
 from gateway.wire.http import Buffer, size_of
 
 PREFIX_BYTES: Final = 5
+_PREFIX: Final = Struct(">BI")
 _CODINGS: Final = frozenset({"gzip", "deflate"})
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message that has come whole.
 
     Attributes:
@@ -49,7 +51,7 @@ class MessageReader:
         self._flag = 0
         self._size = 0
         self._filled = 0
-        self._buffer: bytearray | None = None
+        self._buffer: bytearray | memoryview | None = None
         self.missing = 0
 
     @property
@@ -100,8 +102,9 @@ class MessageReader:
 
     def reserve(self) -> None:
         """Have the whole message's memory ready: its bytes have been allowed for."""
-        if self._buffer is not None and self._filled == len(self._buffer):
-            whole = bytearray(self._size)
+        if isinstance(self._buffer, bytearray):
+            # Not a bytearray: that would be written twice, with zeros first.
+            whole = np.empty(self._size, np.uint8).data
             whole[: self._filled] = self._buffer
             self._buffer = whole
 
@@ -130,10 +133,10 @@ class MessageReader:
         buffer = self._buffer
         assert buffer is not None  # noqa: S101  # the caller looked
         piece = view[: self.missing]
-        if self._filled < len(buffer):
-            buffer[self._filled : self._filled + len(piece)] = piece
-        else:
+        if isinstance(buffer, bytearray):
             buffer += piece
+        else:
+            buffer[self._filled : self._filled + len(piece)] = piece
         self._filled += len(piece)
         self.missing -= len(piece)
         return view[len(piece) :]
@@ -147,6 +150,17 @@ class MessageReader:
 _NOTHING: Final = memoryview(b"")
 
 
+def whole_message(view: memoryview, limit_bytes: int) -> Message | None:
+    """Return the message that *view*, the first of a stream, is one of and nothing else.
+
+    None for all that is not as simple: it is for a `MessageReader` to say what it is.
+    """
+    size = len(view) - PREFIX_BYTES
+    if not 0 <= size <= limit_bytes or _PREFIX.unpack_from(view) != (0, size):
+        return None
+    return Message(view[PREFIX_BYTES:], None)
+
+
 def framed(message: Sequence[Buffer], rest_bytes: int = 0) -> list[Buffer]:
     """Return a message with its prefix, not compressed; *rest_bytes* of it are to follow."""
-    return [b"\0" + (size_of(message) + rest_bytes).to_bytes(4, "big"), *message]
+    return [_PREFIX.pack(0, size_of(message) + rest_bytes), *message]

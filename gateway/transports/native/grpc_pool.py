@@ -68,7 +68,9 @@ class ClientConnection(H2Protocol):
     @property
     def has_room(self) -> bool:
         """Whether it takes one more call now."""
-        return len(self.core.streams) < min(_STREAMS, self.core.peer_streams) and self.open
+        core = self.core
+        users = len(core.streams)
+        return users < _STREAMS and users < core.peer_streams and self.open
 
     def call(
         self, block: bytes, message: Any, limit_bytes: int, rest: Arriving | None = None

@@ -22,6 +22,8 @@ FRAME_BYTES: Final = 1 << 20
 _BLOCK_FRAMES: Final = 32
 _PRIORITY_BYTES: Final = 5
 _NO_PART: Final = (0, 0, 0, False)
+_PLAIN: Final = h2.END_HEADERS | h2.END_STREAM
+_unpack = FRAME_HEAD.unpack_from
 
 
 class FrameReader(ABC):
@@ -89,27 +91,61 @@ class FrameReader(ABC):
         if self._part[0]:
             at = self._more_data(data, at)
         size = len(data)
-        while size - at >= h2.HEAD_BYTES:
-            high, low, kind, flags, number = FRAME_HEAD.unpack_from(data, at)
-            length = high << 16 | low
-            number &= h2.MAX_WINDOW
-            self._check(kind, length, number)
-            begin = at + h2.HEAD_BYTES
-            if kind == h2.DATA:
-                if flags & h2.PADDED and begin == size and length:
-                    break
-                at = self._data(data, begin, length, flags, number)
-                continue
-            end = begin + length
-            if end > size:
-                break
-            if kind == h2.HEADERS:
-                self._headers(number, flags, data[begin:end])
-            else:
-                self._other(kind, flags, number, data[begin:end])
-            at = end
+        before = -1
+        while before < at < size:
+            at = before = self._plain_frames(data, at)
+            if size - at >= h2.HEAD_BYTES:
+                at = self._frame(data, at)
         if at < size:
             self._held = data[at:]
+
+    def _plain_frames(self, data: bytes, at: int) -> int:
+        """Read as many frames as are of the two kinds that nearly all are; return how far.
+
+        They are whole, have no padding, and pass `_check` by what is asked of them here. Five calls
+        fewer for each are a tenth of what a small message costs.
+        """
+        last = len(data) - h2.HEAD_BYTES
+        view = memoryview(data)
+        while at <= last and not self._block_stream:
+            high, low, kind, flags, number = _unpack(data, at)
+            length = high << 16 | low
+            begin = at + h2.HEAD_BYTES
+            end = begin + length
+            if end > len(data) or not 0 < number <= h2.MAX_WINDOW or not length:
+                return at
+            if kind == h2.DATA and flags <= h2.END_STREAM and length <= FRAME_BYTES:
+                stream = self._received_on(number, length)
+                if stream is not None:
+                    self._deliver(stream, view[begin:end], end=flags == h2.END_STREAM)
+            elif (
+                kind == h2.HEADERS and flags | h2.END_STREAM == _PLAIN and length <= self._max_block
+            ):
+                self._whole_block(number, data[begin:end], end=flags == _PLAIN)
+            else:
+                return at
+            at = end
+        return at
+
+    def _frame(self, data: bytes, at: int) -> int:
+        """Read a frame of any kind; return the place after it, or *at* when it goes on later."""
+        high, low, kind, flags, number = _unpack(data, at)
+        length: int = high << 16 | low
+        number &= h2.MAX_WINDOW
+        self._check(kind, length, number)
+        begin = at + h2.HEAD_BYTES
+        end = begin + length
+        if kind == h2.DATA:
+            if flags & h2.PADDED and begin == len(data) and length:
+                return at
+            return self._data(data, begin, length, flags, number)
+        if end > len(data):
+            return at
+        if kind == h2.HEADERS:
+            self._headers(number, flags, data[begin:end])
+        else:
+            self._other(kind, flags, number, data[begin:end])
+        return end
 
     def _other(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == h2.CONTINUATION:

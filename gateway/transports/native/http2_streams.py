@@ -9,13 +9,15 @@ from typing import Any, Final
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.header_blocks import EMPTY_TABLE
 from gateway.transports.native.http2_credit import MESSAGE_EARNS, Credit
-from gateway.transports.native.http2_frames import frame_head
+from gateway.transports.native.http2_frames import FRAME_HEAD, frame_head
 from gateway.wire.http import Buffer, size_of
 
-# Up to here head, message and trailers are joined: one buffer costs less than six.
+# Up to here head, message and trailers are joined: one buffer costs less than six. No peer's frames
+# are so small that one of these would not fit.
 _JOINED_BYTES: Final = 8192
 # What one stream may write before it is another's turn.
 _TURN_BYTES: Final = 256 * 1024
+_pack = FRAME_HEAD.pack
 
 
 class Stream:
@@ -129,7 +131,6 @@ class Outlet:
             tail: Trailers.
         """
         size = size_of(buffers)
-        most = self.frame_bytes
         if (
             size <= _JOINED_BYTES
             and size <= self._room
@@ -137,17 +138,17 @@ class Outlet:
             and not self.held
             and not self.shrunk
             and stream.waiting is None
-            and (block is None or len(block) <= most)
-            and (tail is None or len(tail) <= most)
+            and (block is None or len(block) <= _JOINED_BYTES)
+            and (tail is None or len(tail) <= _JOINED_BYTES)
         ):
             number = stream.number
             parts: list[Buffer] = []
             if block is not None:
-                parts += (frame_head(len(block), h2.HEADERS, h2.END_HEADERS, number), block)
-            parts.append(frame_head(size, h2.DATA, h2.END_STREAM if tail is None else 0, number))
+                parts += (_pack(0, len(block), h2.HEADERS, h2.END_HEADERS, number), block)
+            parts.append(_pack(0, size, h2.DATA, h2.END_STREAM if tail is None else 0, number))
             parts += buffers
             if tail is not None:
-                parts += (frame_head(len(tail), h2.HEADERS, _LAST, number), tail)
+                parts += (_pack(0, len(tail), h2.HEADERS, _LAST, number), tail)
             self._out.append(b"".join(parts))
             self._room -= size
             stream.room -= size
