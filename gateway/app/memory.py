@@ -17,6 +17,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 1 << 20
 _LARGEST_KEPT = 64 * _MIB
 _GROWTH = 16 * _MIB
+_YOUNG = 5_000
 
 
 def keep_large_buffers(kept_bytes: int) -> bool:
@@ -44,7 +45,9 @@ def leave_what_stays() -> None:
     """Spare the garbage collector all that was made so far: it lives as long as the process.
 
     A full collection looks at every object there is: 40 ms for the modules alone, in which no call
-    is answered.
+    is answered. What calls leave behind is nearly all gone without a collector, so it looks less
+    often: at its usual pace it took 3 % of the time of small requests.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG)

@@ -49,8 +49,10 @@ def test_an_operators_own_setting_stays() -> None:
 def test_what_stays_is_not_looked_at_again() -> None:
     """Objects there were are left out of collections; later ones are collected as ever."""
     kept: list[object] = []
+    usual = gc.get_threshold()
     try:
         leave_what_stays()
+        assert gc.get_threshold()[0] > usual[0]
         assert not any(each is kept for each in gc.get_objects())
         cycle: list[object] = []
         cycle.append(cycle)
@@ -58,4 +60,5 @@ def test_what_stays_is_not_looked_at_again() -> None:
         assert gc.collect() >= 1
     finally:
         gc.unfreeze()
+        gc.set_threshold(*usual)
     assert any(each is kept for each in gc.get_objects())
