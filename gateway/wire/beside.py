@@ -52,17 +52,17 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
         context: Of the call.
         without: Prefix, in lower case, of the headers that the protocol writes itself.
     """
-    headers: tuple[tuple[str, str], ...] = ()
-    if context.metadata:
-        headers = tuple(
-            [
-                (name, value)
-                for name, value in context.metadata
-                if _NAME.fullmatch(name)
-                and _may_cross(name, value)
-                and not (without and name.startswith(without))
-            ]
-        )
+    if not context.metadata:
+        return ((REQUEST_ID, context.request_id),) if context.request_id else ()
+    headers = tuple(
+        [
+            (name, value)
+            for name, value in context.metadata
+            if _NAME.fullmatch(name)
+            and _may_cross(name, value)
+            and not (without and name.startswith(without))
+        ]
+    )
     if context.request_id and REQUEST_ID not in dict(headers):
         headers = (*headers, (REQUEST_ID, context.request_id))
     return headers
@@ -70,15 +70,15 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
 
 def grpc_metadata(context: Context) -> Metadata:
     """Return the metadata of a request to an upstream, the id of the call among it."""
-    metadata: Metadata = ()
-    if context.metadata:
-        metadata = tuple(
-            [
-                (name, value)
-                for name, value in context.metadata
-                if _KEY.fullmatch(name) and _may_cross(name, value)
-            ]
-        )
+    if not context.metadata:
+        return ((REQUEST_ID, context.request_id),) if context.request_id else ()
+    metadata: Metadata = tuple(
+        [
+            (name, value)
+            for name, value in context.metadata
+            if _KEY.fullmatch(name) and _may_cross(name, value)
+        ]
+    )
     if context.request_id and REQUEST_ID not in dict(metadata):
         metadata = (*metadata, (REQUEST_ID, context.request_id))
     return metadata

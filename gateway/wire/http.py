@@ -33,6 +33,12 @@ class Headers:
             self._index = dict(reversed(self.lowered))
         return self._index.get(name)
 
+    def repeats(self, name: str) -> bool:
+        """Tell whether the field *name*, given in lower case, is there more than once."""
+        if self.get(name) is None or len(self._index or ()) == len(self.pairs):
+            return False
+        return [key for key, _ in self.lowered].count(name) > 1
+
     @property
     def lowered(self) -> tuple[tuple[str, str], ...]:
         """The fields in order, names in lower case; made once."""

@@ -34,6 +34,9 @@ class Remembered(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
+
     def wants(self, key: bytes) -> bool:
         """Tell whether something shall be kept for *key*: it is short, new and came before."""
         if len(key) > self._key_bytes or key in self._kept:

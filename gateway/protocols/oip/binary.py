@@ -6,13 +6,14 @@ Source: Triton extension "binary_tensor_data"; dossier, section 7.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from gateway.ir.arriving import Arriving
 from gateway.ir.data import ArrivingData
 from gateway.ir.errors import InvalidTensor, MalformedMessage
-from gateway.wire.http import Buffer, Headers
+from gateway.wire.http import Buffer, Headers, size_of
 
 BINARY_SIZE = "binary_data_size"
 BINARY_DATA = "binary_data"
@@ -22,6 +23,7 @@ JSON_HEADERS = Headers((("Content-Type", "application/json"),))
 _LENGTH_KEY = LENGTH_HEADER.lower()
 _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _SHOWN = 32
+_REMEMBERED = 1024
 
 
 class NeededWhole(Exception):  # no error: it is read again when all of it is here
@@ -42,7 +44,7 @@ def json_length(headers: Headers, body_bytes: int) -> int | None:
     text = headers.get(_LENGTH_KEY)
     if text is None:
         return None
-    if sum(1 for name, _ in headers if name.lower() == _LENGTH_KEY) > 1:
+    if headers.repeats(_LENGTH_KEY):
         raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
     if not is_length(text):
         raise MalformedMessage(
@@ -56,6 +58,7 @@ def json_length(headers: Headers, body_bytes: int) -> int | None:
     return length
 
 
+@lru_cache(_REMEMBERED)  # a few lengths are sent again and again
 def binary_headers(json_bytes: int) -> Headers:
     """Return the headers of a message with a binary part."""
     return Headers((("Content-Type", "application/octet-stream"), (LENGTH_HEADER, str(json_bytes))))
@@ -134,23 +137,18 @@ class BinaryPart:
             )
 
 
-def with_binary_size(parameters: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Return a tensor's parameters with the size of its binary data."""
-    return {**parameters, BINARY_SIZE: size}
-
-
 def body_of(
-    json_text: bytes, binary: Sequence[memoryview], *, always: bool
+    text: Sequence[bytes], binary: Sequence[memoryview], *, always: bool
 ) -> tuple[Headers, Sequence[Buffer]]:
     """Return headers and body of a message; its buffers are not joined.
 
     Args:
-        json_text: The JSON part.
+        text: The JSON part.
         binary: The binary tensors, in order.
         always: Send the length header although all of *binary* is empty; Triton's answers then
             go without it, as plain JSON.
     """
-    filled = [view for view in binary if view.nbytes]
+    filled = [view for view in binary if len(view)] if binary else ()
     if filled or (binary and always):
-        return binary_headers(len(json_text)), (json_text, *filled)
-    return JSON_HEADERS, (json_text,)
+        return binary_headers(size_of(text)), (*text, *filled)
+    return JSON_HEADERS, tuple(text)

@@ -1,13 +1,9 @@
-"""Tensor elements as JSON: lists into tensor data and back.
+"""Tensor elements out of JSON: lists into tensor data. How they are written: json_write.py.
 
 `data` is flat, or nested exactly as the shape says. Elements are taken strictly: integers for
 integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES. Nothing is
 rounded to an integer, wrapped or guessed. Answers of servers are read with two liberties: `null`
 is NaN, and FP16 may be numbers (MLServer).
-
-Written in JSON, NaN becomes `null`, which is what MLServer and KServe write and what tritonclient
-and kserve read as NaN. An infinity would be read as NaN too, so it is refused: who needs infinities
-asks for binary outputs.
 
 Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
 """
@@ -24,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import simdjson
 
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_items, as_numpy
+from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidTensor, TooLarge, Unsupported
+from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensor import Shape
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 
-_CODES: Final = {
+CODES: Final = {
     Datatype.BOOL: "?",
     Datatype.UINT8: "B",
     Datatype.UINT16: "H",
@@ -51,7 +47,7 @@ _BOOLS = frozenset({bool})
 _STRINGS = frozenset({str})
 _KINDS: Final = {
     datatype: _INTEGERS if datatype.is_integer else _NUMBERS if datatype.is_float else _BOOLS
-    for datatype in _CODES
+    for datatype in CODES
 } | {Datatype.BYTES: _STRINGS}
 _PLAIN: Final = frozenset(_KINDS) - NOT_IN_JSON
 _WORDS: Final = {
@@ -219,7 +215,7 @@ class ElementReader:
         )
 
     def _out_of_range(self, name: str, datatype: Datatype, flat: list[Any]) -> InvalidTensor:
-        one = f"<{_CODES[datatype]}"
+        one = f"<{CODES[datatype]}"
         for index, value in enumerate(flat):
             try:
                 struct.pack(one, value)
@@ -233,7 +229,7 @@ class ElementReader:
 
 def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
     """Return what makes the wire form of *count* elements, which are numbers or truth values."""
-    return struct.Struct(f"<{count}{_CODES[datatype]}").pack
+    return struct.Struct(f"<{count}{CODES[datatype]}").pack
 
 
 def _is_flat(data: list[Any], shape: Shape) -> bool:
@@ -280,49 +276,6 @@ def _narrowed(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] 
     return narrow if np.isfinite(narrow).all() else None
 
 
-def elements_for_json(kind: str, tensor: Tensor, hint: str, *, half: bool = False) -> Any:
-    """Return a tensor's elements, flat, in a form that `json.dump` writes.
-
-    Args:
-        kind: "input" or "output", for errors.
-        tensor: Datatype and shape known.
-        hint: How else it can be carried; ends the error's sentence.
-        half: FP16 may be written as numbers.
-
-    Raises:
-        Unsupported: FP16, BF16, or BYTES that are not UTF-8.
-    """
-    datatype = tensor.datatype
-    if datatype is Datatype.BYTES:
-        return _texts(kind, tensor, hint)
-    if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
-        raise Unsupported(
-            f"{kind} {tensor.name!r} is {datatype.name}, which JSON has no element for: {hint}"
-        )
-    # An array may have either byte order; orjson writes the machine's own only.
-    array = as_numpy(tensor)
-    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
-    if datatype is Datatype.BOOL:
-        # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
-        flat = flat.view(np.uint8) != 0
-    if not flat.flags.aligned:
-        flat = flat.copy()
-    return flat
-
-
-def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
-    texts: list[str] = []
-    try:
-        for item in as_items(tensor):
-            texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index
-    except UnicodeDecodeError as error:
-        raise Unsupported(
-            f"{kind} {tensor.name!r} has bytes that are not UTF-8 at index {len(texts)}, "
-            f"JSON carries text only: {hint}"
-        ) from error
-    return texts
-
-
 def _show(value: Any) -> str:
     if value is None:
         return "null"
@@ -334,27 +287,3 @@ def _show(value: Any) -> str:
         return "an object"
     text = f"{value!r}"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-def refuse_non_finite(kind: str, tensor: Tensor, hint: str, *, nan: bool) -> None:
-    """Refuse a float tensor that JSON cannot carry exactly.
-
-    Args:
-        kind: "input" or "output", for errors.
-        tensor: Datatype and shape known.
-        hint: How else it can be carried; ends the error's sentence.
-        nan: NaN may be written as `null`: only infinities are refused.
-
-    Raises:
-        Unsupported: It has an infinity, or NaN; names the first index.
-    """
-    if tensor.datatype is None or not tensor.datatype.is_float:
-        return
-    flat = as_numpy(tensor).reshape(-1)
-    lost = np.isinf(flat) if nan else ~np.isfinite(flat)
-    if lost.any():
-        index = int(np.argmax(lost))
-        raise Unsupported(
-            f"{kind} {tensor.name!r} has {flat[index]} at index {index}, "
-            f"which JSON cannot carry: {hint}"
-        )

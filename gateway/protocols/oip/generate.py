@@ -16,8 +16,8 @@ from gateway.ir.context import Context, ModelRef, Parameter
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor
-from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
 from gateway.protocols.oip.json import read_flat
+from gateway.protocols.oip.json_write import elements_for_json
 from gateway.protocols.oip.members import text_member
 from gateway.protocols.oip.parameters import split_parameters
 from gateway.wire.http import HttpRequest
@@ -121,6 +121,5 @@ def generated(request: InferRequest, reply: InferResponse) -> dict[str, Any]:
 def _elements(tensor: Tensor) -> Any:
     if tensor.datatype is None or tensor.shape is None:
         raise Unsupported(f"output {tensor.name!r} has no datatype or shape: {_HINT}")
-    found = elements_for_json("output", tensor, _HINT)
-    refuse_non_finite("output", tensor, _HINT, nan=True)
+    found = elements_for_json("output", tensor, _HINT, nan=True)
     return found[0] if len(found) == 1 else found

@@ -47,7 +47,7 @@ _MARK: Final = rb'"\u0000%d"'
 # Their bytes are looked into, each time.
 _LOOKED_INTO: Final = frozenset({Datatype.BOOL, Datatype.BYTES})
 
-Cut = tuple[bytes, list[bytes], memoryview]
+Cut = tuple[bytes, Sequence[bytes], memoryview]
 """The text around the holes, the holes, and the bytes behind the JSON."""
 
 Read = tuple[T, str, tuple[Tensor, ...]]
@@ -110,7 +110,10 @@ class Moulds(Generic[T]):
         """Cut the JSON of a message, which ends at byte *end*, at its holes; None if it is long."""
         if end > self._most_bytes:
             return None
-        pieces = _HOLE.split(text_of(body[:end]))
+        text = text_of(body[:end])
+        if text in self._kept:
+            return text, (), body[end:]
+        pieces = _HOLE.split(text)
         holes = pieces[_HOLES]
         del pieces[_HOLES]
         return _GAP.join(pieces), holes, body[end:]
@@ -173,7 +176,7 @@ class Moulds(Generic[T]):
         self._kept.keep(key, mould)
 
 
-def _marked(key: bytes, holes: list[bytes]) -> bytes:
+def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:
     """Return the text of a mould with a mark in each hole that is in no message."""
     pieces = key.split(_GAP)
     for hole, found in enumerate(holes):

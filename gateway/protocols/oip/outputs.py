@@ -68,7 +68,7 @@ def output_parameters(output: RequestedOutput) -> dict[str, Parameter]:
 
 def with_c_values(call: InferRequest, reply: InferResponse) -> InferResponse:
     """Return *reply* with the values of classes as C's `%f` prints them, as Triton does."""
-    asked = {output.name for output in call.outputs if output.classes}
+    asked = call.outputs and {output.name for output in call.outputs if output.classes}
     if not asked:
         return reply
     outputs = tuple(

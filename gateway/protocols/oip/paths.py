@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -79,6 +80,7 @@ _METHODS: Mapping[type[Call[Any]], tuple[str, ...]] = {
 _MODELS = "/v2/models/"
 _VERSIONS = "versions"
 _SHOWN = 200
+_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ def server_path(call: type[Call[Any]]) -> str | None:
     return next((path for path, asked in SERVER_PATHS.items() if asked is call), None)
 
 
+@lru_cache(_REMEMBERED)  # the same few, call for call
 def model_path(model: ModelRef, action: str) -> str:
     """Return the path of a question about *model*; *action* is "", "ready", "infer" ..."""
     path = _MODELS + quote(model.name, safe="")

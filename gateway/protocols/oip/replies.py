@@ -6,6 +6,7 @@ Source: Open Inference Protocol, "Inference Response JSON Object"; dossier, sect
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -21,12 +22,11 @@ from gateway.protocols.oip.binary import (
     BinaryPart,
     body_of,
     json_length,
-    with_binary_size,
 )
-from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
 from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.headers import NAME
 from gateway.protocols.oip.json import Document, dump, read_leniently
+from gateway.protocols.oip.json_write import described, described_binary, elements_text, gathered
 from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
 from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.outputs import with_c_values
@@ -36,6 +36,7 @@ from gateway.wire.http import HttpResponse
 
 _WHAT = "the answer"
 _READ_BYTES = 64 * 1024
+_REMEMBERED = 512
 _TRACEBACK = "Traceback (most recent call last)"
 _USE_BINARY = (
     "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
@@ -62,41 +63,47 @@ def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -
     Raises:
         Unsupported: An output has no JSON form, or an infinity, and the client asked for JSON.
     """
-    members: dict[str, Any] = {"id": call.id} if call.id else {}
-    members["model_name"] = reply.model.name
-    if reply.model.version:
-        members["model_version"] = reply.model.version
+    text = [b'{"id":%b,' % orjson.dumps(call.id) if call.id else b"{", _model(reply.model)]
     if reply.parameters:
-        members["parameters"] = reply.parameters
+        text.append(b'"parameters":%b,' % dump(reply.parameters))
+    text.append(b'"outputs":[')
     binary: list[memoryview] = []
-    outputs = with_c_values(call, reply).outputs
-    members["outputs"] = [_output(tensor, form, binary) for tensor in outputs]
-    headers, body = body_of(dump(members), binary, always=False)
+    for index, tensor in enumerate(with_c_values(call, reply).outputs):
+        if index:
+            text.append(b",")
+        _put_output(text, binary, tensor, form)
+    text.append(b"]}")
+    headers, body = body_of(gathered(text), binary, always=False)
     return HttpResponse(HTTP_OK, headers, body, compressible=True)
 
 
-def _output(tensor: Tensor, form: ReplyForm, binary: list[memoryview]) -> dict[str, Any]:
+@lru_cache(_REMEMBERED)  # the same few, answer for answer
+def _model(model: ModelRef) -> bytes:
+    """Return what an answer says of its model, as it stands within the object."""
+    members = {"model_name": model.name}
+    if model.version:
+        members["model_version"] = model.version
+    return dump(members)[1:-1] + b","
+
+
+def _put_output(
+    text: list[bytes], binary: list[memoryview], tensor: Tensor, form: ReplyForm
+) -> None:
     name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
     if datatype is None or shape is None:
         raise Unsupported(
             f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
             "model's metadata does not tell"
         )
-    member: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
-    if isinstance(tensor.data, SharedData):
-        if tensor.parameters:
-            member["parameters"] = tensor.parameters
-        return member
-    if form.is_binary(name):
+    if form.is_binary(name) and type(tensor.data) is not SharedData:
         view = as_raw(tensor)
         binary.append(view)
-        member["parameters"] = with_binary_size(tensor.parameters, view.nbytes)
-        return member
-    if tensor.parameters:
-        member["parameters"] = tensor.parameters
-    member["data"] = elements_for_json("output", tensor, _USE_BINARY)
-    refuse_non_finite("output", tensor, _USE_BINARY, nan=True)
-    return member
+        text.append(described_binary("output", tensor, datatype, shape, len(view)))
+        return
+    text.append(described("output", name, datatype, shape, tensor.parameters))
+    if type(tensor.data) is not SharedData:
+        text += (b',"data":', elements_text("output", tensor, _USE_BINARY, nan=True))
+    text.append(b"}")
 
 
 def decode_response(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from msgspec import Struct
 
 from gateway.ir.calls import InferRequest
@@ -27,12 +28,11 @@ from gateway.protocols.oip.binary import (
     binary_headers,
     body_of,
     json_length,
-    with_binary_size,
 )
 from gateway.protocols.oip.dialects import Dialect
-from gateway.protocols.oip.elements import elements_for_json, refuse_non_finite
 from gateway.protocols.oip.gates import check_extended
 from gateway.protocols.oip.json import Document, dump, read_document
+from gateway.protocols.oip.json_write import described, described_binary, elements_text, gathered
 from gateway.protocols.oip.members import (
     TensorReader,
     list_member,
@@ -51,7 +51,7 @@ from gateway.protocols.oip.parameters import (
     split_parameters,
 )
 from gateway.protocols.oip.shared import join_shared
-from gateway.wire.http import Buffer, Headers, HttpRequest
+from gateway.wire.http import Buffer, Headers, HttpRequest, size_of
 
 _WHAT = "the request"
 _HOW_BINARY = (
@@ -227,56 +227,60 @@ def encode_request(
     Raises:
         Unsupported: The dialect cannot carry something in it.
     """
-    members: dict[str, Any] = {"id": request_id} if request_id else {}
+    text = [b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"]
     parameters: dict[str, Any] = join_parameters(call)
     binary_out = binary_out and dialect.binary
     if binary_out and not call.outputs:
         parameters[BINARY_DATA_OUTPUT] = True
     if parameters:
         _check_parameters(_WHAT, parameters, dialect)
-        members["parameters"] = parameters
+        text.append(b'"parameters":%b,' % dump(parameters))
+    text.append(b'"inputs":[')
     binary: list[memoryview] = []
-    members["inputs"] = [_input(tensor, binary, dialect) for tensor in call.inputs]
+    for index, tensor in enumerate(call.inputs):
+        if index:
+            text.append(b",")
+        _put_input(text, binary, tensor, dialect)
     if call.outputs:
-        members["outputs"] = [
-            _output(output, dialect, binary=binary_out) for output in call.outputs
-        ]
-    text = dump(members)
-    headers, body = body_of(text, binary, always=True)
+        outputs = [_output(output, dialect, binary=binary_out) for output in call.outputs]
+        text.append(b'],"outputs":%b}' % dump(outputs))
+    else:
+        text.append(b"]}")
+    whole = gathered(text)
+    headers, body = body_of(whole, binary, always=True)
     if arriving_in(call) is not None:
-        headers = binary_headers(len(text))
+        headers = binary_headers(size_of(whole))
     return headers, tuple(body)
 
 
-def _input(tensor: Tensor, binary: list[memoryview], dialect: Dialect) -> dict[str, Any]:
-    datatype, shape = tensor.datatype, tensor.shape
+def _put_input(
+    text: list[bytes], binary: list[memoryview], tensor: Tensor, dialect: Dialect
+) -> None:
+    datatype, shape, data = tensor.datatype, tensor.shape, tensor.data
     if not tensor.name or datatype is None or shape is None:
         raise Unsupported(
             f"input {tensor.name!r} has no name, datatype or shape: Open Inference needs all three"
         )
-    member: dict[str, Any] = {"name": tensor.name, "shape": shape, "datatype": datatype.value}
     parameters = tensor.parameters
-    _check_parameters(f"input {tensor.name!r}", parameters, dialect)
-    if isinstance(tensor.data, SharedData):
+    if parameters:
+        _check_parameters(f"input {tensor.name!r}", parameters, dialect)
+    if type(data) is SharedData:
         check_extended(f"input {tensor.name!r}", None, dialect)
-        member["parameters"] = {**parameters, **join_shared(tensor.data)}
-        return member
-    if isinstance(tensor.data, ArrivingData):  # last, after all that is here
-        member["parameters"] = with_binary_size(parameters, tensor.nbytes)
-        return member
-    if dialect.binary:
+        parameters = {**parameters, **join_shared(data)}
+        text += (described("input", tensor.name, datatype, shape, parameters), b"}")
+    elif type(data) is ArrivingData:  # last, after all that is here
+        text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
+    elif dialect.binary:
         if dialect.text_only and datatype is Datatype.BYTES:
             _check_text(tensor, dialect)
         view = as_raw(tensor)
         binary.append(view)
-        member["parameters"] = with_binary_size(parameters, view.nbytes)
-        return member
-    if parameters:
-        member["parameters"] = parameters
-    hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
-    member["data"] = elements_for_json("input", tensor, hint, half=dialect.half_in_json)
-    refuse_non_finite("input", tensor, hint, nan=False)
-    return member
+        text.append(described_binary("input", tensor, datatype, shape, len(view)))
+    else:
+        hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
+        elements = elements_text("input", tensor, hint, half=dialect.half_in_json)
+        opened = described("input", tensor.name, datatype, shape, parameters)
+        text += (opened, b',"data":', elements, b"}")
 
 
 def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.context import Parameters
+from gateway.ir.data import RawData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.tensor import Tensor, array_tensor
+from gateway.protocols.oip.json_write import (
+    described,
+    described_binary,
+    elements_text,
+    gathered,
+)
+
+INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
+
+
+@pytest.mark.parametrize("datatype", INTEGERS, ids=lambda datatype: datatype.name)
+@pytest.mark.parametrize("count", [0, 1, 64, 600])
+def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) -> None:
+    """Few come by way of Python's integers, many by way of an array."""
+    bounds = np.iinfo(datatype.numpy_dtype)
+    values = np.linspace(0, 1, count).astype(datatype.numpy_dtype)
+    values[:1], values[1:2] = bounds.min, bounds.max
+    raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
+    wanted = json.dumps(values.tolist(), separators=(",", ":")).encode()
+    assert wanted == elements_text("output", raw, "")
+    assert wanted == elements_text("output", array_tensor("t", values), "")
+
+
+def test_arrays_of_any_layout_are_written() -> None:
+    """Of the other byte order, with gaps, or not aligned."""
+    values = np.arange(6, dtype=">f4").reshape(2, 3)
+    assert b"[0.0,1.0,2.0,3.0,4.0,5.0]" == elements_text("output", array_tensor("t", values), "")
+    strided = array_tensor("t", values.astype("<f4")[:, ::2])
+    assert b"[0.0,2.0,3.0,5.0]" == elements_text("output", strided, "")
+    odd = memoryview(b"\0" + struct.pack("<2d", 0.5, 1))[1:]
+    raw = Tensor("t", Datatype.FP64, (2,), RawData(odd))
+    assert b"[0.5,1.0]" == elements_text("output", raw, "")
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+@pytest.mark.parametrize("parameters", [{}, {"a": 1}], ids=str)
+def test_a_tensor_is_described_with_all_of_its_parameters(
+    kind: str, parameters: Parameters
+) -> None:
+    """The second time as the first; the size of what stands behind the JSON comes last."""
+    tensor = Tensor("t\n", Datatype.INT32, (2, 3), RawData(memoryview(b"")), parameters)
+    plain: dict[str, Any] = {"name": "t\n", "datatype": "INT32", "shape": [2, 3]}
+    for _ in range(2):
+        text = described(kind, tensor.name, Datatype.INT32, (2, 3), parameters)
+        assert plain | ({"parameters": parameters} if parameters else {}) == json.loads(text + b"}")
+        binary = described_binary(kind, tensor, Datatype.INT32, (2, 3), 24)
+        assert plain | {"parameters": {**parameters, "binary_data_size": 24}} == json.loads(binary)
+
+
+def test_long_pieces_are_not_copied() -> None:
+    """Short ones are joined around them."""
+    long = bytes(1 << 17)
+    found = gathered([b"a", b"b", long, b"c", b"d", long, b"e"])
+    assert [b"ab", long, b"cd", long, b"e"] == found
+    assert found[1] is long
+    assert [b"abc"] == gathered([b"a", b"b", b"c"])
