@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.app.graphs import check_graphs
 from gateway.app.signatures import metadata_of
+from gateway.app.workers.refusals import shared_state
 from gateway.config.load import Loaded
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.signatures import SignatureConfig
@@ -41,6 +42,7 @@ def _found(loaded: Loaded) -> Iterator[Found]:
         if model.batching is not None and model.signature is not None:
             yield from _raised((*at, "batching"), _batched, model.batching, model.signature)
     yield from check_graphs(config)
+    yield from shared_state(config)
 
 
 def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:

@@ -20,6 +20,7 @@ from gateway.app.rules import named_models, ruled_routes
 from gateway.app.sharing import shared_upstream
 from gateway.app.starting import REASONS, StartError, reason_of
 from gateway.app.upstreams import BuiltUpstream, build_upstream
+from gateway.app.workers.seat import ALONE, Seat
 from gateway.config.load import ConfigError, Loaded
 from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
@@ -55,18 +56,20 @@ class Gateway:
 
     Args:
         loaded: A configuration whose form is right.
+        seat: Which of several processes this one is; they share its addresses.
 
     Raises:
         ConfigError: What the schema could not see is wrong.
         StartError: A file cannot be used.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, seat: Seat = ALONE) -> None:
         problems = check(loaded)
         if problems:
             raise ConfigError(loaded.source, problems)
         config = loaded.config
         self._config = config
+        self._seat = seat
         self.metrics = Metrics(
             __version__,
             series=config.telemetry.metrics.series,
@@ -82,7 +85,9 @@ class Gateway:
 
     def _build(self, loaded: Loaded) -> None:
         config = self._config
-        self._models: BuiltModels = build_models(config, loaded.directory, self.metrics)
+        self._models: BuiltModels = build_models(
+            config, loaded.directory, self.metrics, workers=self._seat.count
+        )
         signatures = {
             name: model.signature
             for name, model in config.models.items()
@@ -116,7 +121,7 @@ class Gateway:
         self._pipelines.inside.connect(routes, own, self._server)
         self._routes = [route for built in routes for route in built.routes()]
         self.service: Service = self._observed("", Refused())
-        self._budget = Budget(config.in_flight_bytes or default_budget())
+        self._budget = Budget(config.in_flight_bytes or default_budget(self._seat))
         self.metrics.watch(
             "gateway_in_flight_bytes",
             "Bytes of requests held now.",
@@ -134,6 +139,7 @@ class Gateway:
                 for name, built in self._upstreams.items()
                 if built.http is not None
             },
+            reuse_port=not self._seat.is_alone,
         )
         self._regions = Regions(config.shared_regions)
         self._data: dict[str, Server] = {}
@@ -165,7 +171,8 @@ class Gateway:
             await self._pipelines.check()
             for server in self._data.values():
                 await server.start()
-            self._admin = await start_pages(self._config.admin, self._page, self.ready)
+            if self._seat.is_alone:
+                self._admin = await start_pages(self._config.admin, self._page, self.ready)
         except REASONS as error:
             await self._close()
             raise StartError(reason_of(error)) from error
@@ -212,7 +219,7 @@ class Gateway:
         return Observe(
             Statuses(service),
             self._record,
-            lines_per_s=self._config.telemetry.log.calls_per_second,
+            lines_per_s=self._seat.share(self._config.telemetry.log.calls_per_second),
         )
 
     def _record(self, seen: Observation) -> None:
@@ -284,8 +291,9 @@ def _named(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
     ]
 
 
-def default_budget() -> int:
-    """Return how many bytes may be in flight: 512 MiB, or 40% of the cgroup if that is less."""
+def default_budget(seat: Seat = ALONE) -> int:
+    """Return a worker's share of 512 MiB in flight, or of 40% of the cgroup if that is less."""
+    whole = _BUDGET_BYTES
     with contextlib.suppress(OSError, ValueError):
-        return min(_BUDGET_BYTES, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
-    return _BUDGET_BYTES
+        whole = min(whole, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
+    return seat.share(whole)

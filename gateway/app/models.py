@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from gateway.app.routes import Place
 from gateway.app.sharing import is_shared, shared
 from gateway.app.signatures import Signatures, metadata_of
+from gateway.app.workers.refusals import STATELESS
 from gateway.backends.loading import Loadable
 from gateway.backends.plan import Plan
 from gateway.config.models import Config, ModelConfig
@@ -24,6 +25,7 @@ from gateway.policies.complete import Complete
 from gateway.policies.describe import Describe
 from gateway.policies.forward import Forward
 from gateway.policies.land import Land
+from gateway.policies.unsequenced import Unsequenced
 from gateway.registry import backend
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
@@ -70,8 +72,16 @@ class BuiltModels:
         return cast("R", tuple(entries))
 
 
-def build_models(config: Config, directory: Path, metrics: Metrics) -> BuiltModels:
+def build_models(
+    config: Config, directory: Path, metrics: Metrics, *, workers: int = 1
+) -> BuiltModels:
     """Describe every model that has a backend; nothing is loaded yet.
+
+    Args:
+        config: Which models, and how.
+        directory: What their paths are relative to.
+        metrics: Of what their callers share.
+        workers: How many processes have these models, each its own.
 
     Raises:
         LookupError: No such backend.
@@ -84,12 +94,15 @@ def build_models(config: Config, directory: Path, metrics: Metrics) -> BuiltMode
         if model.backend is not None
     }
     places = {
-        name: _place(name, model, config.models[name], metrics) for name, model in loadable.items()
+        name: _place(name, model, config.models[name], metrics, workers)
+        for name, model in loadable.items()
     }
     return BuiltModels(loadable, places)
 
 
-def _place(name: str, model: Loadable, config: ModelConfig, metrics: Metrics) -> Place:
+def _place(
+    name: str, model: Loadable, config: ModelConfig, metrics: Metrics, workers: int
+) -> Place:
     service: Service = model
     if config.signature is not None:
         # What only a configuration knows: labels, and how much it batches. The rest is in the plan.
@@ -100,6 +113,8 @@ def _place(name: str, model: Loadable, config: ModelConfig, metrics: Metrics) ->
     if is_shared(config):
         # A model sees no headers: none of them keeps requests apart.
         service = Forward(service, (), {})
+    if workers > 1 and config.backend not in STATELESS:
+        service = Unsequenced(service, workers)
     return Place(service, model.ready)
 
 

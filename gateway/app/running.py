@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from gateway.app.gateway import Gateway, default_budget
 from gateway.app.memory import keep_large_buffers, leave_what_stays
 from gateway.app.turns import take_turns_quickly
+from gateway.app.workers.seat import ALONE, Seat, workers_of
+from gateway.app.workers.supervising import supervise
 from gateway.config.load import Loaded
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry import log as logs
@@ -17,26 +19,35 @@ from gateway.telemetry import log as logs
 def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None = None) -> int:
     """Run a gateway until SIGTERM or SIGINT; return the exit status.
 
-    The second signal ends the process at once.
+    The second signal ends the process at once. With several workers, this process supervises them.
 
     Args:
         loaded: Its configuration.
-        started: Called once it listens.
+        started: Called once it listens; with several workers nobody is.
 
     Raises:
         ConfigError: The configuration is wrong.
         StartError: It cannot start.
     """
-    require_fast_runtime()
+    count = workers_of(loaded.config.workers)
+    if count > 1:
+        return supervise(loaded, count)
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
-    keep_large_buffers(default_budget() // 4)
-    take_turns_quickly()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    prepare(ALONE)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(loaded, started))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def prepare(seat: Seat) -> None:
+    """Make this process one that serves; to be called before its loop is made."""
+    require_fast_runtime()
+    keep_large_buffers(default_budget(seat) // 4)
+    take_turns_quickly()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the loop of a process that serves; None for asyncio's own."""
     try:
         import uvloop  # noqa: PLC0415  # not everywhere
     except ImportError:

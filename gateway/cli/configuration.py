@@ -34,25 +34,31 @@ ConfigOption = Annotated[
 ]
 
 
-def checked(path: Path) -> Loaded:
+def checked(path: Path, *, workers: int | None = None) -> Loaded:
     """Read a configuration file and check it as far as can be without starting.
+
+    Args:
+        path: Of the file.
+        workers: How many, where a flag says it and not the file.
 
     Raises:
         ConfigError: Anything is wrong with it.
     """
-    return _checked(load_file(path))
+    return _checked(load_file(path), workers)
 
 
-def checked_mapping(config: Mapping[str, Any]) -> Loaded:
+def checked_mapping(config: Mapping[str, Any], *, workers: int | None = None) -> Loaded:
     """Do the same with a configuration that flags made.
 
     Raises:
         ConfigError: Anything is wrong with it.
     """
-    return _checked(load_mapping(config, "flags"))
+    return _checked(load_mapping(config, "flags"), workers)
 
 
-def _checked(loaded: Loaded) -> Loaded:
+def _checked(loaded: Loaded, workers: int | None) -> Loaded:
+    if workers is not None:
+        loaded = loaded.changed(workers=workers)
     problems = check(loaded)
     if problems:
         raise ConfigError(loaded.source, problems)

@@ -11,6 +11,7 @@ from gateway.cli.configuration import ConfigArgument, ConfigOption, checked, cho
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.cli.starting import run_loaded, run_mapping
 from gateway.config.sidecar import sidecar_config
+from gateway.config.units import parse_workers
 from gateway.demo.serving import demo_config
 
 HttpOption = Annotated[
@@ -64,6 +65,16 @@ AdminOption = Annotated[
     ),
 ]
 
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        help="Processes that share the ports, or auto for one on each core. Default 1, or what "
+        "CONFIG.yaml says.",
+    ),
+]
+
 
 def serve(  # noqa: PLR0913  # one for each flag
     config: ConfigArgument = None,
@@ -88,6 +99,7 @@ def serve(  # noqa: PLR0913  # one for each flag
     graphpipe_unix: GraphpipeUnixOption = None,
     brpc: BrpcOption = None,
     admin: AdminOption = None,
+    workers: WorkersOption = None,
     default_model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Model of requests whose protocol names none."),
@@ -113,7 +125,7 @@ def serve(  # noqa: PLR0913  # one for each flag
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
     Ends at SIGTERM or SIGINT, after what is in flight. Exit status: 0 stopped in good order,
-    1 could not start, 2 wrong usage or configuration.
+    1 could not start, or a worker keeps dying, 2 wrong usage or configuration.
     """
     path = chosen(config, config_option)
     if (path is not None) + bool(upstream) + demo != 1:
@@ -127,12 +139,15 @@ def serve(  # noqa: PLR0913  # one for each flag
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
     if path is not None:
         _refuse({**addresses, **streams, "--brpc": brpc, **sidecar}, "CONFIG.yaml says that itself")
-        raise typer.Exit(run_loaded(lambda: checked(path)))
+        raise typer.Exit(run_loaded(lambda: checked(path, workers=_counted(workers))))
     if demo:
         _refuse(sidecar, "--demo has no upstream")
         _refuse(streams, "a stream serves one model, --demo has two")
         raise typer.Exit(
-            run_mapping(lambda: demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin))
+            run_mapping(
+                lambda: demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin),
+                workers=_counted(workers),
+            )
         )
     status = run_mapping(
         lambda: sidecar_config(
@@ -146,9 +161,20 @@ def serve(  # noqa: PLR0913  # one for each flag
             default_model=default_model,
             enable=enable or (),
             passthrough=not no_passthrough,
-        )
+        ),
+        workers=_counted(workers),
     )
     raise typer.Exit(status)
+
+
+def _counted(workers: str | None) -> int | None:
+    """Return what `--workers` says; None where it says nothing."""
+    if workers is None:
+        return None
+    try:
+        return parse_workers(workers)
+    except ValueError as error:
+        fail(f"--workers {error}", WRONG_USAGE)
 
 
 def _refuse(flags: Mapping[str, object], reason: str) -> None:

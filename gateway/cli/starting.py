@@ -35,7 +35,12 @@ def run_loaded(
         fail(f"cannot start: {error}{_advice(str(error), flags)}")
 
 
-def run_mapping(make: Callable[[], dict[str, Any]], *, started: Started | None = None) -> int:
+def run_mapping(
+    make: Callable[[], dict[str, Any]],
+    *,
+    started: Started | None = None,
+    workers: int | None = None,
+) -> int:
     """Run a gateway whose configuration flags make; see `run_loaded`.
 
     Raises:
@@ -51,7 +56,9 @@ def run_mapping(make: Callable[[], dict[str, Any]], *, started: Started | None =
         if not stream["address"].startswith("unix:"):
             flags[f"--{stream['protocol']}-tcp"] = stream["address"]
     flags["--admin"] = config.get("admin", {}).get("address") or ""
-    return run_loaded(lambda: checked_mapping(config), started=started, flags=flags)
+    return run_loaded(
+        lambda: checked_mapping(config, workers=workers), started=started, flags=flags
+    )
 
 
 def _advice(message: str, flags: Mapping[str, str]) -> str:

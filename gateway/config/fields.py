@@ -16,6 +16,7 @@ from gateway.config.units import (
     parse_size,
     parse_stream_address,
     parse_url,
+    parse_workers,
 )
 
 
@@ -58,6 +59,11 @@ FileMode = Annotated[
     str,
     _parsed(check_mode, str),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["0660"]}),
+]
+WorkerCount = Annotated[
+    int,
+    _parsed(parse_workers, int),
+    WithJsonSchema({"type": ["string", "integer"], "examples": [2, "auto"]}),
 ]
 UpstreamUrl = Annotated[
     InstanceOf[Url],

@@ -36,6 +36,11 @@ class Loaded:
         self.directory = directory
         self._tree = tree
 
+    def changed(self, **fields: Any) -> Loaded:
+        """Return a copy whose configuration has other values at its top level."""
+        config = self.config.model_copy(update=fields)
+        return Loaded(config, self._tree, self.source, self.directory)
+
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return a problem at *path*."""
         return Problem(self._tree.place(path), path_text(path), message)

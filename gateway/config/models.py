@@ -21,6 +21,7 @@ from gateway.config.fields import (
     SocketAddress,
     Text,
     UpstreamUrl,
+    WorkerCount,
 )
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.signatures import Model, SignatureConfig
@@ -378,6 +379,8 @@ class Config(Model):
 
     version: Annotated[Literal["1"], WithJsonSchema({"enum": [1, "1"]})]
     """Version of this file's format."""
+    workers: WorkerCount = 1
+    """Processes that share the ports, each with limits and models of its own; auto: one a core."""
     listeners: tuple[ListenerConfig, ...] = Field(min_length=1)
     admin: AdminConfig | None = None
     upstreams: Mapping[Name, UpstreamConfig] = Field(default_factory=dict)
@@ -391,6 +394,6 @@ class Config(Model):
     telemetry: TelemetryConfig = TelemetryConfig()
     lifecycle: LifecycleConfig = LifecycleConfig()
     in_flight_bytes: Size | None = None
-    """Most bytes of requests held at once; 512 MiB or 40% of the cgroup's memory by default."""
+    """Most bytes of requests a worker holds; by default a share of 512 MiB or 40% of the cgroup."""
     shared_regions: int = Field(128, ge=1)
     """Most regions of shared memory registered at once."""

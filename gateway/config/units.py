@@ -67,6 +67,26 @@ def check_mode(text: str) -> str:
     return text
 
 
+AUTO = 0
+"""How many workers "auto" is: as many as there are cores."""
+
+_WORKERS_MAX = 256
+
+
+def parse_workers(text: str) -> int:
+    """Return a number of processes; `AUTO` for "auto".
+
+    Raises:
+        ValueError: The text is neither "auto" nor a number from 1 to 256.
+    """
+    if text == "auto":
+        return AUTO
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not 0 < number <= _WORKERS_MAX:
+        raise ValueError(f"{text!r} is no number of workers: write 1 to {_WORKERS_MAX}, or auto")
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where to listen: host ("" for every address) and port (0 for any free one)."""

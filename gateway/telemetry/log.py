@@ -27,13 +27,20 @@ _LEVELS = {
 _WHOLE = frozenset({"exception", "timestamp"})
 
 
-def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
+def configure(
+    level: str = "info",
+    style: str = "auto",
+    stream: TextIO | None = None,
+    *,
+    worker: int | None = None,
+) -> None:
     """Set up logging for the process.
 
     Args:
         level: debug, info, warning or error.
         style: console, json, or auto (console where *stream* is a terminal).
         stream: Standard error by default.
+        worker: Which of several processes this is; every line says so.
     """
     out = sys.stderr if stream is None else stream
     console = style == "console" or (style == "auto" and out.isatty())
@@ -44,12 +51,15 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         structlog.processors.format_exc_info,
         cut_values,
     ]
+    if worker is not None:
+        shared.insert(1, _Numbered(worker))
     render: Any = _console_renderer(out) if console else _json
     _Logger.form = "console" if console else "json"
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=_Logger,
-        logger_factory=structlog.PrintLoggerFactory(file=out),
+        # Each line in one write: several processes may have the same standard error.
+        logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=True,
     )
     _adopt_stdlib(out, shared, render)
@@ -91,6 +101,19 @@ def cut_values(
                 value = value.encode("unicode_escape").decode("ascii")  # noqa: PLW2901
             event[key] = value
     return event
+
+
+class _Numbered:
+    """Adds a process's number to each line; a structlog processor."""
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+
+    def __call__(
+        self, _logger: Any, _method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        event["worker"] = self._worker
+        return event
 
 
 class WarningBudget:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.units import (
+    AUTO,
     Address,
     StreamAddress,
     Url,
@@ -14,6 +15,7 @@ from gateway.config.units import (
     parse_size,
     parse_stream_address,
     parse_url,
+    parse_workers,
 )
 
 
@@ -54,6 +56,19 @@ def test_refuses_other_durations(text: str) -> None:
 def test_reads_sizes(text: str, size: int) -> None:
     """A whole number, with or without a unit, is bytes."""
     assert size == parse_size(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("256", 256), ("auto", AUTO)])
+def test_reads_numbers_of_workers(text: str, number: int) -> None:
+    """A number, or auto for as many as there are cores."""
+    assert number == parse_workers(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "257", "2.0", "all", "\uff12"])
+def test_refuses_other_numbers_of_workers(text: str) -> None:
+    """None, too many and what is no number are refused with a word on what may be written."""
+    with pytest.raises(ValueError, match="is no number of workers: write 1 to 256, or auto"):
+        parse_workers(text)
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1.5MiB", "-1", "1 MiB", "1mib", "1_000", "\uff11"])

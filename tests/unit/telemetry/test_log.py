@@ -90,3 +90,27 @@ def test_so_many_warnings_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [0, 0, None, None] == [budget.take() for _ in range(4)]
     now = 101.5
     assert 2 == budget.take()
+
+
+def test_lines_of_a_worker_say_which() -> None:
+    """Where several processes write to one place, each line has its writer's number."""
+    out = io.StringIO()
+    configure("info", "json", out, worker=2)
+    structlog.get_logger("x").info("call")
+    logging.getLogger("y").warning("theirs")
+    assert [2, 2] == [line["worker"] for line in lines(out)]
+
+
+def test_a_line_is_one_write() -> None:
+    """Lines of several processes do not run into one another."""
+
+    class Writes(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    written: list[str] = []
+    configure("info", "json", Writes())
+    structlog.get_logger("x").info("call")
+    assert 1 == len(written)
+    assert written[0].endswith("}\n")

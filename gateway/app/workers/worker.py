@@ -1,0 +1,102 @@
+"""The process of one worker: a gateway that takes its configuration from its supervisor.
+
+`python -m gateway.app.workers.worker NUMBER/COUNT DESCRIPTOR`, started by `child.launch` and nobody
+else. It ends at SIGTERM, after what is in flight; and when its supervisor has gone, then without
+waiting for load balancers, since nobody starts it again or tells how it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+
+import structlog
+
+from gateway.app.gateway import Gateway
+from gateway.app.memory import leave_what_stays
+from gateway.app.running import loop_factory, prepare
+from gateway.app.starting import StartError
+from gateway.app.workers.channel import Channel, Orders, open_channel, read_orders
+from gateway.config.load import ConfigError
+from gateway.telemetry import log as logs
+from gateway.telemetry.totals import figures_of
+
+log = structlog.get_logger(__name__)
+
+_FAILED = 1
+
+
+def main() -> int:
+    """Serve until the supervisor says otherwise; return the exit status."""
+    line = socket.socket(fileno=int(sys.argv[2]))
+    try:
+        orders = read_orders(line)
+    except EOFError:
+        return _FAILED
+    settings = orders.loaded.config.telemetry.log
+    logs.configure(settings.level, settings.format, worker=orders.seat.number)
+    if settings.level != "debug":
+        # What each of them would say is said by the first, once; "started" is the supervisor's.
+        logs.set_level("warning" if orders.first else "error")
+    prepare(orders.seat)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_run(orders, line))
+
+
+async def _run(orders: Orders, line: socket.socket) -> int:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    channel = await open_channel(line)
+    try:
+        gateway = Gateway(orders.loaded, orders.seat)
+    except (ConfigError, StartError) as error:
+        return await _refused(channel, error)
+    answering = asyncio.create_task(_answer(channel, gateway))
+    starting = asyncio.create_task(gateway.start())
+    await asyncio.wait({starting, answering}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # the supervisor has gone
+        return _FAILED
+    try:
+        starting.result()
+    except StartError as error:
+        return await _refused(channel, error)
+    leave_what_stays()
+    logs.set_level(orders.loaded.config.telemetry.log.level)
+    channel.send({"started": gateway.addresses})
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait({waiting, answering}, return_when=asyncio.FIRST_COMPLETED)
+    if waiting.done():
+        await gateway.stop()
+    else:
+        log.error("the supervisor has gone")
+        await gateway.stop(pre_stop_s=0)
+    channel.send(_figures(gateway))
+    await channel.close()
+    return 0
+
+
+async def _refused(channel: Channel, error: Exception) -> int:
+    channel.send({"failed": str(error)})
+    await channel.close()
+    return _FAILED
+
+
+async def _answer(channel: Channel, gateway: Gateway) -> None:
+    """Answer the supervisor's questions until it has gone."""
+    while (message := await channel.receive()) is not None:
+        if message["ask"] == "ready":
+            answer: dict[str, object] = {"ready": await gateway.ready()}
+        else:
+            answer = _figures(gateway)
+        channel.send({**answer, "number": message["number"]})
+
+
+def _figures(gateway: Gateway) -> dict[str, object]:
+    return {"figures": figures_of(gateway.metrics.registry)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

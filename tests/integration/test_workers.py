@@ -1,0 +1,193 @@
+"""Workers as people have them: some killed, some replaced, all stopped; each in its own process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+
+from tests.integration import workers_kit as kit
+from tests.integration.cli_kit import Running, gateway, get, serving
+from tests.integration.workers_kit import BODY, CONFIG, Load, two_workers
+
+pytestmark = pytest.mark.timeout(120)
+
+FATAL = """  fatal:
+    backend: python
+    options: {callable: "tests.integration.workers_models:Fatal", flag: "FLAG"}"""
+SLOW = """  slow: {backend: python, options: {callable: "tests.integration.workers_models:slow"}}"""
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway of two workers, for tests that leave two there."""
+    with two_workers(tmp_path_factory.mktemp("workers"), more=SLOW) as running:
+        yield running
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Running]:
+    """A gateway of two workers."""
+    with two_workers(tmp_path, more=SLOW) as running:
+        yield running
+
+
+def test_both_answer_and_are_one_to_operators(lasting: Running) -> None:
+    """Either worker answers on the same port; metrics are those of both, probes of the whole."""
+    for worker in (1, 2):
+        connection = kit.connected_to(lasting, worker)
+        assert 200 == kit.ask(connection)
+        connection.close()
+    by_worker = kit.of_workers(lasting, "worker_requests_total")
+    assert all(by_worker.values())
+    assert sum(by_worker.values()) == kit.calls(lasting)
+    assert {1: 1.0, 2: 1.0} == kit.of_workers(lasting, "worker_up")
+    assert [(200, {"live": True}), (200, {"ready": True})] == [
+        get(lasting.url(path, "admin")) for path in ("/livez", "/readyz")
+    ]
+    assert 1 == len(kit.events(lasting, "started"))
+    assert {1, 2} == {line["worker"] for line in kit.events(lasting, "call")}
+
+
+def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
+    """What is in flight in the other is answered; a new one comes; nothing that was counted goes."""
+    kept, lost = kit.connected_to(lasting, 2), kit.connected_to(lasting, 1)
+    before = kit.calls(lasting)
+    for connection in (lost, kept):
+        kit.ask_slowly(lasting, connection)
+    kit.end(kit.pids(lasting)[1], signal.SIGKILL)
+    with pytest.raises((OSError, HTTPException)):
+        lost.getresponse()
+    answer = kept.getresponse()
+    assert (200, True) == (answer.status, bool(answer.read()))
+    fresh = kit.connect(lasting)
+    assert 200 == kit.ask(fresh)
+    kit.eventually(lambda: kit.of_workers(lasting, "worker_up") == {1: 1.0, 2: 1.0})
+    assert before + 2 == kit.calls(lasting)
+    assert {1: 1.0, 2: 0.0} == kit.of_workers(lasting, "worker_restarts_total")
+    again = kit.connected_to(lasting, 1)
+    for connection in (kept, lost, fresh, again):
+        connection.close()
+    died = kit.events(lasting, "worker died")
+    assert [(1, "was ended by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
+
+
+def test_stops_with_nothing_lost(two: Running) -> None:
+    """SIGTERM lets both finish what they have; the status is 0."""
+    connections = [kit.connected_to(two, worker) for worker in (1, 2)]
+    for connection in connections:
+        kit.ask_slowly(two, connection)
+    stopping = threading.Thread(target=two.stop)
+    stopping.start()
+    answers = [connection.getresponse() for connection in connections]
+    assert [200, 200] == [answer.status for answer in answers]
+    for answer, connection in zip(answers, connections, strict=True):
+        answer.read()
+        connection.close()
+    stopping.join(kit.PATIENCE_S)
+    assert 0 == two.process.wait(kit.PATIENCE_S)
+    assert {1, 2} == {line.get("worker", 1) for line in kit.events(two, "stopped")}
+    assert "Traceback" not in "".join(two.log)
+
+
+def test_the_second_signal_ends_all_at_once(two: Running) -> None:
+    """Whoever cannot wait for what is in flight asks twice."""
+    connection = kit.connected_to(two, 1)
+    kit.ask_slowly(two, connection)
+    workers = kit.pids(two).values()
+    two.process.send_signal(signal.SIGINT)
+    kit.eventually(lambda: bool(kit.events(two, "not ready")))
+    assert -signal.SIGTERM == two.stop()
+    kit.eventually(lambda: not any(map(kit.is_alive, workers)), 2.0)
+    connection.close()
+
+
+def test_workers_end_with_their_supervisor(two: Running) -> None:
+    """A supervisor that is killed leaves nobody behind, and its port to others."""
+    workers = kit.pids(two).values()
+    two.process.kill()
+    kit.eventually(lambda: not any(map(kit.is_alive, workers)), 5.0)
+    host, _, port = two.addresses["main.http"].rpartition(":")
+    socket.create_server((host, int(port))).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["native", "reference"])
+def test_workers_are_replaced_one_by_one(tmp_path: Path, transport: str) -> None:
+    """Each worker in turn is told to leave under load: no request is lost, and another comes."""
+    with two_workers(tmp_path, transport=transport) as running, Load(running, 4) as load:
+        for worker in (1, 2):
+            births = len(kit.events(running, "worker started"))
+            kit.end(kit.pids(running)[worker], signal.SIGTERM)
+            kit.eventually(lambda: len(kit.events(running, "worker started")) > births)  # noqa: B023
+    assert [] == load.lost
+    assert load.answered > 0
+    assert [1, 2] == [line["worker"] for line in kit.events(running, "worker left")]
+
+
+def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+    """A second gateway is refused, whether or not it would share the port too; status 1."""
+    with two_workers(tmp_path) as running:
+        port = running.addresses["main.http"].rpartition(":")[2]
+        path = tmp_path / "second.yaml"
+        for workers in ("workers: 1", "workers: 2"):
+            text = CONFIG.format(port=port, transport="native", more="")
+            path.write_text(text.replace("workers: 2", workers))
+            done = gateway("serve", str(path))
+            said = [line for line in done.stderr.splitlines() if line.startswith("gateway:")]
+            assert (1, 1) == (done.returncode, len(said)), done.stderr
+            assert port in said[0]
+            assert "in use" in said[0]
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    """A model that cannot be loaded, and an option that several cannot have: one line each."""
+    path = tmp_path / "wrong.yaml"
+    missing = CONFIG.format(port=0, transport="native", more="").replace(":simple", ":nothing")
+    path.write_text(missing)
+    done = gateway("serve", str(path))
+    assert 1 == done.returncode
+    assert 1 == done.stderr.count("cannot start"), done.stderr
+    assert "nothing" in done.stderr
+    path.write_text(missing.replace("transport: native", "shared_memory: map"))
+    done = gateway("serve", str(path))
+    assert 2 == done.returncode
+    assert 1 == done.stderr.count("with 'workers: 2' this would make a region known"), done.stderr
+
+
+def test_a_flag_starts_workers_too(tmp_path: Path) -> None:
+    """`--workers` stands beside every form of serving, and a wrong number is wrong usage."""
+    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    with serving("--demo", *flags, "--workers", "2") as running:
+        assert 2 == kit.events(running, "started")[0]["workers"]
+        assert 2 == len(kit.pids(running))
+        assert 0 == running.stop()
+    done = gateway("serve", "--demo", "--workers", "none")
+    assert 2 == done.returncode
+    assert "'none' is no number of workers" in done.stderr
+
+
+def test_a_sequence_before_a_model_of_the_process_is_refused(lasting: Running) -> None:
+    """The next request might reach the other worker: it is said so instead of answered wrongly."""
+    body = json.loads(BODY) | {"parameters": {"sequence_id": 7, "sequence_start": True}}
+    status, answer = get(lasting.url("/v2/models/simple/infer"), body)
+    assert 501 == status
+    assert "the gateway has 2 workers" in answer["error"]
+
+
+@pytest.mark.slow
+def test_one_that_keeps_dying_ends_the_gateway(tmp_path: Path) -> None:
+    """A crash loop is not hidden: the gateway ends with status 1 and says why."""
+    flag = tmp_path / "flag"
+    with two_workers(tmp_path, more=FATAL.replace("FLAG", str(flag))) as running:
+        flag.touch()
+        kit.end(kit.pids(running)[1], signal.SIGKILL)
+        assert 1 == running.process.wait(90)
+    given_up = kit.events(running, "worker given up")
+    assert [1] == [line["worker"] for line in given_up]

@@ -1,0 +1,180 @@
+"""What the tests of workers share: a gateway of two, what it says of each, and clients of either."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Self
+
+from tests.integration.cli_kit import Running, serving
+
+CONFIG = """
+version: 1
+workers: 2
+listeners:
+  - {{http: "127.0.0.1:{port}", grpc: "127.0.0.1:0", transport: {transport}}}
+admin: {{address: "127.0.0.1:0", metrics: null}}
+models:
+  simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+{more}
+lifecycle: {{pre_stop: 0s, drain: 5s}}
+"""
+ROW = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+BODY = json.dumps({"inputs": [{"name": f"INPUT{number}", **ROW} for number in range(2)]})
+PATIENCE_S = 10.0
+_SAMPLE = re.compile(r'^gateway_(worker_\w+)\{worker="(\d)"\} (\S+)$', re.MULTILINE)
+_IN_FLIGHT = re.compile(r"^gateway_in_flight_bytes (\S+)$", re.MULTILINE)
+_CALLS = re.compile(r"^gateway_requests_total\{.*\} (\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def two_workers(
+    folder: Path, *, port: int = 0, transport: str = "native", more: str = ""
+) -> Iterator[Running]:
+    """Run a gateway of two workers."""
+    path = folder / "workers.yaml"
+    path.write_text(CONFIG.format(port=port, transport=transport, more=more))
+    with serving(str(path)) as running:
+        yield running
+
+
+def ask(connection: HTTPConnection, model: str = "simple", body: str = BODY) -> int:
+    """Send one inference and return the answer's status."""
+    connection.request("POST", f"/v2/models/{model}/infer", body)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def connect(running: Running) -> HTTPConnection:
+    """Return a connection to whichever worker the kernel chooses."""
+    return HTTPConnection(running.addresses["main.http"], timeout=PATIENCE_S)
+
+
+def metrics(running: Running) -> str:
+    """Return the metrics of all."""
+    with closing(HTTPConnection(running.addresses["admin"], timeout=PATIENCE_S)) as connection:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+
+
+def of_workers(running: Running, name: str) -> dict[int, float]:
+    """Return one of the metrics that each worker has, by its number."""
+    found = _SAMPLE.findall(metrics(running))
+    return {int(worker): float(value) for metric, worker, value in found if metric == name}
+
+
+def calls(running: Running) -> float:
+    """Return how many calls all have answered."""
+    return sum(float(value) for value in _CALLS.findall(metrics(running)))
+
+
+def in_flight(running: Running) -> float:
+    """Return how many bytes of requests the workers hold."""
+    (found,) = _IN_FLIGHT.findall(metrics(running))
+    return float(found)
+
+
+def ask_slowly(running: Running, connection: HTTPConnection) -> None:
+    """Send a request that takes its time, and wait until a worker has it."""
+    before = in_flight(running)
+    connection.request("POST", "/v2/models/slow/infer", BODY)
+    eventually(lambda: in_flight(running) > before)
+
+
+def connected_to(running: Running, worker: int) -> HTTPConnection:
+    """Return a connection to one of the workers, found by what it counts."""
+    for _ in range(100):
+        before = of_workers(running, "worker_requests_total")
+        connection = connect(running)
+        assert ask(connection) == 200
+        after = of_workers(running, "worker_requests_total")
+        if after[worker] > before[worker]:
+            return connection
+        connection.close()
+    raise AssertionError(f"the kernel gives worker {worker} no connection")
+
+
+def pids(running: Running) -> dict[int, int]:
+    """Return the processes of the workers, as the log tells them last."""
+    lines = [json.loads(line) for line in list(running.log) if line.startswith("{")]
+    return {line["worker"]: line["pid"] for line in lines if line["event"] == "worker started"}
+
+
+def events(running: Running, name: str) -> list[dict[str, Any]]:
+    """Return the log's lines of one kind."""
+    lines = [json.loads(line) for line in list(running.log) if line.startswith("{")]
+    return [line for line in lines if line["event"] == name]
+
+
+def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Wait until something outside of this process holds."""
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is such a process, and not only its remains."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def end(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that the gateway started."""
+    os.kill(pid, number)
+
+
+class Load:
+    """Clients that ask one question after another, each on a thread.
+
+    Args:
+        running: Who is asked.
+        clients: How many ask.
+        keep: Ask over one connection as long as it lasts; else each question has its own.
+    """
+
+    def __init__(self, running: Running, clients: int = 4, *, keep: bool = True) -> None:
+        self._running = running
+        self._keep = keep
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        self.answered = 0
+        self.lost: list[str] = []
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def _ask(self) -> None:
+        connection = connect(self._running)
+        while not self._over.is_set():
+            try:
+                status = ask(connection)
+            except (OSError, HTTPException) as error:
+                self.lost.append(repr(error))
+                connection.close()
+                continue
+            if status != 200:
+                self.lost.append(str(status))
+            self.answered += 1
+            if not self._keep:
+                connection.close()
+        connection.close()

@@ -1,0 +1,36 @@
+"""Models that the tests of workers serve: one that takes its time, one that ends its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from gateway.backends import examples
+from gateway.backends.examples import Arrays
+from gateway.backends.python import declares
+from gateway.ir.datatypes import Datatype
+from gateway.ir.metadata import TensorMetadata as Tensor
+
+SLOW_S = 1.5
+INPUTS = (Tensor("INPUT0", Datatype.INT32, (-1, 16)), Tensor("INPUT1", Datatype.INT32, (-1, 16)))
+OUTPUTS = (Tensor("OUTPUT0", Datatype.INT32, (-1, 16)), Tensor("OUTPUT1", Datatype.INT32, (-1, 16)))
+
+
+@declares(inputs=INPUTS, outputs=OUTPUTS)
+def slow(inputs: Arrays) -> Arrays:
+    """Answer as `simple` does, after a while."""
+    time.sleep(SLOW_S)
+    return examples.simple(inputs)
+
+
+@declares(inputs=INPUTS, outputs=OUTPUTS)
+class Fatal:
+    """Ends its process where there is a certain file, as broken native code would: without a word."""
+
+    def __init__(self, flag: str) -> None:
+        if Path(flag).exists():
+            os._exit(3)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        return examples.simple(inputs)

@@ -1,0 +1,98 @@
+"""What is refused with several workers, each with its place in the file."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app.check import check
+from gateway.config.load import load_text
+
+GOOD = """version: 1
+workers: 2
+listeners:
+  - http: 8000
+    shared_memory: forward
+    options:
+      oip: {model_control: true, statistics: target, logging: target}
+      grps: {switch: false}
+upstreams:
+  up: {url: "http://h:8000"}
+lifecycle:
+  online: true
+"""
+MODEL = 'models: {own: {backend: python, options: {callable: "x:y"}}}\n'
+CACHED = "models: {far: {cache: {}}}\n"
+STATEFUL = """models:
+  own:
+    backend: python
+    options: {callable: "x:y"}
+    signature: {stateful: true}
+"""
+SOCKET = """  - name: other
+    default_model: m
+    streams:
+      - protocol: graphpipe
+        address: unix:/run/g.sock
+upstreams:
+"""
+
+
+def test_what_upstreams_know_is_right_with_workers() -> None:
+    """State that is in the upstreams is the same for all workers."""
+    assert [] == check(load_text(GOOD))
+
+
+REFUSED = [
+    ("shared_memory: forward", "shared_memory: map", "5:20: listeners[0].shared_memory", "region"),
+    ("logging: target", "logging: gateway", "7:", "the log of one of them"),
+    ("statistics: target", "statistics: gateway", "7:", "what one of them has counted"),
+    (
+        "switch: false",
+        "switch: true",
+        "8:22: listeners[0].options.grps.switch",
+        "online or offline",
+    ),
+    ("online: true", "online: false", "12:11: lifecycle.online", "reach one of them"),
+    ("upstreams:\n", SOCKET, "13:18: listeners[1].streams[0].address", "unix socket"),
+    ("lifecycle:", STATEFUL + "lifecycle:", "15:27: models.own.signature.stateful", "sequence"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "place", "reason"), REFUSED)
+def test_state_of_one_process_is_refused(old: str, new: str, place: str, reason: str) -> None:
+    """Each is refused where it stands, with the reason and the way out."""
+    without = GOOD.replace("statistics: target, ", "").replace("model_control: true, ", "")
+    text = (without if "stateful" in new else GOOD).replace(old, new)
+    found = [str(problem) for problem in check(load_text(text)) if reason in problem.message]
+    assert 1 == len(found), check(load_text(text))
+    assert found[0].startswith(place)
+    assert "with 'workers: 2' this" in found[0]
+    assert found[0].endswith("it needs 'workers: 1'")
+
+
+@pytest.mark.parametrize(("old", "new", "place", "reason"), REFUSED)
+def test_one_process_may_do_all_of_it(old: str, new: str, place: str, reason: str) -> None:
+    """With one worker nothing of this is wrong."""
+    assert [] == check(load_text(GOOD.replace(old, new).replace("workers: 2", "workers: 1")))
+
+
+@pytest.mark.parametrize(
+    ("models", "messages"),
+    [
+        (MODEL, ["would load or unload model 'own'", "has counted of model 'own'"]),
+        (CACHED, ["would leave old answers of model 'far'"]),
+    ],
+)
+def test_models_of_the_process_make_the_difference(models: str, messages: list[str]) -> None:
+    """Control and statistics are for upstreams' models, and those without kept answers, only."""
+    problems = [problem.message for problem in check(load_text(GOOD + models))]
+    assert len(messages) == len(problems)
+    for message, problem in zip(messages, problems, strict=True):
+        assert message in problem
+
+
+def test_auto_is_refused_as_several_are() -> None:
+    """Whether a file is right does not depend on the machine."""
+    text = GOOD.replace("workers: 2", "workers: auto").replace("forward", "map")
+    (problem,) = check(load_text(text))
+    assert problem.message.startswith("with 'workers: auto' this would make a region known")

@@ -1,0 +1,284 @@
+"""A supervisor's decisions, with workers that are no processes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import structlog
+
+from gateway.app.starting import StartError
+from gateway.app.workers.channel import Orders
+from gateway.app.workers.pace import Pace
+from gateway.app.workers.supervisor import Supervisor
+from gateway.config.load import Loaded, load_text
+from gateway.telemetry.totals import Figures
+from tests.fakes import FakeClock, settle
+
+LOADED = load_text("version: 1\nlisteners: [{http: 0}]\nlifecycle: {pre_stop: 0s, drain: 0s}\n")
+AT_ONCE = Pace(first_s=0.0, longest_s=0.0, most=3)
+ADDRESSES = {"main.http": "127.0.0.1:8000"}
+KILLED = -signal.SIGKILL
+
+
+class FakeChild:
+    """A worker whose life the test decides."""
+
+    def __init__(self, pid: int, orders: Orders, *, listens: bool) -> None:
+        self.pid = pid
+        self.orders = orders
+        self.figures: Figures = ()
+        self.is_ready = True
+        self.heard: list[str] = []
+        self.said: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
+        self.over: asyncio.Future[int] = asyncio.Future()
+        self.ends_when_told = True
+        if listens:
+            self.said.set_result(ADDRESSES)
+
+    def answered(self, calls: int) -> None:
+        """Let it have answered so many calls."""
+        samples = [["gateway_requests_total", {"model": "m"}, calls]]
+        self.figures = [["gateway_requests", "Calls.", "counter", samples]]
+
+    def end(self, status: int) -> None:
+        """Let it end."""
+        if not self.over.done():
+            self.over.set_result(status)
+        if not self.said.done():
+            self.said.set_result("it ended before it was ready")
+
+    async def started(self) -> Mapping[str, str] | str:
+        return await self.said
+
+    async def ready(self) -> bool:
+        return self.is_ready
+
+    async def count(self) -> None:
+        self.heard.append("count")
+
+    def stop(self) -> None:
+        self.heard.append("stop")
+        if self.ends_when_told:
+            self.end(0)
+
+    def kill(self) -> None:
+        self.heard.append("kill")
+        self.end(KILLED)
+
+    async def wait(self) -> int:
+        return await self.over
+
+
+class Nursery:
+    """Starts fake workers and keeps them, in the order of their birth."""
+
+    def __init__(self) -> None:
+        self.born: list[FakeChild] = []
+        self.listen = True
+        self._more = asyncio.Condition()
+
+    async def launch(self, orders: Orders) -> FakeChild:
+        child = FakeChild(100 + len(self.born), orders, listens=self.listen)
+        self.born.append(child)
+        async with self._more:
+            self._more.notify_all()
+        return child
+
+    async def reached(self, count: int) -> FakeChild:
+        """Wait until so many have been born, and return the last of them."""
+        async with asyncio.timeout(5), self._more:
+            await self._more.wait_for(lambda: len(self.born) >= count)
+        await settle()
+        return self.born[count - 1]
+
+
+@pytest.fixture
+def nursery() -> Nursery:
+    return Nursery()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def supervisor(nursery: Nursery, clock: FakeClock) -> AsyncIterator[Supervisor]:
+    """A supervisor of two workers, which have not been started."""
+    made = Supervisor(LOADED, 2, nursery.launch, pace=AT_ONCE, clock=clock)
+    yield made
+    await made.stop()
+
+
+async def test_starts_each_with_its_seat(supervisor: Supervisor, nursery: Nursery) -> None:
+    """It says where they listen once all do; one of them is to tell of the configuration."""
+    nursery.listen = False
+    starting = asyncio.ensure_future(supervisor.start())
+    await nursery.reached(2)
+    nursery.born[0].said.set_result(ADDRESSES)
+    await settle()
+    assert not starting.done()
+    nursery.born[1].said.set_result(ADDRESSES)
+    assert ADDRESSES == await starting
+    orders = [child.orders for child in nursery.born]
+    assert [(1, 2), (2, 2)] == [(each.seat.number, each.seat.count) for each in orders]
+    assert [True, False] == [each.first for each in orders]
+
+
+async def test_one_that_cannot_start_ends_the_others(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """What keeps one from starting is said once, and nobody is left running."""
+    nursery.listen = False
+    starting = asyncio.ensure_future(supervisor.start())
+    await nursery.reached(2)
+    nursery.born[1].said.set_result("model 'm': no such file")
+    with pytest.raises(StartError, match="model 'm': no such file"):
+        await starting
+    assert [["kill"], ["kill"]] == [child.heard for child in nursery.born]
+
+
+async def test_one_that_died_is_started_again(supervisor: Supervisor, nursery: Nursery) -> None:
+    """The others are left alone; the log says who died, and of what."""
+    await supervisor.start()
+    with structlog.testing.capture_logs() as lines:
+        nursery.born[0].end(KILLED)
+        again = await nursery.reached(3)
+    assert (1, False) == (again.orders.seat.number, again.orders.first)
+    assert [] == nursery.born[1].heard
+    died = next(line for line in lines if line["event"] == "worker died")
+    assert (1, "was ended by SIGKILL") == (died["worker"], died["ended"])
+    assert 'gateway_worker_restarts_total{worker="1"} 1.0' in await page(supervisor)
+
+
+async def test_one_that_keeps_dying_is_given_up(supervisor: Supervisor, nursery: Nursery) -> None:
+    """After so many deaths in a row the gateway ends; the others may finish what they have."""
+    await supervisor.start()
+    failed = asyncio.ensure_future(supervisor.failed())
+    for born in (1, 3, 4):
+        child = nursery.born[0] if born == 1 else await nursery.reached(born)
+        assert not failed.done()
+        child.end(1)
+    async with asyncio.timeout(5):
+        await failed
+    assert 1 == await supervisor.stop()
+    assert ["stop"] == nursery.born[1].heard
+
+
+async def test_one_that_cannot_start_again_is_told_of(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """A later start that fails is logged with its reason and counts as a death."""
+    await supervisor.start()
+    nursery.listen = False
+    with structlog.testing.capture_logs() as lines:
+        nursery.born[0].end(KILLED)
+        child = await nursery.reached(3)
+        child.said.set_result("the model has gone")
+        await settle()
+        child.end(1)
+        await nursery.reached(4)
+    assert ["the model has gone"] == [
+        line["reason"] for line in lines if line["event"] == "worker cannot start"
+    ]
+
+
+async def test_one_that_served_well_may_die_again(
+    supervisor: Supervisor, nursery: Nursery, clock: FakeClock
+) -> None:
+    """Deaths far apart are never too many."""
+    await supervisor.start()
+    child = nursery.born[0]
+    for born in range(3, 10):
+        clock.advance(60)
+        child.end(KILLED)
+        child = await nursery.reached(born)
+    assert [] == nursery.born[1].heard
+
+
+async def test_stop_lets_all_finish(supervisor: Supervisor, nursery: Nursery) -> None:
+    """Each is told to stop, none is started again, and the status is 0."""
+    await supervisor.start()
+    assert 0 == await supervisor.stop()
+    assert [["stop"], ["stop"]] == [child.heard for child in nursery.born]
+    assert not await supervisor.ready()
+
+
+async def test_a_death_on_the_way_out_shows_in_the_status(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """A worker that crashes while it drains has lost what it had."""
+    await supervisor.start()
+    nursery.born[0].ends_when_told = False
+    stopping = asyncio.ensure_future(supervisor.stop())
+    await settle()
+    nursery.born[0].end(-signal.SIGSEGV)
+    assert 1 == await stopping
+
+
+async def test_one_that_is_born_while_all_stop_is_stopped(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """A worker that has not heard the signal's handler yet has nothing to lose."""
+    await supervisor.start()
+    nursery.listen = False
+    nursery.born[0].end(KILLED)
+    child = await nursery.reached(3)
+    child.ends_when_told = False
+    stopping = asyncio.ensure_future(supervisor.stop())
+    await settle()
+    assert ["stop"] == child.heard
+    child.end(-signal.SIGTERM)
+    assert 0 == await stopping
+
+
+async def test_one_that_takes_too_long_is_killed(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the time the configuration gives there is an end."""
+    monkeypatch.setattr("gateway.app.workers.supervisor._GRACE_S", 0.01)
+    supervisor = Supervisor(LOADED, 2, nursery.launch)
+    await supervisor.start()
+    nursery.born[0].ends_when_told = False
+    assert 1 == await supervisor.stop()
+    assert [["stop", "kill"], ["stop"]] == [child.heard for child in nursery.born]
+
+
+async def test_ready_while_any_worker_is(supervisor: Supervisor, nursery: Nursery) -> None:
+    """One that takes requests is enough."""
+    await supervisor.start()
+    nursery.born[0].is_ready = False
+    assert await supervisor.ready()
+    nursery.born[1].is_ready = False
+    assert not await supervisor.ready()
+
+
+async def test_counts_go_on_when_a_worker_is_replaced(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """Totals of all, and of each worker, hold what the dead have counted."""
+    await supervisor.start()
+    nursery.born[0].answered(5)
+    nursery.born[1].answered(2)
+    await page(supervisor)
+    nursery.born[0].end(KILLED)
+    again = await nursery.reached(3)
+    again.answered(1)
+    found = await page(supervisor)
+    assert 'gateway_requests_total{model="m"} 8.0' in found
+    assert 'gateway_worker_requests_total{worker="1"} 6.0' in found
+    assert 'gateway_worker_requests_total{worker="2"} 2.0' in found
+    assert 'gateway_worker_up{worker="1"} 1.0' in found
+
+
+async def page(supervisor: Supervisor) -> str:
+    return (await supervisor.page(""))[0].decode()
+
+
+def test_workers_have_the_configuration_of_the_file() -> None:
+    """Changing a configuration for workers leaves the one that was read as it is."""
+    changed: Loaded = LOADED.changed(workers=5)
+    assert (5, 1) == (changed.config.workers, LOADED.config.workers)
