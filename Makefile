@@ -103,8 +103,8 @@ wheel: $(VENV)/.installed-dev ## Build the wheel and show the demo with it, in a
 	cd dist && venv/bin/gateway schema > /dev/null
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## Speed, beside direct calls and real peers.
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/.installed-dev ## Speed, beside direct calls and real peers; without ARGS all of it, kept in benchmarks/.
+	$(BIN)/python -m benchmarks $(or $(ARGS),all --record)
 
 .PHONY: image
 image: ## The container image tensor-gateway:dev.

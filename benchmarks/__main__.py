@@ -1,109 +1,186 @@
-"""`python -m benchmarks`: the jobs, or one of the other things that are measured.
+"""`python -m benchmarks`: the jobs, or something else that is measured.
 
-`codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches; `all`.
+`codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches; `all`:
+all of it. `report` and `chart` measure nothing: they write the page and the chart of a results.json
+again.
 """
 
 import argparse
-import json
+import signal
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from subprocess import SubprocessError
+from typing import Any
 
-from benchmarks import batching, codecs, kept, machine, rounds, stages
+from benchmarks import batching, chart, codecs, kept, machine, report, rounds, stages
+from benchmarks.goals import judged
 from benchmarks.jobs import all_jobs
-from benchmarks.report import (
-    batch_table,
-    codec_table,
-    job_table,
-    kept_table,
-    page,
-    stage_table,
-)
 from benchmarks.rounds import Row, Settings
+from benchmarks.store import Store, load
 from benchmarks.systems import Absent
+
+_HERE = Path(__file__).parent
+_RESULTS = _HERE / "results.json"
+_PAGE = _HERE / "RESULTS.md"
+_CHART = _HERE / "chart.svg"
+_KEPT_PER_ROUND = 100
 
 
 def main() -> int:
     """Parse the command line, measure, print; return the exit status."""
-    arguments = _parser().parse_args()
+    arguments = _parsed()
+    # Then what was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    if arguments.what in _WRITERS:
+        _WRITERS[arguments.what](arguments, load(arguments.file))
+        return 0
     about = machine.describe()
     print(machine.text(about), file=sys.stderr)
-    results: dict[str, object] = {"machine": about}
-    tables: list[str] = []
-    # What is measured is kept before the next is begun: that may fail.
-    if arguments.what in ("jobs", "all"):
-        rows = _jobs(arguments)
-        results["jobs"] = [row.document() for row in rows]
-        tables.append(job_table(rows))
-        _keep(arguments, results, tables)
-    if arguments.what in ("codecs", "all"):
-        found = codecs.measure(arguments.only or "")
-        results["codecs"] = [each.document() for each in found]
-        tables.append(codec_table(found))
-        _keep(arguments, results, tables)
-    if arguments.what in ("stages", "all"):
-        pieces = stages.measure(arguments.only or "", _say)
-        results["stages"] = [row.document() for row in pieces]
-        tables.append(stage_table(pieces))
-        _keep(arguments, results, tables)
-    if arguments.what in ("sharing", "all"):
-        batches = batching.run(arguments.rounds, arguments.seconds, _say)
-        results["batches"] = [row.document() for row in batches]
-        tables.append(batch_table(batches))
-        _keep(arguments, results, tables)
-        try:
-            answers = kept.run(100 * arguments.rounds, _say)
-        except Absent as error:
-            _say(f"  skipped: kept answers: {error}")
-            return 0
-        results["kept"] = [row.document() for row in answers]
-        tables.append(kept_table(answers))
-        _keep(arguments, results, tables)
-    return 0
+    words = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    store = Store(arguments.output, about, words, resume=arguments.resume)
+    failed = [name for name in _SECTIONS[arguments.what] if not _measured(name, arguments, store)]
+    sections = store.finish()
+    _write_page(arguments, sections)
+    _write_chart(arguments, sections)
+    if failed:
+        _say(f"not all of it could be measured: {', '.join(failed)}")
+    return int(bool(failed))
 
 
-def _keep(arguments: argparse.Namespace, results: dict[str, object], tables: list[str]) -> None:
-    """Print the last table and write what there is so far."""
-    print(tables[-1], end="\n\n", flush=True)
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-    if arguments.markdown is not None:
-        words = " ".join(["python -m benchmarks", *sys.argv[1:]])
-        about = results["machine"]
-        assert isinstance(about, dict)
-        arguments.markdown.write_text(page(words, machine.text(about), tables))
+def _measured(name: str, arguments: Namespace, store: Store) -> bool:
+    """Measure one section; tell whether all of it could be."""
+    if name in store.done(name):
+        return True
+    try:
+        return _MEASURES[name](arguments, store)
+    except Absent as error:
+        _say(f"  skipped: {name}: {error}")
+        return True
+    except (RuntimeError, OSError, SubprocessError) as error:
+        _say(f"  failed: {name}: {error}")
+        return False
 
 
-def _jobs(arguments: argparse.Namespace) -> list[Row]:
+def _jobs(arguments: Namespace, store: Store) -> bool:
+    settings = Settings(arguments.rounds, arguments.seconds)
     wanted = frozenset(filter(None, arguments.systems.split(",")))
-    rows: list[Row] = []
+    done = store.done("jobs")
+    rows = [Row(**row) for row in store.sections.get("jobs", {}).get("rows", ())]
+    failed = False
     for job in all_jobs():
-        if arguments.only is None or arguments.only in job.name:
-            settings = Settings(arguments.rounds, arguments.seconds)
+        if job.name in done or (arguments.only is not None and arguments.only not in job.name):
+            continue
+        try:
             rows += rounds.run(job, settings, wanted, _say)
-    return rows
+        except (RuntimeError, OSError, SubprocessError) as error:
+            _say(f"  failed: {job.name}: {error}")
+            failed = True
+            continue
+        done = [*done, job.name]
+        documents = [row.document() for row in rows]
+        store.put("jobs", documents, report.job_table(rows), done)
+    print(report.job_table(rows), end="\n\n", flush=True)
+    goals = [goal for goal in judged(store.sections) if goal.measured is not None]
+    print(report.goal_table(goals), end="\n\n", flush=True)
+    return not failed
+
+
+def _codecs(arguments: Namespace, store: Store) -> bool:
+    rows = codecs.measure(arguments.only or "")
+    return _keep(store, "codecs", rows, report.codec_table(rows))
+
+
+def _stages(arguments: Namespace, store: Store) -> bool:
+    rows = stages.measure(arguments.only or "", _say)
+    return _keep(store, "stages", rows, report.stage_table(rows))
+
+
+def _batches(arguments: Namespace, store: Store) -> bool:
+    rows = batching.run(arguments.rounds, arguments.seconds, _say)
+    return _keep(store, "batches", rows, report.batch_table(rows))
+
+
+def _kept(arguments: Namespace, store: Store) -> bool:
+    rows = kept.run(_KEPT_PER_ROUND * arguments.rounds, _say)
+    return _keep(store, "kept", rows, report.kept_table(rows))
+
+
+def _keep(store: Store, name: str, rows: Any, table: str) -> bool:
+    """Print and keep what a section has; it needs no more."""
+    print(table, end="\n\n", flush=True)
+    store.put(name, [row.document() for row in rows], table, [name])
+    return True
+
+
+def _write_page(arguments: Namespace, sections: Mapping[str, Any]) -> None:
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(report.page(sections))
+
+
+def _write_chart(arguments: Namespace, sections: Mapping[str, Any]) -> None:
+    if arguments.svg is not None and "jobs" in sections:
+        arguments.svg.write_text(chart.svg(sections))
+
+
+_MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
+    "jobs": _jobs,
+    "codecs": _codecs,
+    "stages": _stages,
+    "batches": _batches,
+    "kept": _kept,
+}
+_SECTIONS = {
+    "all": [*_MEASURES],
+    "jobs": ["jobs"],
+    "codecs": ["codecs"],
+    "stages": ["stages"],
+    "sharing": ["batches", "kept"],
+}
+_WRITERS = {"report": _write_page, "chart": _write_chart}
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed() -> Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=[*_SECTIONS, *_WRITERS], default="jobs")
     parser.add_argument(
-        "what",
-        nargs="?",
-        choices=["jobs", "codecs", "stages", "sharing", "all"],
-        default="jobs",
+        "file", nargs="?", type=Path, default=_RESULTS, help="of report and chart: a results.json"
     )
-    parser.add_argument("--only", metavar="TEXT", help="jobs or codecs whose name holds TEXT")
+    parser.add_argument("--only", metavar="TEXT", help="jobs, codecs or stages named so in part")
     parser.add_argument(
         "--systems", default="", metavar="A,B", help="systems whose names hold A or B"
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write a page")
-    return parser
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw a chart")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help=f"write all three where they are kept: {_RESULTS.name}, {_PAGE.name}, {_CHART.name}",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run that wrote JSON and was interrupted"
+    )
+    arguments = parser.parse_args()
+    writes = arguments.what in _WRITERS
+    if arguments.record and (arguments.only is not None or arguments.systems):
+        parser.error("--record is of everything: not with --only or --systems")
+    if arguments.record or arguments.what == "report":
+        arguments.markdown = arguments.markdown or _PAGE
+    if arguments.record or arguments.what == "chart":
+        arguments.svg = arguments.svg or _CHART
+    if arguments.record and not writes:
+        arguments.output = arguments.output or _RESULTS
+    if arguments.resume and arguments.output is None:
+        parser.error("--resume needs --record or --output, where the run left what it had")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -5,16 +5,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import graphpipe, grps, messages, systems, tensorrt
+from benchmarks import graphpipe, grps, messages, model_servers, noop, systems, tensorrt
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.systems import Running
 
 Start = Callable[[str, int], AbstractContextManager[Running]]
 """Starts a system before an upstream: its carrier and port."""
 
-_NATIVE = partial(systems.gateway, transport="native")
-
 TRANSCODED_PATH = "/inference.GRPCInferenceService/ModelInfer"
+
+_REFERENCE = partial(systems.gateway, transport="reference")
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,15 @@ class Contender:
     """A system in a job.
 
     Attributes:
-        start: None for the canned server itself, asked without anything between.
+        start: None for the canned server itself, asked without anything between; of a job with a
+            server, that server.
         front: Carrier it is asked by.
         back: Carrier of its upstream; None for a server that needs none.
         question: What it is asked.
         path: Of HTTP; of a gRPC method, "" for Open Inference's.
         read: Its answer's outputs.
         exact: Those are the canned ones.
+        with_back: Its upstream's CPU time counts as well.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Contender:
     path: str
     read: Callable[[Message], Arrays]
     exact: bool = True
+    with_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Job:
     Attributes:
         connections: Of the load.
         replies: Of the canned server, by carrier.
+        server: Stands behind instead of the canned server, on the core of the systems.
     """
 
     name: str
@@ -55,162 +59,187 @@ class Job:
     connections: int
     contenders: tuple[Contender, ...]
     replies: dict[str, Message]
+    server: Callable[[], AbstractContextManager[Running]] | None = None
 
 
 def all_jobs() -> list[Job]:
     """Return every job."""
-    small, image = messages.small(), messages.image()
+    small, image, huge = messages.small(), messages.image(), messages.huge()
     return [
         _json_to_grpc("json-grpc small", small, 32),
         _grpc_to_http("grpc-http small", small, 32),
-        _grpc_to_http("grpc-http 602KB", image, 8),
         _binary("binary-grpc small", small, 32, "grpc"),
-        _binary("binary-grpc 602KB", image, 8, "grpc"),
-        _binary("binary-http 602KB", image, 8, "http"),
-        _json_to_grpc("json-grpc 150k floats", image, 8),
         _grpc_to_grpc("grpc-grpc small", small, 32),
+        _binary("binary-http 602KB", image, 8, "http"),
+        _binary("binary-grpc 602KB", image, 8, "grpc"),
+        _grpc_to_http("grpc-http 602KB", image, 8),
         _grpc_to_grpc("grpc-grpc 602KB", image, 8),
+        _binary("binary-http 16MB", huge, 4, "http"),
+        _json_to_grpc("json-grpc 150k floats", image, 8),
+        _served("json-noop small", small, 32, "json"),
+        _served("grpc-noop small", small, 32, "grpc"),
+        _served("binary-noop 602KB", image, 8, "binary"),
+        _served("grpc-noop 602KB", image, 8, "grpc"),
+        _served("json-noop 150k floats", image, 8, "json"),
+        _before_triton("json-triton small", small, 32),
+        _before_triton("json-triton 150k floats", image, 8),
     ]
 
 
-def _json_to_grpc(name: str, case: Case, connections: int) -> Job:
-    question = messages.json_request(case)
-    path = f"/v2/models/{case.model}/infer"
-    replies = {"grpc": messages.grpc_reply(case), "http": messages.json_reply(case)}
-    http = partial(Contender, front="http", question=question, path=path, read=messages.read_http)
-    return Job(
-        name,
-        case,
-        connections,
-        (
-            http("gateway", systems.gateway, back="grpc"),
-            http("gateway, native", _NATIVE, back="grpc"),
-            http("card", systems.card, back="grpc"),
-            Contender(
-                "envoy transcoder",
-                systems.envoy_transcoder,
-                "http",
-                "grpc",
-                messages.transcoder_request(case),
-                TRANSCODED_PATH,
-                messages.read_transcoded,
-            ),
-            http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
-            http("direct (nt)", None, back="http"),
-            http("mlserver itself", systems.mlserver, back=None, exact=case.name == "small"),
-        ),
-        replies,
+Make = Callable[..., Contender]
+
+
+def _http(case: Case, question: Message) -> Make:
+    """Return what makes contenders that are asked over HTTP."""
+    return partial(
+        Contender,
+        front="http",
+        question=question,
+        path=f"/v2/models/{case.model}/infer",
+        read=messages.read_http,
     )
+
+
+def _grpc(case: Case) -> Make:
+    """Return what makes contenders that are asked over gRPC."""
+    question = messages.grpc_request(case)
+    return partial(Contender, front="grpc", question=question, path="", read=messages.read_grpc)
+
+
+def _json_to_grpc(name: str, case: Case, connections: int) -> Job:
+    http = _http(case, messages.json_request(case))
+    transcoder = Contender(
+        "envoy transcoder",
+        systems.envoy_transcoder,
+        "http",
+        "grpc",
+        messages.transcoder_request(case),
+        TRANSCODED_PATH,
+        messages.read_transcoded,
+    )
+    contenders = (
+        http("gateway", systems.gateway, back="grpc"),
+        http("gateway, reference", _REFERENCE, back="grpc"),
+        http("card", systems.card, back="grpc"),
+        transcoder,
+        http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
+        http("nginx proxy (nt)", systems.nginx_proxy, back="http"),
+        http("direct (nt)", None, back="http"),
+    )
+    replies = {"grpc": messages.grpc_reply(case), "http": messages.json_reply(case)}
+    return Job(name, case, connections, contenders, replies)
 
 
 def _grpc_to_http(name: str, case: Case, connections: int) -> Job:
-    grpc = partial(
-        Contender,
-        front="grpc",
-        question=messages.grpc_request(case),
-        path="",
-        read=messages.read_grpc,
+    grpc = _grpc(case)
+    contenders = (
+        grpc("gateway", systems.gateway, back="http"),
+        grpc("gateway, reference", _REFERENCE, back="http"),
+        grpc("card", systems.card, back="http"),
+        grpc("envoy proxy (nt)", systems.envoy_proxy, back="grpc"),
+        grpc("nginx proxy (nt)", systems.nginx_proxy, back="grpc"),
+        grpc("direct (nt)", None, back="grpc"),
     )
-    return Job(
-        name,
-        case,
-        connections,
-        (
-            grpc("gateway", systems.gateway, back="http"),
-            grpc("gateway, native", _NATIVE, back="http"),
-            grpc("card", systems.card, back="http"),
-            grpc("envoy proxy (nt)", systems.envoy_proxy, back="grpc"),
-            grpc("direct (nt)", None, back="grpc"),
-            grpc("mlserver itself", systems.mlserver, back=None, exact=case.name == "small"),
-        ),
-        {"http": messages.binary_reply(case), "grpc": messages.grpc_reply(case)},
-    )
+    return Job(name, case, connections, contenders, _binary_replies(case))
 
 
 def _grpc_to_grpc(name: str, case: Case, connections: int) -> Job:
     """Grps over brpc and over gRPC beside Open Inference, all to Open Inference over gRPC."""
-    grpc = partial(
-        Contender,
-        front="grpc",
-        back="grpc",
-        question=messages.grpc_request(case),
-        path="",
-        read=messages.read_grpc,
-    )
+    grpc = partial(_grpc(case), back="grpc")
     told = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
-    return Job(
-        name,
-        case,
-        connections,
-        (
-            grpc("gateway", systems.gateway),
-            grpc("gateway, native", _NATIVE),
-            Contender(
-                "gateway, grps in",
-                told,
-                "grpc",
-                "grpc",
-                grps.grpc_request(case),
-                grps.METHOD,
-                grps.read_grpc,
-            ),
-            Contender(
-                "gateway, brpc in",
-                told,
-                "brpc",
-                "grpc",
-                grps.brpc_request(case),
-                "",
-                grps.read_brpc,
-            ),
-            grpc("envoy proxy (nt)", systems.envoy_proxy),
-            grpc("direct (nt)", None),
-        ),
-        {"grpc": messages.grpc_reply(case)},
+    over_grpc, over_brpc = grps.grpc_request(case), grps.brpc_request(case)
+    contenders = (
+        grpc("gateway", systems.gateway),
+        grpc("gateway, reference", _REFERENCE),
+        Contender("gateway, grps in", told, "grpc", "grpc", over_grpc, grps.METHOD, grps.read_grpc),
+        Contender("gateway, brpc in", told, "brpc", "grpc", over_brpc, "", grps.read_brpc),
+        grpc("envoy proxy (nt)", systems.envoy_proxy),
+        grpc("direct (nt)", None),
     )
+    return Job(name, case, connections, contenders, {"grpc": messages.grpc_reply(case)})
 
 
-def _tensorrt(name: str, case: Case, back: str, transport: str) -> Contender:
-    return Contender(
-        name,
-        tensorrt.start(case, transport),
+def _binary(name: str, case: Case, connections: int, back: str) -> Job:
+    http = _http(case, messages.binary_request(case))
+    graph = Contender(
+        "gateway, graphpipe in",
+        graphpipe.start(case),
+        "http",
+        back,
+        graphpipe.request(case),
+        f"/graphpipe/{case.model}",
+        graphpipe.read(case),
+    )
+    tensor = Contender(
+        "gateway, tensorrt in",
+        tensorrt.start(case),
         "http",
         back,
         tensorrt.request(case),
         tensorrt.path(case),
         tensorrt.read(case),
     )
+    others = (
+        http("card", systems.card, back=back),
+        http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
+        http("nginx proxy (nt)", systems.nginx_proxy, back="http"),
+    )
+    contenders = (
+        http("gateway", systems.gateway, back=back),
+        *((graph, tensor) if case.name != messages.HUGE else ()),
+        http("gateway, reference", _REFERENCE, back=back),
+        # What passes on has no other end to offer: these stand beside the one way that it goes.
+        *(others if back == "http" else ()),
+        http("direct (nt)", None, back="http"),
+    )
+    return Job(name, case, connections, contenders, _binary_replies(case))
 
 
-def _binary(name: str, case: Case, connections: int, back: str) -> Job:
-    http = partial(
-        Contender,
-        front="http",
-        question=messages.binary_request(case),
-        path=f"/v2/models/{case.model}/infer",
-        read=messages.read_http,
+def _served(name: str, case: Case, connections: int, form: str) -> Job:
+    """Return servers with a model that does nothing: the gateway's within its own process."""
+    make = _asked(case, form)
+    servers = {
+        "triton": model_servers.triton,
+        "mlserver": model_servers.mlserver,
+        "kserve": model_servers.kserve,
+    }
+    contenders = (
+        make("gateway", _noop(case, None), back=None),
+        make("gateway, reference", _noop(case, "reference"), back=None),
+        *(make(name, _alone(server, case), back=None) for name, server in servers.items()),
     )
-    return Job(
-        name,
-        case,
-        connections,
-        (
-            http("gateway", systems.gateway, back=back),
-            Contender(
-                "gateway, graphpipe in",
-                graphpipe.start(case),
-                "http",
-                back,
-                graphpipe.request(case),
-                f"/graphpipe/{case.model}",
-                graphpipe.read(case),
-            ),
-            _tensorrt("gateway, tensorrt in", case, back, "reference"),
-            http("gateway, native", _NATIVE, back=back),
-            _tensorrt("gateway, native, tensorrt in", case, back, "native"),
-            http("card", systems.card, back=back),
-            http("envoy proxy (nt)", systems.envoy_proxy, back="http"),
-            http("direct (nt)", None, back="http"),
-        ),
-        {"http": messages.binary_reply(case), "grpc": messages.grpc_reply(case)},
+    return Job(name, case, connections, contenders, {})
+
+
+def _asked(case: Case, form: str) -> Make:
+    if form == "grpc":
+        return _grpc(case)
+    binary = form == "binary"
+    return _http(case, messages.binary_request(case) if binary else messages.json_request(case))
+
+
+def _before_triton(name: str, case: Case, connections: int) -> Job:
+    """Return Triton asked in JSON, and the gateway before it; both share the core."""
+    http = _http(case, messages.json_request(case))
+    contenders = (
+        http("gateway", systems.gateway, back="grpc", with_back=True),
+        http("gateway, without triton's share", systems.gateway, back="grpc"),
+        http("triton itself", None, back=None),
     )
+    server = partial(model_servers.triton, case)
+    return Job(name, case, connections, contenders, {}, server)
+
+
+def _noop(case: Case, transport: str | None) -> Start:
+    """Return what starts a gateway whose model does nothing."""
+    said = {"models": noop.models(case)}
+    return lambda _carrier, _port: systems.serving(said, transport)
+
+
+def _alone(server: Callable[[Case], AbstractContextManager[Running]], case: Case) -> Start:
+    """Return what starts a server that stands before nothing."""
+    return lambda _carrier, _port: server(case)
+
+
+def _binary_replies(case: Case) -> dict[str, Message]:
+    return {"http": messages.binary_reply(case), "grpc": messages.grpc_reply(case)}

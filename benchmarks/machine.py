@@ -2,7 +2,9 @@
 
 import os
 import platform
-import shutil
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,27 +26,35 @@ def describe() -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "gateway": gateway.__version__,
+        "commit": _commit(),
         "packages": {name: version(name) for name in _PACKAGES},
         "load": tools(),
         "load_average": os.getloadavg()[0],
     }
 
 
-def text(about: dict[str, object]) -> str:
+def text(about: Mapping[str, object]) -> str:
     """Return *about* for people, with a warning where the figures will be poor."""
     packages = about["packages"]
     assert isinstance(packages, dict)
     lines = [
         f"{about['date']}; {about['cpu']}, {about['cores']} cores, Linux {about['kernel']}",
-        f"gateway {about['gateway']}, Python {about['python']}, "
+        f"gateway {about['gateway']} ({about['commit']}), Python {about['python']}, "
         + ", ".join(f"{name} {number}" for name, number in packages.items()),
         f"load by {about['load']}; load average before the run {about['load_average']:.2f}",
     ]
-    if "pyload" in tools().values():
+    if "pyload" in str(about["load"]):
         lines.append("install wrk and nghttp2-client (h2load): pyload's own cost limits req/s")
-    if shutil.which("taskset") is None:
-        lines.append("there is no taskset: nothing can be pinned, the run will fail")
     return "\n".join(lines)
+
+
+def _commit() -> str:
+    """Return which commit this is, with a plus sign where files were changed since."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=10)
+        return done.stdout.strip()
+    return "no commit"
 
 
 def _cpu() -> str:

@@ -22,6 +22,9 @@ BINARY_TYPE = "application/octet-stream"
 LENGTH_FIELD = "Inference-Header-Content-Length"
 GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
+SMALL = "small"
+HUGE = "16 MiB"
+
 _NAMES = {"int32": "INT32", "float32": "FP32", "float64": "FP64"}
 _TYPES = {name: np.dtype(text) for text, name in _NAMES.items()}
 
@@ -54,7 +57,7 @@ def small() -> Case:
     left = np.arange(16, dtype=np.int32).reshape(1, 16)
     right = np.full((1, 16), 3, np.int32)
     return Case(
-        "small",
+        SMALL,
         "add_sub",
         {"INPUT0": left, "INPUT1": right},
         {"OUTPUT0": left + right, "OUTPUT1": left - right},
@@ -66,6 +69,12 @@ def image() -> Case:
     pixels = np.random.default_rng(7).random((1, 3, 224, 224), np.float32)
     scores = np.linspace(0, 1, 1000, dtype=np.float32).reshape(1, 1000)
     return Case("602 KB", "sum_and_empty", {"X": pixels}, {"OUTPUT0": scores})
+
+
+def huge() -> Case:
+    """One FP32 tensor of 16 MiB, 4,000 bytes back."""
+    values = np.zeros((4, 1024, 1024), np.float32)
+    return Case(HUGE, image().model, {"X": values}, image().outputs)
 
 
 def signature(case: Case) -> dict[str, object]:

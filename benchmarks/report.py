@@ -1,15 +1,35 @@
 """Tables of plain text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from benchmarks import batching, kept, stages
+from benchmarks import batching, kept, machine, stages
 from benchmarks.codecs import Timing
+from benchmarks.goals import Judged, judged
 from benchmarks.rounds import Row
+
+_TITLES = {
+    "jobs": "Jobs",
+    "codecs": "Codecs",
+    "stages": "Stages of a small request",
+    "batches": "Batches",
+    "kept": "Kept answers",
+}
+_HEAD = (
+    "Written by the runner, from results.json; README.md says how to read it, NOTES.md what else "
+    "was found."
+)
+_GOALS = (
+    "*needed*: by the issue of the native data plane; *beyond*: by PERFORMANCE.md, section E. A "
+    "peer's figure is its CPU time per request in units of the gateway's, unless the name says "
+    "otherwise; *by req/s* is the gateway's rate in units of the peer's. A dash: not measured."
+)
 
 
 def job_table(rows: Sequence[Row]) -> str:
     """Return the table of jobs; a blank line between one and the next."""
-    head = ["job", "system", "req/s", "cpu us", "x gateway", "+-%", "p50 us", "p99 us", "errors"]
+    head = ["job", "system", "req/s", "cpu us", "x gateway", "+-%", "p50 us", "added us", "p99 us"]
+    head.append("errors")
     return _table(head, [*_job_lines(rows)], left=2)
 
 
@@ -27,6 +47,7 @@ def _job_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             f"{row.ratio:.2f}",
             f"{50 * row.spread:.0f}",
             f"{row.p50_us:,.0f}",
+            "" if row.added_us is None else f"{row.added_us:,.0f}",
             f"{row.p99_us:,.0f}",
             str(row.errors),
         ]
@@ -89,10 +110,43 @@ def stage_table(rows: Sequence[stages.Row]) -> str:
     return _table(["way", "stage", "cpu us", "budget"], lines, left=2)
 
 
-def page(words: str, about: str, tables: Sequence[str]) -> str:
-    """Return RESULTS.md: how it was made, where, and the tables."""
-    parts = ["# Results", f"Written by `{words}`; README.md says how to read it."]
-    return "\n\n".join([*parts, *(f"```\n{text}\n```" for text in (about, *tables))]) + "\n"
+def goal_table(goals: Sequence[Judged]) -> str:
+    """Return the table of goals; a dash where the run has no figure."""
+    head = ["goal", "needed", "reached", "beyond", "reached", "measured", "by req/s"]
+    lines = [
+        [
+            goal.what,
+            *_judgement(goal, goal.needed),
+            *_judgement(goal, goal.beyond),
+            _number(goal.measured),
+            _number(goal.by_rate),
+        ]
+        for goal in goals
+    ]
+    return _table(head, lines, left=1)
+
+
+def _judgement(goal: Judged, limit: float | None) -> list[str]:
+    if limit is None:
+        return ["", ""]
+    reached = goal.reaches(limit)
+    said = "-" if reached is None else "yes" if reached else "no"
+    return [f"{'<=' if goal.most else '>='} {limit:g}", said]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def page(sections: Mapping[str, Any]) -> str:
+    """Return RESULTS.md: the goals, then each section with where and how it was made."""
+    parts = ["# Results", _HEAD]
+    if "jobs" in sections:
+        parts += ["## Goals", _GOALS, f"```\n{goal_table(judged(sections))}\n```"]
+    for name, section in sections.items():
+        about = f"`{section['words']}`\n\n```\n{machine.text(section['about'])}\n```"
+        parts += [f"## {_TITLES.get(name, name)}", about, f"```\n{section['table']}\n```"]
+    return "\n\n".join(parts) + "\n"
 
 
 def _table(head: list[str], lines: list[list[str]], left: int) -> str:

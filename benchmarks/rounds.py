@@ -1,18 +1,20 @@
 """Running a job: every system up at once, rounds in turn (A B C A B C), medians over rounds."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from subprocess import SubprocessError
 
 from benchmarks import load
 from benchmarks.jobs import Contender, Job
 from benchmarks.load import Measured, Target
-from benchmarks.messages import same
+from benchmarks.messages import SMALL, same
 from benchmarks.processes import cores, cpu_seconds
 from benchmarks.systems import Absent, Running, canned
 
 BASE = "gateway"
+DIRECT = "direct (nt)"
 
 Say = Callable[[str], None]
 
@@ -40,6 +42,7 @@ class Row:
             the two measured one after the other: 2.0 needs twice as much as the gateway.
         spread: Largest less smallest `cpu_us` of the rounds, over their median.
         p50_us: Latency with one connection.
+        added_us: What of it is not the canned server's own; None where there is none.
         errors: Requests that failed, of all rounds.
     """
 
@@ -50,6 +53,7 @@ class Row:
     ratio: float
     spread: float
     p50_us: float
+    added_us: float | None
     p99_us: float
     errors: int
 
@@ -59,26 +63,40 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
+    """One round of one system.
+
+    Attributes:
+        busy: Under load.
+        lone: With one connection; not in every round.
+    """
+
     cpu_us: float
     busy: Measured
-    lone: Measured
+    lone: Measured | None
 
 
 def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[Row]:
     """Run *job* for the systems whose names hold one of *wanted*; all when that is empty."""
     with ExitStack() as stack:
         up = _start(job, wanted, stack, say)
-        samples: dict[str, list[_Sample]] = {name: [] for name in up}
+        samples: dict[str, list[Sample]] = {name: [] for name in up}
         for name, (running, target) in up.items():
             load.run(target, job.connections, 1, cores()[1])  # warms
-            if cpu_seconds(running.pid) <= 0:
+            if cpu_seconds(*running.pids) <= 0:
                 raise RuntimeError(f"{name} of {job.name} burns no CPU that can be seen")
         for number in range(1, settings.rounds + 1):
             say(f"  round {number} of {settings.rounds}: {job.name}")
-            for name, (running, target) in up.items():
-                samples[name].append(_sample(job, running, target, settings))
-    return [_row(job, name, found, samples.get(BASE)) for name, found in samples.items()]
+            for name, (running, target) in [*up.items()]:
+                try:
+                    lone = job.case.name == SMALL or number == 1
+                    samples[name].append(_sample(job, running, target, settings, lone=lone))
+                except (RuntimeError, OSError, SubprocessError) as error:
+                    if name == BASE:
+                        raise
+                    say(f"  given up: {name} in {job.name}: {error}")
+                    del up[name], samples[name]
+    return rows_of(job, samples)
 
 
 def _start(
@@ -88,12 +106,11 @@ def _start(
     chosen = [
         each for each in job.contenders if not wanted or any(part in each.name for part in wanted)
     ]
-    backs = {each.back for each in chosen if each.start is not None} - {None}
-    behind = {
-        carrier: stack.enter_context(canned(carrier, reply, cores()[1]))
-        for carrier, reply in job.replies.items()
-        if carrier in backs
-    }
+    try:
+        behind = _behind(job, chosen, stack)
+    except Absent as error:
+        say(f"  skipped: {job.name}: {error}")
+        return {}
     for each in chosen:
         try:
             running = _started(job, each, behind, stack)
@@ -108,17 +125,35 @@ def _start(
     return up
 
 
+def _behind(job: Job, chosen: Sequence[Contender], stack: ExitStack) -> dict[str, Running]:
+    """Start what the systems stand before, by its carrier."""
+    if job.server is not None:
+        server = stack.enter_context(job.server())
+        return {"http": server, "grpc": server}
+    backs = {each.back for each in chosen if each.start is not None} - {None}
+    return {
+        carrier: stack.enter_context(canned(carrier, reply, cores()[1]))
+        for carrier, reply in job.replies.items()
+        if carrier in backs
+    }
+
+
 def _started(
-    job: Job, contender: Contender, behind: dict[str, Running], stack: ExitStack
+    job: Job, contender: Contender, behind: Mapping[str, Running], stack: ExitStack
 ) -> Running:
+    if contender.start is None and job.server is not None:
+        return behind[contender.front]
     if contender.start is None:
-        return stack.enter_context(
-            canned(contender.front, job.replies[contender.front], cores()[0])
-        )
+        reply = job.replies[contender.front]
+        return stack.enter_context(canned(contender.front, reply, cores()[0]))
     if contender.back is None:
         return stack.enter_context(contender.start("", 0))
-    port = behind[contender.back].http_port
-    return stack.enter_context(contender.start(contender.back, port))
+    back = behind[contender.back]
+    port = back.http_port if contender.back == "http" else back.grpc_port
+    running = stack.enter_context(contender.start(contender.back, port))
+    if not contender.with_back:
+        return running
+    return Running(running.pid, running.http_port, running.grpc_port, behind=back.pids)
 
 
 def _target(contender: Contender, running: Running) -> Target:
@@ -133,18 +168,28 @@ def _check(job: Job, contender: Contender, target: Target) -> None:
         raise RuntimeError(f"answers otherwise than the model: {str(found)[:300]}")
 
 
-def _sample(job: Job, running: Running, target: Target, settings: Settings) -> _Sample:
-    before = cpu_seconds(running.pid)
+def _sample(
+    job: Job, running: Running, target: Target, settings: Settings, *, lone: bool
+) -> Sample:
+    before = cpu_seconds(*running.pids)
     busy = load.run(target, job.connections, settings.seconds, cores()[1])
-    cpu_us = (cpu_seconds(running.pid) - before) * 1e6 / max(1, busy.requests)
-    lone = load.run(target, 1, 1, cores()[1])
-    return _Sample(cpu_us, busy, lone)
+    cpu_us = (cpu_seconds(*running.pids) - before) * 1e6 / max(1, busy.requests)
+    # Latency is of interest where it is small; one look at the rest will do.
+    return Sample(cpu_us, busy, load.run(target, 1, 1, cores()[1]) if lone else None)
 
 
-def _row(job: Job, name: str, samples: list[_Sample], base: list[_Sample] | None) -> Row:
+def rows_of(job: Job, samples: Mapping[str, list[Sample]]) -> list[Row]:
+    """Return the medians of each system; of each, the first round has a latency."""
+    return [_row(job, name, found, samples) for name, found in samples.items()]
+
+
+def _row(job: Job, name: str, samples: list[Sample], of: Mapping[str, list[Sample]]) -> Row:
     middle = statistics.median
     cpu_us = [each.cpu_us for each in samples]
-    pairs = zip(samples, samples if base is None else base, strict=True)
+    pairs = zip(samples, of.get(BASE, samples), strict=True)
+    lone = [each.lone for each in samples if each.lone is not None]
+    direct = [each.lone for each in of.get(DIRECT, ()) if each.lone is not None]
+    added = [each.p50_us - other.p50_us for each, other in zip(lone, direct, strict=False)]
     return Row(
         job=job.name,
         system=name,
@@ -152,7 +197,8 @@ def _row(job: Job, name: str, samples: list[_Sample], base: list[_Sample] | None
         cpu_us=middle(cpu_us),
         ratio=middle(each.cpu_us / other.cpu_us for each, other in pairs),
         spread=(max(cpu_us) - min(cpu_us)) / middle(cpu_us),
-        p50_us=middle(each.lone.p50_us for each in samples),
-        p99_us=middle(each.lone.p99_us for each in samples),
-        errors=sum(each.busy.errors + each.lone.errors for each in samples),
+        p50_us=middle(each.p50_us for each in lone),
+        added_us=middle(added) if added and name != DIRECT else None,
+        p99_us=middle(each.p99_us for each in lone),
+        errors=sum(each.busy.errors for each in samples) + sum(each.errors for each in lone),
     )

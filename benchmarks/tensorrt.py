@@ -49,10 +49,10 @@ def read(case: Case) -> Callable[[Message], Arrays]:
     return outputs
 
 
-def start(case: Case, transport: str) -> Any:
+def start(case: Case) -> Any:
     """Return what starts a gateway that has been told that the model batches.
 
     The canned upstream does not know; a real one is asked once in 30 s.
     """
     told = {**signature(case), "max_batch_size": _MOST}
-    return partial(systems.gateway, models={case.model: {"signature": told}}, transport=transport)
+    return partial(systems.gateway, models={case.model: {"signature": told}})

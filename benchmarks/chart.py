@@ -1,0 +1,175 @@
+"""The chart of a run: what each peer costs in units of the gateway, as an SVG of our own writing.
+
+Bars on a logarithmic axis, from 1, where the gateway stands: to the right costs more CPU time per
+request, to the left less. The same results give the same bytes. Colours follow the reader's choice
+of a light or a dark page.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import escape
+
+from benchmarks.goals import Results
+
+SHOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "json-grpc small": (
+        "Small JSON in, gRPC out",
+        ("gateway, reference", "envoy transcoder", "envoy proxy (nt)", "nginx proxy (nt)"),
+    ),
+    "grpc-http small": (
+        "Small gRPC in, HTTP out",
+        ("gateway, reference", "envoy proxy (nt)", "nginx proxy (nt)"),
+    ),
+    "binary-http 602KB": (
+        "602 KB tensor, HTTP in and out",
+        ("gateway, reference", "envoy proxy (nt)", "nginx proxy (nt)"),
+    ),
+    "grpc-http 602KB": (
+        "602 KB tensor, gRPC in, HTTP out",
+        ("gateway, reference", "envoy proxy (nt)", "nginx proxy (nt)"),
+    ),
+    "json-grpc 150k floats": (
+        "150,528 JSON floats in, gRPC out",
+        ("gateway, reference", "envoy transcoder", "envoy proxy (nt)"),
+    ),
+    "json-triton 150k floats": (
+        "150,528 JSON floats, before a real Triton",
+        ("triton itself",),
+    ),
+    "json-noop small": ("Small JSON, a model that does nothing", ("triton", "mlserver", "kserve")),
+    "grpc-noop small": ("Small gRPC, a model that does nothing", ("triton", "mlserver", "kserve")),
+}
+"""Job -> its title, and the systems of which there are bars."""
+
+_WIDTH, _LEFT, _RIGHT = 760, 190, 60
+_TOP, _BOTTOM = 84, 46
+_BAR, _ROW, _TITLE, _GAP = 14, 20, 22, 10
+_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_NT = " (nt)"
+_HEADING = "CPU time per request of others, in units of the gateway's"
+_AXIS = "times the gateway's CPU time (1: the gateway itself; logarithmic)"
+_STYLE = """
+text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
+.title { font-size: 15px; font-weight: 600; } .job { font-weight: 600; } .small { fill: #59636e; }
+.grid { stroke: #d1d9e0; } .one { stroke: #1f2328; stroke-width: 1.5; }
+.peer { fill: #2f6fb2; } .nt { fill: #a9b4bf; }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3; } .small { fill: #9198a1; } .grid { stroke: #3d444d; }
+.one { stroke: #e6edf3; } .peer { fill: #5aa0e6; } .nt { fill: #6b7683; } }
+"""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What one system costs in units of the gateway."""
+
+    system: str
+    ratio: float
+
+
+def bars(sections: Mapping[str, Any]) -> dict[str, list[Bar]]:
+    """Return the bars of each job, by its title; jobs that were not measured are left out."""
+    results = Results(sections)
+    found: dict[str, list[Bar]] = {}
+    for job, (title, systems) in SHOWN.items():
+        ratios = {system: results.times(job, system) for system in systems}
+        shown = [Bar(system, ratio) for system, ratio in ratios.items() if ratio]
+        if shown:
+            found[title] = shown
+    return found
+
+
+def svg(sections: Mapping[str, Any]) -> str:
+    """Return the chart.
+
+    Raises:
+        ValueError: Nothing that it shows was measured.
+    """
+    groups = bars(sections)
+    if not groups:
+        raise ValueError("the results have no job that the chart shows")
+    axis = _Axis([bar.ratio for group in groups.values() for bar in group])
+    lines = sum(len(group) for group in groups.values())
+    height = _TOP + len(groups) * (_TITLE + _GAP) + lines * _ROW + _BOTTOM
+    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title">',
+        f"<style>{_STYLE}</style>",
+        f'<text id="title" class="title" x="16" y="24">{_HEADING}</text>',
+        *_legend(),
+        *axis.drawn(height),
+        *_groups(groups, axis),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+class _Axis:
+    """Where a ratio stands.
+
+    Args:
+        ratios: All that must find a place.
+    """
+
+    def __init__(self, ratios: Sequence[float]) -> None:
+        least, most = min(0.5, *ratios), max(2.0, *ratios)
+        self.ticks = [
+            tick
+            for tick in _TICKS
+            if tick >= max((t for t in _TICKS if t <= least), default=_TICKS[0])
+            and tick <= min((t for t in _TICKS if t >= most), default=_TICKS[-1])
+        ]
+        self._from = math.log(min(least, self.ticks[0]))
+        self._to = math.log(max(most, self.ticks[-1]))
+
+    def x(self, ratio: float) -> float:
+        share = (math.log(ratio) - self._from) / (self._to - self._from)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def drawn(self, height: int) -> Iterator[str]:
+        top, bottom = _TOP - 8, height - _BOTTOM + 4
+        for tick in self.ticks:
+            x, kind = f"{self.x(tick):.1f}", "one" if tick == 1 else "grid"
+            yield f'<line class="{kind}" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>'
+            yield _middle(self.x(tick), bottom + 16, f"{tick:g}")
+        yield _middle((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 34, _AXIS)
+
+
+def _middle(x: float, y: int, text: str) -> str:
+    return f'<text class="small" text-anchor="middle" x="{x:.1f}" y="{y}">{escape(text)}</text>'
+
+
+def _legend() -> Iterator[str]:
+    words = (("peer", "does the same work"), ("nt", "passes bytes on, does not translate (nt)"))
+    x = 16
+    for kind, text in words:
+        yield f'<rect class="{kind}" x="{x}" y="38" width="12" height="12" rx="2"/>'
+        yield f'<text class="small" x="{x + 18}" y="48">{text}</text>'
+        x += 160
+
+
+def _groups(groups: Mapping[str, Sequence[Bar]], axis: _Axis) -> Iterator[str]:
+    y = _TOP
+    for title, shown in groups.items():
+        y += _TITLE
+        yield f'<text class="job" x="16" y="{y - 7}">{escape(title)}</text>'
+        for bar in shown:
+            yield from _bar(bar, axis, y)
+            y += _ROW
+        y += _GAP
+
+
+def _bar(bar: Bar, axis: _Axis, y: int) -> Iterator[str]:
+    one, x = axis.x(1), axis.x(bar.ratio)
+    kind = "nt" if bar.system.endswith(_NT) else "peer"
+    left, right = min(one, x), max(one, x)
+    base = y + _BAR - 3
+    yield f'<text text-anchor="end" x="{_LEFT - 10}" y="{base}">{escape(bar.system)}</text>'
+    yield (
+        f'<rect class="{kind}" x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" '
+        f'height="{_BAR}" rx="2"/>'
+    )
+    number = f"{bar.ratio:.0f}" if bar.ratio >= 10 else f"{bar.ratio:.2g}"
+    yield f'<text x="{right + 5:.1f}" y="{base}">{number}</text>'

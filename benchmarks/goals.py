@@ -1,0 +1,201 @@
+"""The goals of the native data plane, and what a run says about each.
+
+Two sets: what is *needed* (the issue of the native data plane), and what lies *beyond* it
+(PERFORMANCE.md, section E). Ratios are of CPU time per request, median over pairs within a round;
+where a peer stands in a goal, 2.0 means that it needs twice what the gateway needs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.codecs import SIMDJSON
+from benchmarks.rounds import BASE, Row
+
+_P99_FACTOR = 1.5
+JSON, GRPC, HTTP_602K = "json-grpc small", "grpc-http small", "binary-http 602KB"
+FLOATS, HUGE = "json-grpc 150k floats", "binary-http 16MB"
+NOOP, TRITON, TRITON_FLOATS = "json-noop small", "json-triton small", "json-triton 150k floats"
+_BINARY_CODECS = ("oip.grpc", "oip.http", "graphpipe messages")
+
+
+class Results:
+    """What was measured, to be asked.
+
+    Args:
+        sections: Of a run, as in results.json.
+    """
+
+    def __init__(self, sections: Mapping[str, Any]) -> None:
+        rows = [Row(**row) for row in sections.get("jobs", {}).get("rows", ())]
+        self._rows = {(row.job, row.system): row for row in rows if not row.errors}
+        self._codecs: list[Mapping[str, Any]] = sections.get("codecs", {}).get("rows", [])
+        self._workers: list[Mapping[str, Any]] = sections.get("workers", {}).get("rows", [])
+
+    def row(self, job: str, system: str = BASE) -> Row | None:
+        """Return a system's row; None if it was not measured or had errors."""
+        return self._rows.get((job, system))
+
+    def times(self, job: str, peer: str) -> float | None:
+        """Return a peer's CPU time per request in units of the gateway's."""
+        row = self.row(job, peer)
+        return None if row is None or self.row(job) is None else row.ratio
+
+    def throughput(self, job: str, peer: str) -> float | None:
+        """Return the gateway's requests per second in units of a peer's."""
+        row, own = self.row(job, peer), self.row(job)
+        return None if row is None or own is None else own.rate / row.rate
+
+    def codec(self, name: str, step: str = "") -> list[Mapping[str, Any]]:
+        """Return the timings of a codec."""
+        return [one for one in self._codecs if one["codec"] == name and step in one["step"]]
+
+
+Measure = Callable[[Results], float | None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One thing to reach.
+
+    Attributes:
+        needed: By the issue; None where it says nothing.
+        beyond: By PERFORMANCE.md; None likewise.
+        most: The measured value may be no larger; otherwise no smaller.
+        by_rate: The same by requests per second, to compare; None where that says nothing.
+    """
+
+    what: str
+    measure: Measure
+    needed: float | None = None
+    beyond: float | None = None
+    most: bool = False
+    by_rate: Measure | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A goal with what was measured; None where the run has no figure for it."""
+
+    what: str
+    needed: float | None
+    beyond: float | None
+    most: bool
+    measured: float | None
+    by_rate: float | None
+
+    def reaches(self, limit: float | None) -> bool | None:
+        """Tell whether the measured value is on the right side of *limit*; None: nobody knows."""
+        if limit is None or self.measured is None:
+            return None
+        return self.measured <= limit if self.most else self.measured >= limit
+
+    def document(self) -> dict[str, object]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def judged(sections: Mapping[str, Any]) -> list[Judged]:
+    """Return every goal with what *sections* say about it."""
+    results = Results(sections)
+    return [
+        Judged(
+            goal.what,
+            goal.needed,
+            goal.beyond,
+            goal.most,
+            goal.measure(results),
+            None if goal.by_rate is None else goal.by_rate(results),
+        )
+        for goal in GOALS
+    ]
+
+
+def _peer(job: str, peer: str, needed: float | None, beyond: float | None) -> Goal:
+    """Return the goal that *peer* costs so many times what the gateway costs."""
+    return Goal(
+        f"{job}: {peer}",
+        lambda results: results.times(job, peer),
+        needed,
+        beyond,
+        by_rate=lambda results: results.throughput(job, peer),
+    )
+
+
+def _no_more(job: str, peer: str, beyond: float) -> Goal:
+    """Return the goal that the gateway costs at most so many times what *peer* costs."""
+
+    def measure(results: Results) -> float | None:
+        times = results.times(job, peer)
+        return None if times is None else 1 / times
+
+    return Goal(f"{job}: gateway / {peer}", measure, None, beyond, most=True)
+
+
+def _added(results: Results) -> float | None:
+    own, peer = results.row(JSON), results.row(JSON, "envoy transcoder")
+    if own is None or peer is None or own.added_us is None or not peer.added_us:
+        return None
+    return own.added_us / peer.added_us
+
+
+def _tail(results: Results) -> float | None:
+    own = results.row(JSON)
+    return None if own is None else own.p99_us / own.p50_us
+
+
+def _to_grpc(results: Results) -> float | None:
+    grpc, http = results.row("binary-grpc 602KB"), results.row(HTTP_602K)
+    return None if grpc is None or http is None else grpc.cpu_us / http.cpu_us
+
+
+def _parse(results: Results) -> float | None:
+    own, parse = results.row(FLOATS), results.codec(SIMDJSON)
+    return None if own is None or not parse else own.cpu_us / parse[0]["micros"][1]
+
+
+def _share(results: Results) -> float | None:
+    own = results.row(TRITON, "gateway, without triton's share")
+    triton = results.row(TRITON, "triton itself")
+    return None if own is None or triton is None else own.cpu_us / triton.cpu_us
+
+
+def _growth(results: Results) -> float | None:
+    found = [one["growth"] for name in _BINARY_CODECS for one in results.codec(name)]
+    return max((growth for growth in found if growth is not None), default=None)
+
+
+def _graphpipe(results: Results) -> float | None:
+    found = results.codec("graphpipe messages", "build")
+    return found[0]["peer_us"] / found[0]["micros"][1] if found else None
+
+
+GOALS: Iterable[Goal] = (
+    _peer(JSON, "envoy transcoder", 1.5, 2.0),
+    _peer(JSON, "gateway, reference", 2.8, 3.3),
+    _peer(JSON, "rest-proxy", None, 1.8),
+    _peer(JSON, "envoy proxy (nt)", None, 1.0),
+    _no_more(JSON, "nginx proxy (nt)", 2.0),
+    Goal(f"{JSON}: added p50, gateway / transcoder", _added, None, 0.45, most=True),
+    Goal(f"{JSON}: p99 / p50 at one connection", _tail, None, _P99_FACTOR, most=True),
+    _peer(GRPC, "gateway, reference", 8.0, 10.0),
+    _no_more(GRPC, "envoy proxy (nt)", 1.1),
+    _peer(HTTP_602K, "envoy proxy (nt)", 1.15, 1.3),
+    _peer(HTTP_602K, "nginx proxy (nt)", None, 0.9),
+    _peer(HTTP_602K, "gateway, reference", None, 2.0),
+    Goal("602KB: binary-grpc / binary-http", _to_grpc, None, 1.5, most=True),
+    _peer("grpc-http 602KB", "envoy proxy (nt)", None, 1.3),
+    _peer(HUGE, "envoy proxy (nt)", None, 1.2),
+    _peer(HUGE, "nginx proxy (nt)", None, 0.95),
+    _peer(FLOATS, "envoy transcoder", 7.0, 8.0),
+    Goal(f"{FLOATS}: gateway / {SIMDJSON}", _parse, None, 1.15, most=True),
+    _peer(TRITON_FLOATS, "triton itself", 2.8, 3.0),
+    Goal(f"{TRITON}: gateway's share / triton itself", _share, None, 0.9, most=True),
+    _peer(NOOP, "triton", 2.0, 2.5),
+    _peer(NOOP, "mlserver", 12.0, 15.0),
+    _peer(NOOP, "kserve", None, 28.0),
+    _peer("grpc-noop small", "triton", None, 1.6),
+    _peer("binary-noop 602KB", "triton", None, 6.0),
+    Goal("codecs: 16 MiB / 602 KB, the worst of binary ones", _growth, None, 1.2, most=True),
+    Goal("codecs: flatbuffers' builder / ours at 602 KB", _graphpipe, None, 100.0),
+)

@@ -1,0 +1,83 @@
+"""What a run has found so far, kept in a file after each step, so that a run can go on later.
+
+A section is one of the things that are measured: its rows, its table as text, where and by which
+command it was made. Sections that a run does not measure stay as they were.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PART = ".part"
+"""Ends the name of the file of a run that has not ended."""
+
+
+class Store:
+    """The sections of a run.
+
+    Args:
+        path: Where they are kept at last; None to keep nothing.
+        about: The machine of this run.
+        words: The command of this run.
+        resume: Go on with what a run that did not end has left.
+    """
+
+    def __init__(
+        self, path: Path | None, about: Mapping[str, object], words: str, *, resume: bool = False
+    ) -> None:
+        self._path = path
+        self._about = dict(about)
+        self._words = words
+        self.sections: dict[str, Any] = {}
+        if path is not None and resume and self._part.exists():
+            self.sections = json.loads(self._part.read_text())
+
+    @property
+    def _part(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(self._path.name + PART)
+
+    def done(self, name: str) -> list[str]:
+        """Return the parts of a section that were measured before this run went on."""
+        parts: list[str] = self.sections.get(name, {}).get("done", [])
+        return parts
+
+    def put(self, name: str, rows: list[dict[str, object]], table: str, done: list[str]) -> None:
+        """Keep what a section has so far.
+
+        Args:
+            name: Of the section.
+            rows: All of them, those from before included.
+            table: The same as text.
+            done: Parts that need not be measured again.
+        """
+        made = self.sections.get(name, {"about": self._about, "words": self._words})
+        self.sections[name] = {**made, "rows": rows, "table": table, "done": done}
+        if self._path is not None:
+            _write(self._part, self.sections)
+
+    def finish(self) -> dict[str, Any]:
+        """Put this run's sections in the place of the last's; return all there are now."""
+        if self._path is None:
+            return self.sections
+        ended = {
+            name: {key: value for key, value in section.items() if key != "done"}
+            for name, section in self.sections.items()
+        }
+        sections = {**load(self._path), **ended}
+        _write(self._path, sections)
+        self._part.unlink(missing_ok=True)
+        return sections
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the sections of results.json; none where there is no such file."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _write(path: Path, sections: Mapping[str, Any]) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(sections, indent=1) + "\n")
+    new.replace(path)

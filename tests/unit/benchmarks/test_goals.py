@@ -1,0 +1,100 @@
+"""Goals: what rows say about each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.goals import FLOATS, GOALS, HTTP_602K, JSON, NOOP, Judged, judged
+from benchmarks.jobs import all_jobs
+from benchmarks.report import goal_table
+from benchmarks.rounds import Row
+
+
+def row(job: str, system: str, **fields: Any) -> dict[str, object]:
+    """Return a row as results.json has it."""
+    given = {"rate": 1000.0, "cpu_us": 50.0, "ratio": 1.0, "spread": 0.1, "p50_us": 100.0}
+    given |= {"added_us": 60.0, "p99_us": 140.0, "errors": 0}
+    return Row(job, system, **(given | fields)).document()
+
+
+def jobs(*rows: dict[str, object]) -> dict[str, Any]:
+    return {"jobs": {"rows": list(rows)}}
+
+
+def goal(sections: dict[str, Any], what: str) -> Judged:
+    (found,) = (each for each in judged(sections) if each.what == what)
+    return found
+
+
+def test_a_peer_is_measured_by_what_it_costs() -> None:
+    """A peer's ratio is compared with both limits, and the rates are told beside it."""
+    rows = row(JSON, "gateway", rate=3000.0), row(JSON, "envoy transcoder", ratio=1.7)
+    found = goal(jobs(*rows), f"{JSON}: envoy transcoder")
+    assert (1.7, 3.0) == (found.measured, found.by_rate)
+    assert (True, False) == (found.reaches(found.needed), found.reaches(found.beyond))
+
+
+def test_the_gateway_may_cost_so_much_more_than_a_peer() -> None:
+    """Where a peer does less, its ratio is turned round and may be no larger."""
+    found = goal(
+        jobs(row(JSON, "gateway"), row(JSON, "nginx proxy (nt)", ratio=0.4)),
+        f"{JSON}: gateway / nginx proxy (nt)",
+    )
+    assert (2.5, False) == (found.measured, found.reaches(found.beyond))
+
+
+def test_added_latency_is_compared_with_the_transcoders() -> None:
+    """What the canned server needs itself is no part of it."""
+    rows = row(JSON, "gateway", added_us=40.0), row(JSON, "envoy transcoder", added_us=100.0)
+    found = goal(jobs(*rows), f"{JSON}: added p50, gateway / transcoder")
+    assert (0.4, True) == (found.measured, found.reaches(found.beyond))
+
+
+def test_jobs_are_compared_with_one_another() -> None:
+    """HTTP to gRPC is measured by HTTP to HTTP."""
+    rows = (
+        row(HTTP_602K, "gateway", cpu_us=100.0),
+        row("binary-grpc 602KB", "gateway", cpu_us=140.0),
+    )
+    assert 1.4 == goal(jobs(*rows), "602KB: binary-grpc / binary-http").measured
+
+
+def test_parsing_is_compared_with_simdjson_alone() -> None:
+    """Codecs and jobs of one run judge a goal together."""
+    sections = jobs(row(FLOATS, "gateway", cpu_us=2200.0))
+    timing = {"codec": "simdjson alone", "step": "decode", "micros": [1.0, 2000.0, None]}
+    sections["codecs"] = {"rows": [timing | {"growth": None, "peer_us": None}]}
+    found = goal(sections, f"{FLOATS}: gateway / simdjson alone")
+    assert (1.1, True) == (found.measured, found.reaches(found.beyond))
+
+
+def test_errors_judge_nothing() -> None:
+    """A row with failed requests is as good as none."""
+    rows = row(NOOP, "gateway"), row(NOOP, "triton", ratio=3.0, errors=1)
+    found = goal(jobs(*rows), f"{NOOP}: triton")
+    assert (None, None) == (found.measured, found.reaches(found.needed))
+
+
+def test_nothing_measured_judges_nothing() -> None:
+    """Without results every goal is there, and open."""
+    found = judged({})
+    assert [each.what for each in GOALS] == [each.what for each in found]
+    assert {None} == {each.measured for each in found}
+    lines = goal_table(found).splitlines()
+    assert {"-"} == {word for line in lines[1:] for word in line.split()[-2:]}
+
+
+def test_goals_name_what_is_measured() -> None:
+    """Each goal about a job's system names one that there is; rest-proxy is nowhere to be had."""
+    there = {f"{job.name}: {each.name}" for job in all_jobs() for each in job.contenders}
+    named = {each.what for each in GOALS if each.by_rate is not None}
+    assert {f"{JSON}: rest-proxy"} == named - there
+
+
+@pytest.mark.parametrize("what", [each.what for each in GOALS])
+def test_goals_have_a_limit(what: str) -> None:
+    """Each goal is named once and asks for something."""
+    (found,) = (each for each in GOALS if each.what == what)
+    assert (found.needed, found.beyond) != (None, None)

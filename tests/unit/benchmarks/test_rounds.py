@@ -1,0 +1,49 @@
+"""Medians and ratios of rounds."""
+
+from __future__ import annotations
+
+from benchmarks.jobs import Job
+from benchmarks.load import Measured
+from benchmarks.messages import small
+from benchmarks.rounds import BASE, DIRECT, Sample, rows_of
+
+JOB = Job("a job", small(), 32, (), {})
+
+
+def sample(cpu_us: float, p50_us: float | None = None, errors: int = 0) -> Sample:
+    """Return one round of 1000 requests in 2 s; a latency only where one is given."""
+    lone = None if p50_us is None else Measured(10, errors, 1.0, p50_us, 2 * p50_us)
+    return Sample(cpu_us, Measured(1000, errors, 2.0, 0.0, 0.0), lone)
+
+
+def test_ratios_are_medians_over_pairs() -> None:
+    """A busy round counts once, and a system is compared with the gateway of its own round."""
+    gateway = [sample(100.0, 1.0), sample(200.0), sample(100.0)]
+    peer = [sample(50.0, 1.0), sample(100.0), sample(80.0)]
+    own, other = rows_of(JOB, {BASE: gateway, "peer": peer})
+    assert (1.0, 100.0, 500.0) == (own.ratio, own.cpu_us, own.rate)
+    assert (0.5, 80.0) == (other.ratio, other.cpu_us)
+    assert (100.0 - 50.0) / 80.0 == other.spread
+
+
+def test_added_latency_is_what_the_canned_server_does_not_need() -> None:
+    """The direct question's p50 of the same round is taken off; it has none itself."""
+    found = {
+        BASE: [sample(1.0, 100.0), sample(1.0, 130.0), sample(1.0)],
+        DIRECT: [sample(1.0, 40.0), sample(1.0, 50.0), sample(1.0)],
+    }
+    own, direct = rows_of(JOB, found)
+    assert (70.0, 115.0, 230.0) == (own.added_us, own.p50_us, own.p99_us)
+    assert direct.added_us is None
+
+
+def test_without_a_canned_server_nothing_is_added() -> None:
+    """Servers with a model of their own stand before nothing."""
+    (own,) = rows_of(JOB, {BASE: [sample(1.0, 100.0)]})
+    assert own.added_us is None
+
+
+def test_errors_of_all_rounds_are_counted() -> None:
+    """Under load and alone."""
+    (own,) = rows_of(JOB, {BASE: [sample(1.0, 1.0, errors=1), sample(1.0, 1.0, errors=2)]})
+    assert 6 == own.errors
