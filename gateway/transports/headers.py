@@ -47,12 +47,13 @@ def safe_value(value: str) -> str:
 def writable(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield the fields of a message that may be written to a wire: no framing, no odd names."""
     for name, value in pairs:
-        if _is_writable(name):
+        if is_writable(name):
             yield name, safe_value(value)
 
 
 @lru_cache(1024)  # the same few names, message for message
-def _is_writable(name: str) -> bool:
+def is_writable(name: str) -> bool:
+    """Return whether a field of that name may be written: no framing, no odd name."""
     return name.lower() not in FRAMING and _TOKEN.fullmatch(name) is not None
 
 

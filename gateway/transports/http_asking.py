@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from gateway.ir.errors import (
+    DeadlineExceeded,
     MalformedMessage,
     NotSent,
     TooLarge,
@@ -16,8 +18,8 @@ from gateway.ir.errors import (
 )
 from gateway.transports.base import ClientLimits
 from gateway.transports.coding import Inflater, coding_of, inflate
-from gateway.transports.deadlines import format_grpc_timeout
-from gateway.transports.headers import decode_field, end_to_end, writable
+from gateway.transports.deadlines import coarse_timeout
+from gateway.transports.headers import decode_field, end_to_end, is_writable, safe_value
 from gateway.wire.http import Headers, HttpRequest
 
 HEADER_LINE_BYTES = 8190
@@ -95,6 +97,10 @@ class Peer:
         """Return the error for a connection that could not be made."""
         return NotSent(f"cannot connect to upstream {self.name}: {why}")
 
+    def late(self) -> DeadlineExceeded:
+        """Return the error for a deadline that has passed."""
+        return DeadlineExceeded(f"the deadline passed while upstream {self.name} was asked")
+
     def closed(self) -> NotSent:
         """Return the error for a client that was closed."""
         return NotSent(f"the client of upstream {self.name} is closed")
@@ -102,14 +108,25 @@ class Peer:
 
 def sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
     """Return the fields of a request, Host and framing left out; what is left of time is said."""
-    fields = [
-        pair for pair in writable(wire.headers) if pair[0].lower() not in ("host", "grpc-timeout")
-    ]
-    if wire.headers.get("accept-encoding") is None:
+    fields = []
+    coding_said = False
+    for name, value in wire.headers.pairs:
+        lower = _sent_name(name)
+        if lower is not None:
+            fields.append((name, safe_value(value)))
+            coding_said = coding_said or lower == "accept-encoding"
+    if not coding_said:
         fields.append(("Accept-Encoding", "identity"))
     if deadline is not None:
-        fields.append(("grpc-timeout", format_grpc_timeout(deadline - time.monotonic())))
+        fields.append(("grpc-timeout", coarse_timeout(deadline - time.monotonic())))
     return fields
+
+
+@lru_cache(1024)  # the same few names, message for message
+def _sent_name(name: str) -> str | None:
+    """Return *name* in lower case; None for a field that is not sent on."""
+    lower = name.lower()
+    return lower if is_writable(name) and lower not in ("host", "grpc-timeout") else None
 
 
 def answer_fields(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, list[str]]:

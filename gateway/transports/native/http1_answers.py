@@ -1,28 +1,63 @@
 """One HTTP/1 answer, read as it comes; pure.
 
-The head's grammar is llhttp's, by httptools. A body of known length goes straight into one buffer,
-or out in pieces where the answer is a stream.
+The head's grammar is llhttp's, by httptools; what it said once of the same bytes is remembered. A
+body of known length goes straight into one buffer, or out in pieces where the answer is a stream.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 import httptools
 import numpy as np
 
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.http_asking import HEADER_COUNT, HEADER_FIELD_BYTES, HEADER_LINE_BYTES, Peer
+from gateway.transports.http_asking import (
+    HEADER_COUNT,
+    HEADER_FIELD_BYTES,
+    HEADER_LINE_BYTES,
+    Peer,
+    answer_fields,
+)
 from gateway.transports.http_body import EMPTY
 from gateway.transports.native.chunks import ChunkReader
 from gateway.transports.native.http1 import end_of_head, tail_of
+from gateway.wire.http import Headers
 
 _BLANKS: Final = b" \t"
 _HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
 _BODILESS: Final = frozenset({204, 304})
+_END: Final = b"\r\n\r\n"
+_REMEMBERED: Final = 512
+_REMEMBERED_BYTES: Final = 1024
+
+
+class AnswerHead(NamedTuple):
+    """What the head of an answer says.
+
+    Attributes:
+        fields: As they were sent.
+        headers: Those that cross a hop.
+        codings: Of its content.
+        length: Content-Length; None for none.
+        chunked: The body comes in chunks.
+        keeps: The connection may be used again.
+    """
+
+    status: int
+    fields: list[tuple[bytes, bytes]]
+    headers: Headers
+    codings: list[str]
+    length: int | None
+    chunked: bool
+    keeps: bool
+
+
+AnswerHeads = dict[bytes, AnswerHead]
+"""Heads that were found right, by their bytes: servers send the same ones again and again."""
 
 
 class Answer:
@@ -32,6 +67,7 @@ class Answer:
         peer: Whose it is; words errors, and limits sizes.
         method: Of the request.
         streamed: Its body is wanted in pieces, as it comes.
+        known: Heads of this peer.
 
     Attributes:
         begun: A byte of it has come.
@@ -40,11 +76,14 @@ class Answer:
         keeps: The connection may be used again after it.
     """
 
-    def __init__(self, peer: Peer, method: str, *, streamed: bool) -> None:
+    def __init__(
+        self, peer: Peer, method: str, *, streamed: bool, known: AnswerHeads | None = None
+    ) -> None:
         self._peer = peer
         self._method = method
-        self._streamed = streamed
-        self._parser = httptools.HttpResponseParser(self)
+        self._known = known
+        self._parser: httptools.HttpResponseParser | None = None
+        self._head: AnswerHead | None = None
         self._size = 0
         self._tail = b""
         self._complete = False
@@ -55,6 +94,7 @@ class Answer:
         self._room: memoryview | None = None
         self._whole: memoryview | None = None
         self.pieces: deque[memoryview] = deque()
+        self.streamed = streamed
         self.status = 0
         self.fields: list[tuple[bytes, bytes]] = []
         self.begun = False
@@ -69,8 +109,10 @@ class Answer:
             UpstreamProtocolError: It is no answer.
             TooLarge: It is too large.
         """
-        self.begun = True
         at, end = 0, len(data)
+        if not self.begun:
+            self.begun = True
+            at = self._feed_known(data)
         while at < end and not self.done:
             at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
         return at
@@ -103,11 +145,44 @@ class Answer:
 
     # -- the head
 
+    def headers(self) -> tuple[Headers, list[str]]:
+        """Return the fields that cross a hop, and the codings of the content."""
+        head = self._head
+        return answer_fields(self.fields) if head is None else (head.headers, head.codings)
+
+    def _feed_known(self, data: bytes) -> int:
+        """Take a head that came in one piece and is known, or becomes so; return its end, or 0."""
+        known, size = self._known, data.find(_END) + len(_END)
+        if known is None or not len(_END) < size <= _REMEMBERED_BYTES:
+            return 0
+        raw = data[:size]
+        head = known.get(raw)
+        if head is None:
+            self._feed_head(raw, 0)
+            if not self.head_read:  # an interim answer
+                return size
+            chunked = self._chunks is not None
+            keeps, length = self.keeps, self._length
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            fields = answer_fields(self.fields)
+            self._head = known[raw] = AnswerHead(
+                self.status, self.fields, *fields, length, chunked, keeps
+            )
+            return size
+        self._head = head
+        self.fields, self.keeps, self._length = head.fields, head.keeps, head.length
+        self._chunks = ChunkReader() if head.chunked else None
+        self._begin_body(head.status)
+        return size
+
     def _feed_head(self, data: bytes, at: int) -> int:
         stop = end_of_head(self._tail, data, at)
         piece = data[at:stop]
         self._size += len(piece)
         self._tail = tail_of(self._tail, piece)
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
@@ -119,24 +194,26 @@ class Answer:
         if any(len(name) + len(value) > HEADER_FIELD_BYTES for name, value in self.fields):
             raise self._peer.broken("a malformed answer: a header field is too large")
         if self._complete:
-            self._take_head()
+            self._take_head(self._parser.get_status_code())
         return stop
 
-    def _take_head(self) -> None:
-        status = self._parser.get_status_code()
+    def _take_head(self, status: int) -> None:
         if status in _INTERIM and status != _SWITCHING:
-            self._parser = httptools.HttpResponseParser(self)
+            self._parser = None
             self.fields, self._complete = [], False
             self._length, self._chunks, self._tail = None, None, b""
             return
         if status == _SWITCHING:
             raise self._peer.broken("a change of protocol that nobody asked for")
+        self._begin_body(status)
+
+    def _begin_body(self, status: int) -> None:
         self.status = status
         self.head_read = True
         if self._method == "HEAD" or status in _BODILESS:
             self.done = True
         elif self._chunks is None and self._length is not None:
-            if not self._streamed:
+            if not self.streamed:
                 self._peer.check_size(self._length)
             self._left = self._length
             self.done = not self._left
@@ -153,7 +230,7 @@ class Answer:
             self._take(view[at:])
             return len(data)
         size = min(self._left, len(data) - at)
-        if self._streamed:
+        if self.streamed:
             self._take(view[at : at + size])
             self._left -= size
             self.done = not self._left
@@ -197,4 +274,5 @@ class Answer:
     def on_headers_complete(self) -> None:
         """Note the end of the head."""
         self._complete = True
-        self.keeps = self._parser.should_keep_alive()
+        if self._parser is not None:
+            self.keeps = self._parser.should_keep_alive()

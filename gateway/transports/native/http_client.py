@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
@@ -18,11 +19,12 @@ from gateway.ir.errors import Unavailable
 from gateway.transports.admission import Slots
 from gateway.transports.base import ClientLimits
 from gateway.transports.coding import coding_of
-from gateway.transports.http_asking import IDEMPOTENT, Peer, answer_fields, sent_fields
+from gateway.transports.http_asking import IDEMPOTENT, Peer, sent_fields
 from gateway.transports.native.addresses import Upstream
-from gateway.transports.native.http1_answers import Answer
+from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.native.http_upstream import UpstreamConnection, read_buffer
 from gateway.transports.waiting import until
+from gateway.wheel import Wheel
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
@@ -63,6 +65,8 @@ class HttpClient:
         self._limits = limits
         self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
         self._buffer = read_buffer()
+        self._known: AnswerHeads = {}
+        self._wheel = Wheel()
         self._idle: list[UpstreamConnection] = []
         self._busy: set[UpstreamConnection] = set()
         self._pruning: asyncio.TimerHandle | None = None
@@ -70,22 +74,60 @@ class HttpClient:
 
     async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
         """Send one request and return its whole answer; raises as `base.Client` says."""
-        async with until(deadline, self._peer.name):
-            await self._enter()
+        if wire.rest is None and not self._closed and self._slots.take():
             try:
-                connection, answer = await self._asked(wire, deadline, streamed=False)
-                try:
-                    while not answer.done:
-                        await connection.more()
-                finally:
-                    self._put_back(connection)
+                if deadline is not None and deadline <= time.monotonic():
+                    raise self._peer.late()
+                connection = self._idle_connection(math.inf)
+                if connection is None:
+                    async with until(deadline, self._peer.name):
+                        connection = await self._connect()
+                answer = await self._answered(connection, wire, deadline)
             finally:
                 self._slots.release()
-            headers, codings = answer_fields(answer.fields)
-            body = answer.body()
-            if codings:
+        else:
+            async with until(deadline, self._peer.name):
+                await self._enter()
+                try:
+                    connection, answer = await self._asked(wire, deadline, streamed=False)
+                    self._put_back(connection)
+                finally:
+                    self._slots.release()
+        headers, codings = answer.headers()
+        body = answer.body()
+        if codings:
+            async with until(deadline, self._peer.name):
                 body = await self._peer.plain(body, codings)
-            return HttpResponse(answer.status, headers, (body,))
+        return HttpResponse(answer.status, headers, (body,))
+
+    async def _answered(
+        self, connection: UpstreamConnection, wire: HttpRequest, deadline: float | None
+    ) -> Answer:
+        """Send *wire* on *connection* and return its whole answer; once more where that is safe.
+
+        What nearly every request does, without a task's alarm: the connection itself is told when
+        the time is over.
+        """
+        step = 0 if deadline is None else self._wheel.enter(connection, deadline)
+        reused = connection.uses > 0
+        answer: Answer | None = None
+        try:
+            answer = self._write(connection, wire, deadline, streamed=False)
+            if not answer.done:
+                await connection.more()
+        except Unavailable:
+            if not (reused and self._unread(connection, answer, wire)):
+                raise
+        else:
+            return answer
+        finally:
+            if step:
+                self._wheel.leave(connection, step)
+            self._put_back(connection)
+        async with until(deadline, self._peer.name):
+            connection, answer = await self._asked_anew(wire, deadline, streamed=False)
+            self._put_back(connection)
+            return answer
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
@@ -97,7 +139,7 @@ class HttpClient:
             async with until(deadline, self._peer.name):
                 connection, answer = await self._asked(wire, deadline, streamed=True)
             try:
-                headers, codings = answer_fields(answer.fields)
+                headers, codings = answer.headers()
                 if coding_of(codings) is not None:
                     raise self._peer.broken("a stream with a content coding nobody asked for")
                 yielded = False
@@ -118,6 +160,7 @@ class HttpClient:
     async def close(self) -> None:
         """Close every connection; harmless the second time."""
         self._closed = True
+        self._wheel.close()
         for connection in (*self._idle, *self._busy):
             connection.cut()
         self._idle.clear()
@@ -140,14 +183,12 @@ class HttpClient:
         answer: Answer | None = None
         try:
             answer = self._write(connection, wire, deadline, streamed=streamed)
-            while not answer.head_read:
+            while not (answer.done or (streamed and answer.head_read)):
                 await connection.more()
         except Unavailable:
-            silent = answer is None or not answer.begun
-            unread = answer is None or connection.refused or wire.method in IDEMPOTENT
-            unread = unread and (rest is None or not rest.begun)
+            unread = self._unread(connection, answer, wire)
             self._put_back(connection)
-            if not (reused and silent and unread):
+            if not (reused and unread):
                 raise
         except BaseException:
             self._put_back(connection)
@@ -163,12 +204,21 @@ class HttpClient:
         connection = await self._connect()
         try:
             answer = self._write(connection, wire, deadline, streamed=streamed)
-            while not answer.head_read:
+            while not (answer.done or (streamed and answer.head_read)):
                 await connection.more()
         except BaseException:
             self._put_back(connection)
             raise
         return connection, answer
+
+    @staticmethod
+    def _unread(connection: UpstreamConnection, answer: Answer | None, wire: HttpRequest) -> bool:
+        """Return whether nobody can have acted on a request that went wrong."""
+        if wire.rest is not None and wire.rest.begun:
+            return False
+        if answer is None:
+            return True
+        return not answer.begun and (connection.refused or wire.method in IDEMPOTENT)
 
     def _write(
         self,
@@ -191,7 +241,7 @@ class HttpClient:
         target = f"{self._prefix}{wire.path}"
         if wire.query:
             target = f"{target}?{wire.query}"
-        lines = [f"{wire.method} {target} HTTP/1.1", f"Host: {self._authority}"]
+        lines = [f"{wire.method} {target} HTTP/1.1\r\nHost: {self._authority}"]
         lines += [f"{name}: {value}" for name, value in sent_fields(wire, deadline)]
         size = size_of(wire.body) + (0 if wire.rest is None else wire.rest.left)
         if size or wire.method in _WITH_BODY:
@@ -204,7 +254,13 @@ class HttpClient:
         """Return a connection that is clean, not too old and not idle for more than *idle_s*."""
         if self._closed:
             raise self._peer.closed()
-        now = asyncio.get_running_loop().time()
+        return self._idle_connection(idle_s) or await self._connect()
+
+    def _idle_connection(self, idle_s: float) -> UpstreamConnection | None:
+        """Return such a connection, if there is one."""
+        if not self._idle:
+            return None
+        now = self._idle[-1].loop.time()
         limits = self._limits
         while self._idle:
             connection = self._idle.pop()
@@ -213,7 +269,7 @@ class HttpClient:
                 self._busy.add(connection)
                 return connection
             connection.cut()
-        return await self._connect()
+        return None
 
     async def _connect(self) -> UpstreamConnection:
         """Make a connection.
@@ -224,7 +280,7 @@ class HttpClient:
         if self._closed:
             raise self._peer.closed()
         loop = asyncio.get_running_loop()
-        make = partial(UpstreamConnection, self._peer, loop, self._buffer)
+        make = partial(UpstreamConnection, self._peer, loop, self._buffer, self._known)
         timeout_s = self._peer.connect_timeout_s
         scope = asyncio.timeout(timeout_s)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.ir.arriving import Arriving
 from gateway.ir.errors import GatewayError
 from gateway.transports.http_asking import Peer
-from gateway.transports.native.http1_answers import Answer
+from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.sockets import peer_refused, reset_when_closed, tune
 from gateway.wire.http import Buffer
 
@@ -22,19 +22,28 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     Args:
         peer: Its far end.
-        loop: Its clock.
+        loop: It runs on.
         buffer: Read into and emptied within one call of the loop: one for all connections.
+        known: Heads of answers, of all connections to this peer.
 
     Attributes:
-        born: When it was made, on the loop's clock.
+        loop: Its clock.
+        born: When it was made, on that clock.
         since: When it was last used.
         uses: Requests sent on it.
         refused: The peer has reset it: what was sent last was not read.
     """
 
-    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop, buffer: memoryview) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        loop: asyncio.AbstractEventLoop,
+        buffer: memoryview,
+        known: AnswerHeads,
+    ) -> None:
         self._peer = peer
-        self._loop = loop
+        self._known = known
+        self.loop = loop
         self._buffer = buffer
         self._socket: Any = None
         self._answer: Answer | None = None
@@ -81,9 +90,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             except GatewayError as error:
                 self._fail(error)
                 return
-        if answer.pieces and sum(map(len, answer.pieces)) > _WAITING_BYTES:
-            self._pause()
-        self._wake()
+        if answer.streamed:
+            if answer.pieces and sum(map(len, answer.pieces)) > _WAITING_BYTES:
+                self._pause()
+            self._wake()
+        elif answer.done:
+            self._wake()
 
     def eof_received(self) -> bool:
         """Learn, while the socket is still open, how the upstream closed it."""
@@ -133,7 +145,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.uses += 1
         self.refused = False
         self._failure = None
-        self._answer = answer = Answer(self._peer, method, streamed=streamed)
+        self._answer = answer = Answer(self._peer, method, streamed=streamed, known=self._known)
         self.transport.writelines(buffers)
         if rest is not None:
             self._rest = rest
@@ -145,15 +157,20 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if self.usable:
             self.transport.write(piece)
 
+    def ring(self) -> None:
+        """The time for the answer is over."""
+        if self._answer is not None and not self._answer.done:
+            self._fail(self._peer.late())
+
     async def more(self) -> None:
-        """Wait until more of the answer has come.
+        """Wait until all of the answer has come; of a streamed one, more of it.
 
         Raises:
             Unavailable: The connection broke.
             UpstreamProtocolError, TooLarge: The answer cannot be used.
         """
         if self._failure is None:
-            self._waiter = self._loop.create_future()
+            self._waiter = self.loop.create_future()
             if self._paused:
                 self._paused = False
                 self.transport.resume_reading()
@@ -168,7 +185,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         Not one on which a body is not all sent: what is missing would be taken from what follows.
         """
         answer, self._answer = self._answer, None
-        self.since = self._loop.time()
+        self.since = self.loop.time()
         keeps = answer is not None and answer.done and answer.keeps and self.usable
         rest, self._rest = self._rest, None
         if rest is not None:

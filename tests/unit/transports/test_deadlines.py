@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.transports.deadlines import (
+    coarse_timeout,
     deadline_of,
     format_grpc_timeout,
     grpc_timeout,
@@ -84,3 +85,13 @@ def test_written_timeout_is_read_back(seconds: float) -> None:
     read = grpc_timeout(format_grpc_timeout(seconds))
     assert read is not None
     assert seconds * 0.9 - 1e-6 <= read <= seconds * (1 + 1e-9)
+
+
+@given(st.floats(min_value=1e-6, max_value=9e4))
+def test_a_coarse_timeout_is_never_late(seconds: float) -> None:
+    """It is short of what was meant by a hundredth of a second at most, below a second by less."""
+    read = grpc_timeout(coarse_timeout(seconds))
+    assert read is not None
+    assert read <= seconds * (1 + 1e-9)
+    assert seconds - read <= (0.011 if seconds >= 1 else seconds * 0.1 + 1e-6)
+    assert read > 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
-from gateway.transports.native.grpc_messages import MessageReader, framed
+from gateway.transports.native.grpc_messages import MessageReader, framed, whole_message
 
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 
@@ -42,6 +44,41 @@ def test_whole_message_is_a_view() -> None:
     (message,) = MessageReader(3, "identity").feed(memoryview(data))
     data[5:] = b"xyz"
     assert b"xyz" == message.view.tobytes()
+
+
+@given(message=st.binary(max_size=100), limit=st.integers(90, 100))
+def test_data_that_is_one_message_needs_no_reader(message: bytes, limit: int) -> None:
+    """What is taken in one look is what a reader makes of it, and a view; what is not, is not."""
+    data = b"".join(framed([message]))
+    found = whole_message(memoryview(data), limit)
+    assert (len(message) <= limit) == (found is not None)
+    if found is not None:
+        assert [found] == MessageReader(limit, "identity").feed(memoryview(data))
+        assert found.view.obj is data
+    for other in (data[:-1], data + b"\0", b"\1" + data[1:], data[:4]):
+        assert whole_message(memoryview(other), limit) is None
+
+
+def test_a_message_in_many_frames_is_copied_once() -> None:
+    """Once there is room for a message, its bytes go to their place and no further memory is had."""
+    size, piece = 4 << 20, memoryview(bytes(16 << 10))
+    reader = MessageReader(size, "identity")
+    tracemalloc.start()
+    try:
+        reader.feed(memoryview(b"\0" + size.to_bytes(4, "big")))
+        reader.feed(piece)
+        reader.reserve()
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        for _ in range(size // len(piece) - 2):
+            assert [] == reader.feed(piece)
+        (message,) = reader.feed(piece)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == len(message.view)
+    assert held >= size
+    assert peak - held < len(piece)
 
 
 @pytest.mark.parametrize(

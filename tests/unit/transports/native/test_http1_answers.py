@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.ir.errors import GatewayError, TooLarge, UpstreamProtocolError
 from gateway.transports.base import ClientLimits
 from gateway.transports.http_asking import Peer
-from gateway.transports.native.http1_answers import Answer
+from gateway.transports.native.http1_answers import Answer, AnswerHeads
 
 PEER = Peer("far:80", "far", ClientLimits(message_bytes=100))
 HEAD = b"HTTP/1.1 200 OK\r\nX-One: 1\r\n"
@@ -51,6 +52,41 @@ def test_reads_the_same_however_it_is_cut(framing: str, streamed: bool, cuts: se
     assert (200, b"hello") == (answer.status, body)
     assert (b"X-One", b"1") in answer.fields
     assert (framing != "until_close") == answer.keeps
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("framing", FRAMED)
+def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> None:
+    """Of a head that came before, nothing is read anew, and everything is as it was."""
+    known: AnswerHeads = {}
+    said = []
+    for _ in range(2):
+        answer = fed(Answer(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
+        assert answer.ended()
+        body = b"".join(answer.pieces) if streamed else bytes(answer.body())
+        headers, codings = answer.headers()
+        said.append((answer.status, answer.fields, headers, codings, answer.keeps, body))
+    assert said[0] == said[1]
+    assert (framing != "interim") == bool(known)
+
+
+def test_a_known_head_is_checked_against_the_limit_each_time() -> None:
+    """A body that is too large is refused the second time as it was the first."""
+    known: AnswerHeads = {}
+    for streamed in (True, False, False):
+        answer = Answer(PEER, "GET", streamed=streamed, known=known)
+        with contextlib.nullcontext() if streamed else pytest.raises(TooLarge):
+            answer.feed(HEAD + b"Content-Length: 101\r\n\r\n")
+
+
+def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
+    """What is remembered of an answer to GET is read by the method of the next request."""
+    known: AnswerHeads = {}
+    fed(Answer(PEER, "GET", streamed=False, known=known), FRAMED["length"])
+    answer = Answer(PEER, "HEAD", streamed=False, known=known)
+    head = FRAMED["length"].removesuffix(b"hello")
+    assert answer.feed(head) == len(head)
+    assert answer.done
 
 
 @pytest.mark.parametrize(
