@@ -73,8 +73,10 @@ unit: $(VENV)/.installed-dev
 	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --hypothesis-profile=ci -m "not interop and not hostile and not slow and not gpu"
 
 .PHONY: interop
-interop: $(VENV)/.installed-dev ## Real clients and real servers, each in an environment of its own.
-	$(BIN)/pytest tests/interop -q -m interop --hypothesis-profile=ci --timeout=600
+interop: $(VENV)/.installed-dev ## Real clients, servers and tools, before gateways of each make of the transports.
+	INTEROP_TRANSPORT=native $(BIN)/pytest tests/interop -q -rs -m interop --hypothesis-profile=ci --timeout=600
+	INTEROP_TRANSPORT=reference $(BIN)/pytest tests/interop -q -rs -m interop --hypothesis-profile=ci --timeout=600 \
+		--ignore=tests/interop/test_servers.py
 
 .PHONY: hostile
 hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway, on each make of the transports.

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from tests.cases import brpc_oracle as oracle
-from tests.integration.cli_kit import Running, get, serving
+from tests.integration.cli_kit import Running, get
 from tests.interop.client import ROOT, SCRIPTS, Client
+from tests.interop.gateways import serving
 from tests.interop.scripts.brpc_client import KINDS, shape_of, shown
 from tests.interop.servers.process import RunningServer
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli_kit import Running, serving
+from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
+from tests.interop.gateways import serving
 from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.process import RunningServer, running

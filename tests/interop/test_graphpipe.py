@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.integration.cli_kit import Running, serving
+from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
+from tests.interop.gateways import serving
 from tests.interop.scripts.arrays import printed
 from tests.interop.servers.process import RunningServer
 

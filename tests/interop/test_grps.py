@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.cli_kit import Running, serving
+from tests.integration.cli_kit import Running
 from tests.interop.client import ROOT, SCRIPTS, Client
 from tests.interop.environments import environment
+from tests.interop.gateways import serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli_kit import serving
 from tests.interop.client import SCRIPT_WORDS, Client
+from tests.interop.gateways import serving
 from tests.interop.judge import problems
 from tests.interop.servers.process import RunningServer
 

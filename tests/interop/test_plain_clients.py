@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from tests.integration.cli_kit import Running, serving
+from tests.integration.cli_kit import Running
 from tests.interop.client import Client
+from tests.interop.gateways import serving
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
 

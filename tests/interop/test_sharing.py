@@ -17,8 +17,9 @@ from gateway.ir.datatypes import Datatype
 from gateway.transports.base import ClientLimits
 from gateway.transports.reference.grpc_client import GrpcClient
 from gateway.transports.reference.http_client import HttpClient
-from tests.integration.cli_kit import Running, get, serving
+from tests.integration.cli_kit import Running, get
 from tests.interop.client import Client
+from tests.interop.gateways import serving
 from tests.interop.servers.process import RunningServer
 from tests.interop.servers.triton.models import MODELS
 from tests.interop.test_gateway import CARRIERS, ENABLED, SCRIPTS, seen_through, sidecar

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli_kit import Running, serving
+from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
+from tests.interop.gateways import serving
 from tests.interop.servers.process import RunningServer
 from tests.interop.test_gateway import sidecar
 

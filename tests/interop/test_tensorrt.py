@@ -14,9 +14,10 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.cli_kit import Running, serving
+from tests.integration.cli_kit import Running
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
+from tests.interop.gateways import serving
 from tests.interop.servers.process import RunningServer
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]

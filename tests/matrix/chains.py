@@ -1,12 +1,13 @@
-"""A gateway in memory: a listener, an upstream, and behind it a gateway with a model in-process.
+"""A gateway: a listener, an upstream, and behind it a gateway with a model in-process.
 
-Composed as `gateway/app` composes them: what is not about codecs (routes, metrics) is left out.
+Composed as `gateway/app` composes them: what is not about codecs (routes, metrics) is left out. The
+parts are joined in memory, or over sockets by either make of the transports.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar, cast
 
 from gateway.backends.python import PythonBackend
@@ -16,16 +17,20 @@ from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.metadata import ModelMetadata
 from gateway.policies.complete import Complete
 from gateway.policies.forward import Forward
+from gateway.policies.land import Land
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import WHOLE, Client
 from tests.properties.carries import Carries
 from tests.properties.chains import Told
-from tests.properties.registered import REGISTERED
+from tests.properties.registered import REGISTERED, Registered
 
 R = TypeVar("R")
 
 _MEMORY: dict[str, Any] = {"http": http_memory, "grpc": grpc_memory, "stream": stream_memory}
+
+Joined = Callable[[Registered, Any], AbstractAsyncContextManager[Any]]
+"""Gives a client transport to a frontend of a codec."""
 
 
 class Declared:
@@ -43,8 +48,20 @@ class Declared:
 
 
 @asynccontextmanager
+async def in_memory(there: Registered, frontend: Any) -> AsyncIterator[Any]:
+    """Join a client and a frontend without sockets."""
+    yield _MEMORY[there.carrier](frontend)
+
+
+@asynccontextmanager
 async def gateway(
-    client: Client, way: Carries, model: str, source: str, metadata: ModelMetadata | None = None
+    client: Client,
+    way: Carries,
+    model: str,
+    source: str,
+    metadata: ModelMetadata | None = None,
+    *,
+    joined: Joined = in_memory,
 ) -> AsyncIterator[Any]:
     """Give a transport to a gateway whose upstream, asked in *way*, runs the model *source*.
 
@@ -53,14 +70,14 @@ async def gateway(
     versions = Versions(model, [PythonBackend(model, source)])
     await versions.start()
     try:
-        there = way.registered
+        there, here = way.registered, REGISTERED[client.codec]
         runs: Any = versions if metadata is None else Declared(versions, metadata)
-        behind = _MEMORY[there.carrier](
-            Frontend(there.make(way.listener), Told(Complete(runs, WHOLE)))
-        )
-        codec = there.make(way.upstream)
-        upstream = Forward(Complete(Upstream("behind", codec, behind), codec.needs), (), {})
-        here = REGISTERED[client.codec]
-        yield _MEMORY[here.carrier](Frontend(here.make(client.listener), Told(upstream)))
+        served = Frontend(there.make(way.listener), Land(Told(Complete(runs, WHOLE))))
+        async with joined(there, served) as behind:
+            codec = there.make(way.upstream)
+            upstream = Forward(Complete(Upstream("behind", codec, behind), codec.needs), (), {})
+            offered = Frontend(here.make(client.listener), Told(upstream))
+            async with joined(here, offered) as transport:
+                yield transport
     finally:
         await versions.stop()

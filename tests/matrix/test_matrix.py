@@ -29,17 +29,18 @@ BY_UPSTREAM = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
 async def test_identity(client: Client, way: Carries, datatype: Datatype) -> None:
     """Each case comes back as it was sent, or is refused in the words of the table."""
-    model = _model(client, way, f"identity_{datatype.name.lower()}")
+    model = model_of(client, way, f"identity_{datatype.name.lower()}")
     source = f"gateway.backends.examples:identity_{datatype.name.lower()}"
     told = "trtis" in client.codec + way.codec
     for some in [[case] for case in cases(datatype)] if told else [cases(datatype)]:
-        metadata = _metadata(model.name, datatype, some[0]) if told else None
+        metadata = metadata_of(model.name, datatype, some[0]) if told else None
         async with gateway(client, way, model.name, source, metadata) as transport:
             for case in some:
-                await _check(client, way, transport, model, case)
+                await check(client, way, transport, model, case)
 
 
-async def _check(client: Client, way: Carries, transport: Any, model: ModelRef, case: Case) -> None:
+async def check(client: Client, way: Carries, transport: Any, model: ModelRef, case: Case) -> None:
+    """Ask for one case: it comes back bit by bit, or is refused in the words of the table."""
     inputs = {"INPUT0": (case.datatype, case.array)}
     rule = refusal(client.name, way.name, case)
     if rule is not None:
@@ -52,10 +53,10 @@ async def _check(client: Client, way: Carries, transport: Any, model: ModelRef, 
     expected = case.array
     if "trtis" in client.codec + way.codec:
         expected = np.atleast_1d(expected)  # TensorRT v1 writes a scalar as one element
-    assert _bits(expected) == _bits(found["OUTPUT0"]), case.name
+    assert bits_of(expected) == bits_of(found["OUTPUT0"]), case.name
 
 
-def _metadata(name: str, datatype: Datatype, case: Case) -> ModelMetadata:
+def metadata_of(name: str, datatype: Datatype, case: Case) -> ModelMetadata:
     """Return metadata with the shape of a case: TensorRT v1 has no model of any rank."""
     shape = case.array.shape
     return ModelMetadata(
@@ -70,7 +71,7 @@ def _metadata(name: str, datatype: Datatype, case: Case) -> ModelMetadata:
 @BY_UPSTREAM
 async def test_two_inputs_and_two_outputs(client: Client, way: Carries) -> None:
     """Tensors are not mixed up: sum and difference are numpy's."""
-    model = _model(client, way, "simple")
+    model = model_of(client, way, "simple")
     rng = np.random.default_rng(0)
     async with gateway(client, way, model.name, "gateway.backends.examples:simple") as transport:
         for batch in (1, 3):
@@ -78,8 +79,8 @@ async def test_two_inputs_and_two_outputs(client: Client, way: Carries) -> None:
             inputs = {"INPUT0": (Datatype.INT32, one), "INPUT1": (Datatype.INT32, other)}
             found = await client.infer(transport, model, inputs)
             assert ["OUTPUT0", "OUTPUT1"] == list(found)
-            assert _bits(one + other) == _bits(found["OUTPUT0"])
-            assert _bits(one - other) == _bits(found["OUTPUT1"])
+            assert bits_of(one + other) == bits_of(found["OUTPUT0"])
+            assert bits_of(one - other) == bits_of(found["OUTPUT1"])
 
 
 @pytest.mark.parametrize("rule", REFUSALS, ids=lambda rule: rule.text[:40])
@@ -94,11 +95,12 @@ def test_every_refusal_is_met(rule: object) -> None:
     )
 
 
-def _model(client: Client, way: Carries, name: str) -> ModelRef:
+def model_of(client: Client, way: Carries, name: str) -> ModelRef:
+    """Return the model to ask for: *name*, or that of who can name one only."""
     return client.model or way.model or ModelRef(name)
 
 
-def _bits(array: Array) -> object:
+def bits_of(array: Array) -> object:
     """Return what two arrays share exactly when they are the same bit by bit."""
     if array.dtype == object:
         return (array.shape, array.reshape(-1).tolist())

@@ -1,0 +1,59 @@
+"""Gateways of the make of transports that INTEROP_TRANSPORT names: native unless told otherwise.
+
+Whatever a test starts a gateway with, a file or flags, all its listeners and upstreams are given that
+make, unless they name one themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.config.sidecar import sidecar_config
+from tests.integration import cli_kit
+from tests.integration.cli_kit import Running
+
+MAKES = ("native", "reference")
+
+
+def make() -> str:
+    """Return the make of this run."""
+    found = os.environ.get("INTEROP_TRANSPORT") or "native"
+    assert found in MAKES, f"INTEROP_TRANSPORT is {found!r}, not one of {MAKES}"
+    return found
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Running]:
+    """Run `gateway serve` with *arguments*, as `cli_kit.serving`, on the make of this run."""
+    file = len(arguments) == 1 and not arguments[0].startswith("-")
+    config = yaml.safe_load(Path(arguments[0]).read_text()) if file else _of_flags(arguments)
+    for part in (*config["listeners"], *(config.get("upstreams") or {}).values()):
+        part.setdefault("transport", make())
+    # Beside the file: what it names is relative to it.
+    folder = Path(arguments[0]).parent if file else None
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=folder) as written:
+        yaml.safe_dump(config, written, sort_keys=False)
+        written.flush()
+        with cli_kit.serving(written.name) as running:
+            yield running
+
+
+def _of_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration that flags of a sidecar stand for, as the command line has it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--upstream", action="append", default=[])
+    parser.add_argument("--enable", action="append", default=[])
+    parser.add_argument("--no-passthrough", dest="passthrough", action="store_false")
+    for name in ("http", "grpc", "graphpipe-tcp", "graphpipe-unix", "brpc", "admin"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--default-model")
+    given = vars(parser.parse_args(arguments))
+    return sidecar_config(given.pop("upstream"), **given)

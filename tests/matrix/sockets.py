@@ -1,0 +1,76 @@
+"""Clients and servers of either make, joined over the loopback as `gateway/app` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from gateway.app.makes import HTTP_SERVERS, Make, grpc_client, grpc_server, http_client
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.transports.admission import Budget
+from gateway.transports.base import ClientLimits, GrpcMount, HttpMount, Server, ServerLimits
+from gateway.transports.stream_client import StreamClient
+from gateway.transports.stream_server import StreamServer
+from tests.properties.registered import Registered
+
+_LIMITS = ServerLimits()
+_BUDGET_BYTES = 1 << 29
+_FREE = "127.0.0.1:0"
+
+
+@asynccontextmanager
+async def over_sockets(make: Make, there: Registered, frontend: Any) -> AsyncIterator[Any]:
+    """Serve *frontend* by transports of *make*, and give a client of it of the same make."""
+    server = _server(make, there, frontend)
+    await server.start()
+    try:
+        client = _client(make, there, server.address)
+        try:
+            yield client
+        finally:
+            await client.close()
+    finally:
+        await server.stop()
+
+
+def _server(make: Make, there: Registered, frontend: Any) -> Server:
+    budget = Budget(_BUDGET_BYTES)
+    if there.carrier == "http":
+        return HTTP_SERVERS[make](
+            host="127.0.0.1",
+            port=0,
+            mounts=[HttpMount(("",), frontend)],
+            limits=_LIMITS,
+            budget=budget,
+            refused=_unexpected,
+        )
+    if there.carrier == "grpc":
+        return grpc_server(
+            make,
+            _FREE,
+            mounts=[GrpcMount(there.binding.methods, frontend)],
+            extras=(),
+            limits=_LIMITS,
+            budget=budget,
+            tls=None,
+            refused=_unexpected,
+        )
+    framer = partial(there.binding.server_framer, DEFAULT_LIMITS)
+    ordered = there.binding.ordered
+    return StreamServer(_FREE, framer, frontend, limits=_LIMITS, budget=budget, ordered=ordered)
+
+
+def _client(make: Make, there: Registered, address: str) -> Any:
+    if there.carrier == "http":
+        return http_client(make, address, ClientLimits(), tls=None)
+    if there.carrier == "grpc":
+        return grpc_client(make, address, ClientLimits(), tls=None)
+    framer = partial(there.binding.client_framer, DEFAULT_LIMITS)
+    return StreamClient(address, framer, ClientLimits(), ordered=there.binding.ordered)
+
+
+def _unexpected(error: GatewayError) -> None:
+    raise AssertionError(error.message)

@@ -1,0 +1,70 @@
+"""The matrix over sockets of both makes: every client's form before every codec of an upstream.
+
+What depends on values is the affair of `test_matrix.py`; here tensors of a few bytes, and of more than
+a window of HTTP/2 holds, cross two hops of real connections.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from gateway.app.makes import Make
+from gateway.ir.datatypes import Datatype
+from tests.matrix.cases import Case
+from tests.matrix.chains import gateway
+from tests.matrix.clients import CLIENTS, Client
+from tests.matrix.sockets import over_sockets
+from tests.matrix.test_matrix import check, metadata_of, model_of
+from tests.properties.carries import WAYS, Carries
+
+ONE_OF_EACH = tuple({way.codec: way for way in WAYS}.values())
+OTHERS = tuple(way for way in WAYS if way not in ONE_OF_EACH)
+BY_MAKE = pytest.mark.parametrize("make", ["native", "reference"])
+BY_CLIENT = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+
+
+def _case(name: str, elements: int) -> Case:
+    values = np.arange(elements, dtype="<f4").reshape(1, elements) / 3
+    return Case(name, Datatype.FP32, values)
+
+
+SMALL, LARGE = _case("small", 5), _case("larger than a window", 20_000)
+FRAMES = _case("larger than a frame", 300_000)
+
+
+async def _cross(make: Make, client: Client, way: Carries, *cases: Case) -> None:
+    model = model_of(client, way, "identity_fp32")
+    told = "trtis" in client.codec + way.codec
+    for some in [[case] for case in cases] if told else [list(cases)]:
+        metadata = metadata_of(model.name, Datatype.FP32, some[0]) if told else None
+        source = "gateway.backends.examples:identity_fp32"
+        joined = partial(over_sockets, make)
+        async with gateway(client, way, model.name, source, metadata, joined=joined) as transport:
+            for case in some:
+                await check(client, way, transport, model, case)
+
+
+@BY_MAKE
+@BY_CLIENT
+@pytest.mark.parametrize("way", ONE_OF_EACH, ids=lambda way: way.name)
+async def test_every_form_crosses_sockets(make: Make, client: Client, way: Carries) -> None:
+    """Bit by bit, over both hops, small and larger than a stream may send unasked."""
+    await _cross(make, client, way, SMALL, LARGE)
+
+
+@pytest.mark.slow
+@BY_MAKE
+@BY_CLIENT
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+async def test_large_tensors_cross_sockets(make: Make, client: Client, way: Carries) -> None:
+    """Of more than a megabyte, in every dialect."""
+    await _cross(make, client, way, SMALL, FRAMES)
+
+
+def test_every_way_is_in_one_of_the_two() -> None:
+    """No codec of the registry is left out of the short run."""
+    assert {way.codec for way in WAYS} == {way.codec for way in ONE_OF_EACH}
+    assert len(WAYS) == len(ONE_OF_EACH) + len(OTHERS)
