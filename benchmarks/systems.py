@@ -93,13 +93,24 @@ def gateway(
 
 
 @contextmanager
-def serving(said: Mapping[str, object], transport: str | None = None) -> Iterator[Running]:
-    """Run the gateway with what is *said* in its configuration, on ports of its own."""
+def serving(
+    said: Mapping[str, object],
+    transport: str | None = None,
+    limits: Mapping[str, object] | None = None,
+) -> Iterator[Running]:
+    """Run the gateway with what is *said* in its configuration, on ports of its own.
+
+    Args:
+        said: Beside the listener.
+        transport: Make of the listener.
+        limits: Of the listener.
+    """
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
         "http": f"127.0.0.1:{http_port}",
         "grpc": f"127.0.0.1:{grpc_port}",
         "streams": [{"protocol": "grps", "address": f"127.0.0.1:{brpc_port}"}],
+        "limits": limits or {},
         **_made(transport),
     }
     config = {

@@ -1,0 +1,221 @@
+"""How much memory large requests take: those that are passed on as they come, and those that wait.
+
+The upstream is of this process and reads nothing until it is told to, so that every request is
+caught in the middle, where it holds the most. Resident sizes are the gateway's, of `/proc`.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import uvloop
+
+from benchmarks import systems
+from benchmarks.systems import Running
+
+MIB = 1 << 20
+PASSED, PASSED_BYTES = 8, 16 * MIB
+KEPT, KEPT_BYTES = 32, 32 * MIB
+
+Say = Callable[[str], None]
+
+_OUTPUT = {"name": "y", "datatype": "INT32", "shape": [1], "data": [7]}
+_ANSWER = json.dumps({"model_name": "m", "outputs": [_OUTPUT]}).encode()
+_STILL_S = 0.5
+_LONGEST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """What requests in flight took.
+
+    Attributes:
+        what: Which requests.
+        answered: With 200.
+        refused: With another status, for want of room.
+        base_mib: Resident before, when the gateway was warm.
+        held_mib: More than that while all of them were caught in the middle.
+        peak_mib: More than that at the most, until all were answered.
+        allowed_mib: Most that `peak_mib` may be.
+    """
+
+    what: str
+    requests: int
+    size_mib: float
+    answered: int
+    refused: int
+    base_mib: float
+    held_mib: float
+    peak_mib: float
+    allowed_mib: float
+
+    @property
+    def good(self) -> bool:
+        """Whether it took no more than it may."""
+        return self.peak_mib <= self.allowed_mib
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests of {self.size_mib:g} MiB {self.what}: {self.answered} answered, "
+            f"{self.refused} refused; resident {self.base_mib:.1f} MiB before, {self.held_mib:.1f} more "
+            f"when all were caught, {self.peak_mib:.1f} more at most, {self.allowed_mib:g} allowed"
+        )
+
+
+class Upstream:
+    """Answers inference requests, whose bodies it reads while `reads` is set."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                left = _length(head)
+                ready = not left
+                while left:
+                    await self.reads.wait()
+                    left -= len(await _some(reader, left))
+                body = b'{"ready": true}' if ready else _ANSWER
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+async def _some(reader: asyncio.StreamReader, most: int) -> bytes:
+    piece = await reader.read(min(most, 256 * 1024))
+    if not piece:
+        raise asyncio.IncompleteReadError(b"", most)
+    return piece
+
+
+def run(say: Say) -> list[Held]:
+    """Measure both."""
+    return uvloop.run(_run(say))
+
+
+async def _run(say: Say) -> list[Held]:
+    async with Upstream() as upstream:
+        say(f"  {PASSED} requests of {PASSED_BYTES // MIB} MiB, passed on as they come")
+        with _gateway(upstream.port, {}) as running:
+            passed = await _measured(upstream, running, "passed on", PASSED, PASSED_BYTES, PASSED)
+        say(f"  {KEPT} requests of {KEPT_BYTES // MIB} MiB, received whole")
+        limits: dict[str, object] = {"cut_through_bytes": 0}
+        budget = 512
+        with _gateway(upstream.port, limits) as running:
+            # A buffer for each upstream connection and for the server, and the heap's own slack.
+            allowed = budget + 32
+            kept = await _measured(upstream, running, "received whole", KEPT, KEPT_BYTES, allowed)
+    return [passed, kept]
+
+
+@contextmanager
+def _gateway(port: int, limits: dict[str, object]) -> Iterator[Running]:
+    server = {"url": f"oip+http://127.0.0.1:{port}", "options": {"dialect": "triton"}}
+    said = {"upstreams": {"server": server}, "in_flight_bytes": "512MiB"}
+    with ExitStack() as stack:
+        yield stack.enter_context(systems.serving(said, "native", limits))
+
+
+async def _measured(
+    upstream: Upstream, running: Running, what: str, requests: int, size: int, allowed_mib: float
+) -> Held:
+    large = message(size)
+    small = message(1024)
+    warm = [asyncio.ensure_future(_asked(running.http_port, small)) for _ in range(requests)]
+    assert {200} == set(await asyncio.gather(*warm))
+    base = status(running.pid, "VmRSS")
+    _forget_peak(running.pid)
+    upstream.reads.clear()
+    asking = [asyncio.ensure_future(_asked(running.http_port, large)) for _ in range(requests)]
+    held = await _settled(running.pid)
+    upstream.reads.set()
+    async with asyncio.timeout(_LONGEST_S):
+        statuses = await asyncio.gather(*asking)
+    return Held(
+        what=what,
+        requests=requests,
+        size_mib=size / MIB,
+        answered=statuses.count(200),
+        refused=requests - statuses.count(200),
+        base_mib=base / MIB,
+        held_mib=(held - base) / MIB,
+        peak_mib=(status(running.pid, "VmHWM") - base) / MIB,
+        allowed_mib=allowed_mib,
+    )
+
+
+def message(size: int, model: str = "m") -> tuple[bytes, bytes]:
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, size // 4]}
+    text = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": size}}]}).encode()
+    head = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: h\r\n"
+        f"Inference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + size}\r\n\r\n"
+    )
+    return head.encode() + text, bytes(size)
+
+
+async def _asked(port: int, request: tuple[bytes, bytes]) -> int:
+    """Send a request on a connection of its own; return the status of its answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.writelines(request)
+        return int((await reader.readuntil(b"\r\n")).split()[1])
+    finally:
+        writer.transport.abort()
+
+
+async def _settled(pid: int) -> int:
+    """Return the resident size once it grows no more."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _LONGEST_S
+    before = -1
+    while (now := status(pid, "VmRSS")) != before and loop.time() < end:
+        before = now
+        await asyncio.sleep(_STILL_S)
+    return now
+
+
+def status(pid: int, key: str) -> int:
+    """Return a size of /proc/PID/status in bytes: VmRSS is now, VmHWM the most there was."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == key:
+            return int(rest.split()[0]) * 1024
+    raise KeyError(key)
+
+
+def _forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
