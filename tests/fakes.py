@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar, cast
 
+from gateway.ir.arriving import Taker
 from gateway.ir.calls import Call, InferResponse
+from gateway.ir.errors import Unavailable
 
 R = TypeVar("R")
 
@@ -120,6 +122,38 @@ class FakeStream:
 
     async def aclose(self) -> None:
         self.closed += 1
+
+
+class FakeArriving:
+    """A body that has arrived when it is asked for; remembers what became of it."""
+
+    def __init__(self, body: bytes, start: int) -> None:
+        self.body = body
+        self.start = start
+        self.end = len(body)
+        self.left = self.end - start
+        self.begun = False
+        self.landed = 0
+
+    def pour(self, taker: Taker, /) -> None:
+        self.begun = True
+        self.left = 0
+        taker.take(memoryview(self.body)[self.start :])
+
+    def hold(self) -> None:
+        pass
+
+    def go_on(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    async def whole(self) -> memoryview:
+        if self.begun:
+            raise Unavailable("a part of it is gone")
+        self.landed += 1
+        return memoryview(self.body)
 
 
 async def settle() -> None:
