@@ -59,10 +59,11 @@ class Held:
         return self.peak_mib <= self.allowed_mib
 
     def __str__(self) -> str:
+        ends = f"{self.answered} answered, {self.refused} refused"
+        sizes = f"{self.base_mib:.1f} MiB before, {self.held_mib:.1f} more when all were caught"
         return (
-            f"{self.requests} requests of {self.size_mib:g} MiB {self.what}: {self.answered} answered, "
-            f"{self.refused} refused; resident {self.base_mib:.1f} MiB before, {self.held_mib:.1f} more "
-            f"when all were caught, {self.peak_mib:.1f} more at most, {self.allowed_mib:g} allowed"
+            f"{self.requests} requests of {self.size_mib:g} MiB {self.what}: {ends}; resident "
+            f"{sizes}, {self.peak_mib:.1f} more at most, {self.allowed_mib:g} allowed"
         )
 
 

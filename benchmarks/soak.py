@@ -294,15 +294,14 @@ def _text(line: Line) -> str:
     bad = [
         f"  {count} x {outcome}" for outcome, count in line.outcomes.items() if _OK not in outcome
     ]
-    return "\n".join(
-        [
-            f"{line.requests} requests in {line.minutes:g} minutes, {line.unexpected} of them ended as "
-            f"they should not; resident {line.first_mib:.1f} MiB at first, {line.start_mib:.1f} after "
-            f"a third of the time, {line.end_mib:.1f} at the end, {line.most_mib:.1f} at most; "
-            f"slope {line.slope_mib_per_hour:+.1f} MiB an hour",
-            *bad,
-        ]
+    ends = f"{line.unexpected} of them ended as they should not"
+    sizes = f"{line.start_mib:.1f} after a third of the time, {line.end_mib:.1f} at the end"
+    said = (
+        f"{line.requests} requests in {line.minutes:g} minutes, {ends}; resident "
+        f"{line.first_mib:.1f} MiB at first, {sizes}, {line.most_mib:.1f} at most; slope "
+        f"{line.slope_mib_per_hour:+.1f} MiB an hour"
     )
+    return "\n".join([said, *bad])
 
 
 def main() -> int:
