@@ -19,6 +19,7 @@ from gateway.transports.base import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http_early import early_places
 from gateway.transports.http_exchange import Listener
 from gateway.transports.http_table import Table
+from gateway.transports.last_comers import take_last
 
 _BACKLOG = 1024
 _LAST_WORDS_S = 1.0
@@ -26,7 +27,13 @@ _POLL_S = 0.01
 
 
 class OpenConnection(Protocol):
-    """A connection, as its listener sees it."""
+    """A connection, as its listener sees it.
+
+    Attributes:
+        draining: The next answer is the last, and says so.
+    """
+
+    draining: bool
 
     @property
     def in_flight(self) -> int:
@@ -132,9 +139,7 @@ class HttpListener(ABC):
         self._connections = self._make(self._listener, self._count, reserve=self._reserve)
         if not self._listens:
             return
-        tls: dict[str, Any] = {}
-        if self._ssl is not None:
-            tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
+        tls = self._tls
         where: dict[str, Any] = {"sock": self._sock}
         if self._sock is None:
             host, port = self._where
@@ -159,6 +164,10 @@ class HttpListener(ABC):
         """Take no new connections, finish what is in flight, then cancel the rest and close."""
         if self._connections is None:
             return
+        if self._server is not None and self._reuse_port:
+            for connection in self.open_connections:
+                connection.draining = True
+            await take_last(self._server, self._connections, self._tls)
         self._close_door()
         for connection in self.open_connections:
             connection.drain()
@@ -177,6 +186,12 @@ class HttpListener(ABC):
             connection.cut()
         await self._emptied(_LAST_WORDS_S)
         self._server = self._connections = None
+
+    @property
+    def _tls(self) -> dict[str, Any]:
+        if self._ssl is None:
+            return {}
+        return {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
 
     def _close_door(self) -> None:
         if self._server is not None:

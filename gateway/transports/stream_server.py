@@ -16,6 +16,7 @@ from typing import Any
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import ServerLimits, StreamFrontend
+from gateway.transports.last_comers import take_last
 from gateway.transports.stream_beside import Beside, Undecided
 from gateway.transports.stream_connection import StreamConnection
 from gateway.transports.stream_listener import Listener
@@ -106,10 +107,7 @@ class StreamServer:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        tls: dict[str, Any] = {}
-        if self._ssl is not None:
-            tls = {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
-        options: dict[str, Any] = {"backlog": _BACKLOG, **tls}
+        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
         connection = self._connections(loop)
         if self._where.startswith(PREFIX):
             self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
@@ -140,9 +138,12 @@ class StreamServer:
         """Take no new connections, finish what is in flight, then cancel the rest and close."""
         if self._server is None:
             return
+        if self._reuse_port and self._file is None:
+            connection = self._connections(asyncio.get_running_loop())
+            await take_last(self._server, connection, self._tls)
         self._close_door()
-        for connection in list(self._listener.connections):
-            connection.drain()
+        for each in list(self._listener.connections):
+            each.drain()
         async with asyncio.TaskGroup() as draining:
             draining.create_task(self._drained(timeout_s))
             for server in self._others:
@@ -166,6 +167,12 @@ class StreamServer:
         for server in self._others:
             await server.stop()
         self._server = None
+
+    @property
+    def _tls(self) -> dict[str, Any]:
+        if self._ssl is None:
+            return {}
+        return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
 
     def _close_door(self) -> None:
         self._listener.open = False

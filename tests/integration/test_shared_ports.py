@@ -13,8 +13,9 @@ from gateway.transports.base import Budget, GrpcMount, HttpMount, Server, Server
 from gateway.transports.port_guard import PortGuard
 from gateway.transports.stream_server import StreamServer
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
 from tests.integration.grpc_echo import METHODS, Answers, echo
-from tests.integration.stream_kit import ordered
+from tests.integration.stream_kit import framed, ordered
 
 MAKES: tuple[Make, ...] = ("native", "reference")
 
@@ -29,14 +30,14 @@ class Page:
         return HttpResponse(400)
 
 
-class Unread:
-    """A frontend for frames that nobody sends."""
+class Same:
+    """Answers every frame with itself."""
 
-    async def __call__(self, wire: object, /) -> AsyncGenerator[object, None]:
+    async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         yield wire
 
-    def refuse(self, error: GatewayError, /) -> object:
-        return error
+    def refuse(self, error: GatewayError, /) -> Frame:
+        raise error
 
 
 Start = Callable[[str, bool], Server]
@@ -75,11 +76,10 @@ def grpc(make: Make) -> Start:
 
 
 def stream(address: str, shares: bool) -> Server:
-    frontend: object = Unread()
     return StreamServer(
         address,
         ordered,
-        frontend,  # type: ignore[arg-type]  # it is never asked
+        Same(),
         limits=ServerLimits(),
         budget=Budget(1 << 20),
         reuse_port=shares,
@@ -123,3 +123,39 @@ async def test_a_server_on_its_own_is_refused(new: Start) -> None:
         await shared.stop()
         await alone.stop()
         guard.close()
+
+
+HTTP_REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+SETTINGS = b"\x04"
+LAST = [
+    pytest.param(http("native"), HTTP_REQUEST, slice(0, 15), b"HTTP/1.1 200 OK", id="http-native"),
+    pytest.param(
+        http("reference"), HTTP_REQUEST, slice(0, 15), b"HTTP/1.1 200 OK", id="http-reference"
+    ),
+    pytest.param(grpc("native"), PREFACE, slice(3, 4), SETTINGS, id="grpc-native"),
+    pytest.param(stream, framed(b"the last"), slice(0, 12), framed(b"the last"), id="stream"),
+]
+
+
+@pytest.mark.parametrize(("new", "request_", "part", "expected"), LAST)
+async def test_those_who_came_last_are_served(
+    new: Start, request_: bytes, part: slice, expected: bytes
+) -> None:
+    """Clients whose connections the kernel made before a server left are answered by it."""
+    guard = PortGuard("127.0.0.1", 0)
+    server = new(f"127.0.0.1:{guard.port}", True)
+    await server.start()
+    clients = []
+    for _ in range(5):  # the loop has no turn, so nobody takes them yet
+        client = socket.create_connection(("127.0.0.1", guard.port), timeout=5)
+        client.sendall(request_)
+        clients.append(client)
+    await server.drain(5)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", guard.port), timeout=5)
+    answers = [client.recv(1 << 16)[part] for client in clients]
+    assert [expected] * 5 == answers
+    for client in clients:
+        client.close()
+    guard.close()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 
 FATAL = """  fatal:
     backend: python
-    options: {callable: "tests.integration.workers_models:Fatal", flag: "FLAG"}"""
+    options: {callable: "tests.integration.workers_models:Fatal", arguments: {flag: "FLAG"}}"""
 SLOW = """  slow: {backend: python, options: {callable: "tests.integration.workers_models:slow"}}"""
 
 
@@ -118,10 +118,11 @@ def test_workers_end_with_their_supervisor(two: Running) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keep", [True, False], ids=["kept-connections", "new-connections"])
 @pytest.mark.parametrize("transport", ["native", "reference"])
-def test_workers_are_replaced_one_by_one(tmp_path: Path, transport: str) -> None:
+def test_workers_are_replaced_one_by_one(tmp_path: Path, transport: str, keep: bool) -> None:
     """Each worker in turn is told to leave under load: no request is lost, and another comes."""
-    with two_workers(tmp_path, transport=transport) as running, Load(running, 4) as load:
+    with two_workers(tmp_path, transport=transport) as running, Load(running, 4, keep=keep) as load:
         for worker in (1, 2):
             births = len(kit.events(running, "worker started"))
             kit.end(kit.pids(running)[worker], signal.SIGTERM)

@@ -21,6 +21,7 @@ from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import Budget, GrpcMount, ServerLimits
 from gateway.transports.grpc_address import bound_address, host_and_port, require_free
 from gateway.transports.grpc_admission import Admission
+from gateway.transports.last_comers import take_last
 from gateway.transports.native.grpc_call import Method
 from gateway.transports.native.grpc_connection import ServerConnection
 from gateway.transports.unix_socket import PREFIX, UnixSocket
@@ -109,10 +110,9 @@ class GrpcServer:
         if not self._reuse_port:
             await require_free(self._address)
         loop = asyncio.get_running_loop()
-        options: dict[str, Any] = {"backlog": _BACKLOG}
         if self._ssl is not None:
             self._ssl.set_alpn_protocols(["h2"])
-            options |= {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
+        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
         if self._address.startswith(PREFIX):
             self._socket = UnixSocket(self._address.removeprefix(PREFIX))
             sock = self._socket.bind()
@@ -146,7 +146,9 @@ class GrpcServer:
         """Send GOAWAY, finish what is in flight, then cancel the rest and close."""
         if not self._running:
             return
-        if self._server is not None:
+        if self._server is not None and self._reuse_port:
+            await take_last(self._server, self.connection, self._tls)
+        elif self._server is not None:
             self._server.close()
         for connection in list(self._connections):
             connection.leave()
@@ -183,6 +185,12 @@ class GrpcServer:
             connection.cut()
         if self._socket is not None:
             self._socket.remove()
+
+    @property
+    def _tls(self) -> dict[str, Any]:
+        if self._ssl is None:
+            return {}
+        return {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
 
     def _mount(
         self,
