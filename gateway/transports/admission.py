@@ -94,9 +94,15 @@ class Lease:
         Raises:
             Overloaded: The budget has no room for them, and got none in time.
         """
-        if not self._budget.take(size):
+        if not self.take_in_turn(size):
             await self._budget.acquire(size, self._wait_s)
-        self.size_bytes += size
+            self.size_bytes += size
+
+    def take_in_turn(self, size: int) -> bool:
+        """Hold *size* bytes more if there is room and nobody waits; return whether it was so."""
+        found = self._budget.take(size)
+        self.size_bytes += size * found
+        return found
 
     def close(self) -> None:
         """Give everything back; harmless the second time."""

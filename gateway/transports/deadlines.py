@@ -33,8 +33,8 @@ def request_timeout(value: str) -> float | None:
     return None if match is None else float(match[1]) * _PLAIN_UNITS[match[2] or ""]
 
 
-def deadline_of(grpc: str | None, plain: str | None, now: float) -> float | None:
-    """Return the earlier deadline of the two fields, on the clock of *now*; None for none."""
+def timeout_of(grpc: str | None, plain: str | None) -> float | None:
+    """Return the shorter of what the two fields say, in seconds; None for neither."""
     times = [
         seconds
         for seconds in (
@@ -43,7 +43,7 @@ def deadline_of(grpc: str | None, plain: str | None, now: float) -> float | None
         )
         if seconds is not None
     ]
-    return now + min(times) if times else None
+    return min(times) if times else None
 
 
 def format_grpc_timeout(seconds: float) -> str:

@@ -13,12 +13,14 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
-from gateway.transports.headers import writable
+from gateway.transports.headers import is_writable, safe_value
 from gateway.transports.http_head import Version
 from gateway.wire.http import Buffer, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
+# Up to here head and body are joined: one buffer costs the system less than two.
+_JOINED_BYTES = 8192
 
 
 def write_response(
@@ -39,13 +41,14 @@ def write_response(
         head_only: The request was HEAD.
     """
     if response.status in _BODILESS:
-        head = _head(response, (), keep=keep, version=version)
-        transport.write(head)
+        transport.write(_head(response, "", keep=keep, version=version))
         return
-    length = ("Content-Length", str(size_of(response.body)))
-    head = _head(response, (length,), keep=keep, version=version)
+    size = size_of(response.body)
+    head = _head(response, f"Content-Length: {size}\r\n", keep=keep, version=version)
     if head_only or not response.body:
         transport.write(head)
+    elif size <= _JOINED_BYTES:
+        transport.write(b"".join((head, *response.body)))
     else:
         transport.writelines([head, *response.body])
 
@@ -54,8 +57,8 @@ def write_stream_head(
     transport: asyncio.Transport, response: HttpResponse, *, keep: bool, version: Version
 ) -> None:
     """Write the head of a streamed response; in HTTP/1.0 its end is that of the connection."""
-    extra = (("Transfer-Encoding", "chunked"),) if version >= (1, 1) else ()
-    transport.write(_head(response, extra, keep=keep, version=version))
+    framing = "Transfer-Encoding: chunked\r\n" if version >= (1, 1) else ""
+    transport.write(_head(response, framing, keep=keep, version=version))
 
 
 def write_part(transport: asyncio.Transport, body: Iterable[Buffer], version: Version) -> None:
@@ -77,24 +80,33 @@ def write_end(transport: asyncio.Transport, version: Version) -> None:
 
 @lru_cache(2)
 def _date(second: int) -> str:
-    return f"Date: {formatdate(second, usegmt=True)}"
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"
 
 
-def _head(
-    response: HttpResponse,
-    extra: Iterable[tuple[str, str]],
-    *,
-    keep: bool,
-    version: Version,
-) -> bytes:
-    status = response.status
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}"]
-    lines += [f"{name}: {value}" for name, value in writable(response.headers)]
-    lines += [f"{name}: {value}" for name, value in extra]
-    if response.headers.get("date") is None:
-        lines.append(_date(int(time.time())))  # noqa: TID251  # a date, not a duration
+@lru_cache(256)
+def _first_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n"
+
+
+@lru_cache(1024)  # the same few names, message for message
+def _written_name(name: str) -> str | None:
+    """Return *name* in lower case; None for a field that is not written."""
+    return name.lower() if is_writable(name) else None
+
+
+def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version) -> bytes:
+    text = _first_line(response.status)
+    dated = False
+    for name, value in response.headers.pairs:
+        lower = _written_name(name)
+        if lower is not None:
+            text += f"{name}: {safe_value(value)}\r\n"
+            dated = dated or lower == "date"
+    text += framing
+    if not dated:
+        text += _date(int(time.time()))  # noqa: TID251  # a date, not a duration
     if not keep:
-        lines.append("Connection: close")
+        text += "Connection: close\r\n"
     elif version < (1, 1):
-        lines.append("Connection: keep-alive")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+        text += "Connection: keep-alive\r\n"
+    return f"{text}\r\n".encode("ascii")

@@ -52,7 +52,7 @@ def begins_with(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int
     length, least = head.length, limits.cut_through_bytes
     if length is None or not least or not least < length <= limits.message_bytes:
         return None
-    if head.headers.get("content-encoding") is not None:
+    if head.coded:
         return None
     wire = HttpRequest(head.method, head.path, head.query, head.headers)
     start = head_bytes(frontend, wire)

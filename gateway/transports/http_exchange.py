@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
-from gateway.transports.admission import Budget, Lease, Slots
-from gateway.transports.base import HttpFrontend, ServerLimits, ask, ask_early
+from gateway.transports.admission import Lease
+from gateway.transports.base import HttpFrontend, ask_early
 from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
-from gateway.transports.deadlines import deadline_of
 from gateway.transports.faults import HttpFault, plain
 from gateway.transports.http_answers import (
     write_end,
@@ -30,106 +28,15 @@ from gateway.transports.http_answers import (
     write_stream_head,
 )
 from gateway.transports.http_body import EMPTY, check_declared, undo_coding
-from gateway.transports.http_early import Arrival, Broken, begins_with, whole_of
-from gateway.transports.http_head import Head, Version
+from gateway.transports.http_early import Arrival, begins_with, whole_of
+from gateway.transports.http_head import Head
+from gateway.transports.http_sides import Connection, Incoming, Listener
 from gateway.transports.waiting import NotTaken, flushed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 log = structlog.get_logger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Connection(Protocol):
-    """What an exchange needs of the connection it is on.
-
-    Attributes:
-        transport: None once it is lost.
-        taken: Set while the kernel has all that was written.
-        head_sent: The answer has begun.
-        answered: Requests answered so far.
-        give_up: Ends the exchange with an error, at a drain's end; None between exchanges.
-    """
-
-    transport: asyncio.Transport | None
-    taken: asyncio.Event
-    head_sent: bool
-    answered: int
-    give_up: Callable[[], None] | None
-
-    @property
-    def must_close(self) -> bool:
-        """Whether the answer being written is the last."""
-        ...
-
-    def cut(self) -> None:
-        """Close at once, without the end of what was being written."""
-        ...
-
-
-class Incoming(Protocol):
-    """One request as its connection reads it.
-
-    Attributes:
-        closes: The connection ends with its answer, as the client wants it.
-    """
-
-    method: str
-    version: Version
-    closes: bool
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of it has come."""
-        ...
-
-    def head(self, limits: ServerLimits, /) -> Head:
-        """Return its head; raises HttpFault."""
-        ...
-
-    async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
-        """Return its body as one read-only view, its content coding still on.
-
-        Args:
-            length: Its Content-Length, within the limit and leased; None when it comes in chunks.
-            limits: Of the listener.
-            lease: Grows by what is held of a body in chunks.
-
-        Raises:
-            TooLarge: More bytes or chunks than allowed.
-            MalformedMessage: The framing broke.
-            Overloaded: No room in the budget.
-            HttpFault: It comes too slowly.
-            ConnectionError: The client has left.
-        """
-        ...
-
-    async def arrive(
-        self, length: int, start: int, limits: ServerLimits, lease: Lease, broken: Broken, /
-    ) -> Arrival | None:
-        """Return its body when *start* of its *length* bytes have come.
-
-        None where all of it is here, or this make receives bodies whole. Raises as `body`, but
-        for a body that comes too slowly, of which *broken* is told.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """What every exchange of a listener shares.
-
-    Attributes:
-        early: Places of requests that were begun before their bodies had come.
-    """
-
-    limits: ServerLimits
-    budget: Budget
-    slots: Slots
-    find: Callable[[str], HttpFrontend]
-    """Frontend for a path; raises HttpFault."""
-    refused: Callable[[GatewayError], None]
-    early: Slots
 
 
 def failure(error: BaseException | None) -> HttpResponse:
@@ -164,7 +71,16 @@ class Exchange:
         self._connection.head_sent = False
         self._connection.give_up = self._give_up
         try:
-            await self._run(lease)
+            try:
+                await self._answer(lease)
+                if self._arrival is not None and self._drops:
+                    await self._arrival.drop()
+            except HttpFault as fault:
+                await self._say(fault)
+            except asyncio.CancelledError:
+                if not self._ends_in_words():
+                    raise
+                await self._last_words()
         except NotTaken as error:
             self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
             self._close = True
@@ -182,23 +98,20 @@ class Exchange:
             lease.close()
         return not self._close
 
-    async def _run(self, lease: Lease) -> None:
-        try:
-            await self._answer(lease)
-            if self._arrival is not None and self._drops:
-                await self._arrival.drop()
-        except HttpFault as fault:
-            await self._say(fault)
-        except asyncio.CancelledError:
-            wanted = self._given_up or self._fault is not None
-            if not wanted or self._connection.head_sent or self._task is None:
-                self._connection.cut()
-                raise
-            self._task.uncancel()
-            if self._fault is not None:
-                await self._say(self._fault)
-            else:
-                await self._refuse(Unavailable("the gateway is shutting down"))
+    def _ends_in_words(self) -> bool:
+        """Return whether a request that was cancelled is still answered; if not, it is cut."""
+        wanted = self._given_up or self._fault is not None
+        if not wanted or self._connection.head_sent or self._task is None:
+            self._connection.cut()
+            return False
+        self._task.uncancel()
+        return True
+
+    async def _last_words(self) -> None:
+        if self._fault is not None:
+            await self._say(self._fault)
+        else:
+            await self._refuse(Unavailable("the gateway is shutting down"))
 
     async def _say(self, fault: HttpFault) -> None:
         self._listener.refused(fault.error)
@@ -221,10 +134,12 @@ class Exchange:
     async def _answer(self, lease: Lease) -> None:
         limits = self._listener.limits
         head = self._head = self._incoming.head(limits)
-        self._frontend = self._listener.find(head.path)
+        frontend = self._frontend = self._listener.find(head.path)
         now = time.monotonic()
         try:
-            body = await self._begin(head, lease)
+            body = self._body_here(head, lease)
+            if body is None:
+                body = await self._begin(head, lease)
             if body is None:
                 body = await self._body(head, lease)
             if not self._listener.slots.take():
@@ -232,15 +147,32 @@ class Exchange:
         except GatewayError as error:
             await self._refuse(error)
             return
-        get = head.headers.get
-        deadline = deadline_of(get("grpc-timeout"), get("x-request-timeout"), now)
+        deadline = None if head.timeout_s is None else now + head.timeout_s
         wire = HttpRequest(
             head.method, head.path, head.query, head.headers, (body,), deadline, self._arrival
         )
         try:
-            await self._ask(self._frontend, wire)
+            single: Any = getattr(frontend, "ask", None)
+            if wire.rest is not None:
+                found = await ask_early(frontend, wire, partial(whole_of, wire))
+            else:
+                found = frontend(wire) if single is None else await single(wire)
+            if isinstance(found, HttpResponse):
+                await self._send(found)
+            else:
+                await self._relay(found)
         finally:
             self._listener.slots.release()
+
+    def _body_here(self, head: Head, lease: Lease) -> memoryview | None:
+        """Return a body that is here as it is to be, and has room; None for any other."""
+        length = head.length
+        if length is None:
+            return None if head.chunked else EMPTY
+        if head.coded or length > self._listener.limits.message_bytes:
+            return None
+        body = self._incoming.here
+        return body if body is not None and lease.take_in_turn(length) else None
 
     async def _begin(self, head: Head, lease: Lease) -> memoryview | None:
         """Return the beginning of a body that will be passed on as it comes; None to read it."""
@@ -263,33 +195,23 @@ class Exchange:
             self._connection.transport.write(CONTINUE)
 
     async def _body(self, head: Head, lease: Lease) -> memoryview:
-        if head.length is None and not head.chunked:
-            return EMPTY
         limits = self._listener.limits
         incoming = self._incoming
-        coded = head.headers.get("content-encoding") is not None
-        codings = head.all("content-encoding") if coded else []
+        codings = head.all("content-encoding") if head.coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)
         self._continue(head)
         if head.length is not None:
             await lease.grow(head.length)
         body = await incoming.body(head.length, limits, lease)
-        return await undo_coding(body, codings, limits, lease) if coded else body
+        return await undo_coding(body, codings, limits, lease) if head.coded else body
 
-    async def _ask(self, frontend: HttpFrontend, wire: HttpRequest) -> None:
+    async def _relay(self, found: AsyncGenerator[HttpResponse, None]) -> None:
         """Relay the frontend's answers: one of known length, or many in chunks.
 
         Which it is shows when the frontend is asked for the second: a unary one ends without
         waiting. If it waits, the first goes out as the beginning of a stream.
         """
-        early = wire.rest is not None
-        found = await (
-            ask_early(frontend, wire, partial(whole_of, wire)) if early else ask(frontend, wire)
-        )
-        if isinstance(found, HttpResponse):
-            await self._send(found)
-            return
         loop = asyncio.get_running_loop()
         async with aclosing(found) as answers:
             first = await anext(answers, None)
@@ -311,7 +233,7 @@ class Exchange:
                 await self._flush()
                 part = await anext(answers, None)
         transport = self._connection.transport
-        if transport is not None and wire.method != "HEAD":
+        if transport is not None and self._incoming.method != "HEAD":
             write_end(transport, self._version)
         await self._flush()
 
@@ -346,7 +268,8 @@ class Exchange:
         await self._send(HttpResponse(response.status, headers, response.body))
 
     async def _send(self, response: HttpResponse) -> None:
-        response = await self._coded(response)
+        if response.compressible and response.body:
+            response = await self._coded(response)
         transport = self._connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
@@ -362,14 +285,15 @@ class Exchange:
             version=self._version,
             head_only=self._incoming.method == "HEAD",
         )
-        await self._flush()
+        if not self._connection.taken.is_set():
+            await self._flush()
         if unread and not self._drops and transport.can_write_eof():
             # The client, which is still sending, sees the answer and its end; the connection reads
             # on for a moment, so that no reset destroys what is on its way.
             transport.write_eof()
 
     async def _coded(self, response: HttpResponse) -> HttpResponse:
-        if not response.compressible or not response.body or self._head is None:
+        if self._head is None:
             return response
         extra = [("Vary", "Accept-Encoding")]
         body = response.body

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.transports.base import ServerLimits
+from gateway.transports.deadlines import timeout_of
 from gateway.transports.faults import HttpFault
 from gateway.transports.headers import decode_field
 from gateway.wire.http import Headers
@@ -39,6 +40,8 @@ class Head:
         length: Content-Length; None for none.
         chunked: The body comes in chunks.
         expects: The client waits for "100 Continue" before it sends the body.
+        coded: The body has a content coding.
+        timeout_s: How much time the client gives us; None for no word of it.
     """
 
     method: str
@@ -48,6 +51,8 @@ class Head:
     length: int | None
     chunked: bool
     expects: bool
+    coded: bool = False
+    timeout_s: float | None = None
 
     def all(self, name: str) -> list[str]:
         """Return every value of the field *name*, given in lower case."""
@@ -88,6 +93,8 @@ def read_head(
         length=_length(headers),
         chunked=chunked,
         expects=_expects(headers, version),
+        coded=headers.get("content-encoding") is not None,
+        timeout_s=timeout_of(headers.get("grpc-timeout"), headers.get("x-request-timeout")),
     )
 
 

@@ -17,7 +17,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, ConnectionCount, Slots
 from gateway.transports.base import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http_early import early_places
-from gateway.transports.http_exchange import Listener
+from gateway.transports.http_sides import Listener
 from gateway.transports.http_table import Table
 from gateway.transports.last_comers import take_last
 

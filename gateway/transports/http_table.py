@@ -5,11 +5,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import unquote
 
 from gateway.transports.base import HttpFrontend, HttpMount
 from gateway.transports.faults import HttpFault
 
+_REMEMBERED = 256
 _PATH_PARAMETER = re.compile(r";[^/]*")
 
 
@@ -27,8 +29,10 @@ class Table:
         ]
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
         self._fallback = fallback
+        # The same few paths are asked for again and again; what raises is not remembered.
+        self.find = lru_cache(_REMEMBERED)(self._find)
 
-    def find(self, path: str) -> HttpFrontend:
+    def _find(self, path: str) -> HttpFrontend:
         """Return who answers *path*.
 
         Raises:

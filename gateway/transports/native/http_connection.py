@@ -16,9 +16,10 @@ from gateway.transports.admission import ConnectionCount
 from gateway.transports.doors import address_of, too_many
 from gateway.transports.faults import HttpFault
 from gateway.transports.http_answers import write_response
-from gateway.transports.http_exchange import Exchange, Listener, failure
+from gateway.transports.http_exchange import Exchange, failure
 from gateway.transports.http_head import Version, head_too_slow
 from gateway.transports.http_presence import Presence
+from gateway.transports.http_sides import Listener
 from gateway.transports.native.http1 import HeadReader, Memory
 from gateway.transports.native.http_incoming import Incoming
 from gateway.transports.sockets import pause_until_taken, tune

@@ -72,6 +72,13 @@ class Incoming:
             self._memory.keep(head)
         return head.checked
 
+    @property
+    def here(self) -> memoryview | None:
+        """Its body, if that has a length and has come with its head; else None."""
+        if self._body is not None:
+            return memoryview(self._body)
+        return EMPTY if self.whole and self._chunks is None and self._room is None else None
+
     async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         if self._body is not None:

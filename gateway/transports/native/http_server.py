@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.transports.admission import ConnectionCount
-from gateway.transports.http_exchange import Listener
 from gateway.transports.http_listener import HttpListener
+from gateway.transports.http_sides import Listener
 from gateway.transports.native.http_connection import Door
 
 

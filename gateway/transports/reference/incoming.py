@@ -30,7 +30,13 @@ class Sent:
 
 
 class Incoming:
-    """One request of a connection."""
+    """One request of a connection.
+
+    Attributes:
+        here: Never: a body is always asked for.
+    """
+
+    here: memoryview | None = None
 
     def __init__(self, request: BaseRequest) -> None:
         self._request = request

@@ -1,0 +1,111 @@
+"""What an exchange stands between: its connection, the request that comes on it, its listener."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import Budget, Lease, Slots
+from gateway.transports.base import HttpFrontend, ServerLimits
+from gateway.transports.http_early import Arrival, Broken
+from gateway.transports.http_head import Head, Version
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection it is on.
+
+    Attributes:
+        transport: None once it is lost.
+        taken: Set while the kernel has all that was written.
+        head_sent: The answer has begun.
+        answered: Requests answered so far.
+        give_up: Ends the exchange with an error, at a drain's end; None between exchanges.
+    """
+
+    transport: asyncio.Transport | None
+    taken: asyncio.Event
+    head_sent: bool
+    answered: int
+    give_up: Callable[[], None] | None
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written is the last."""
+        ...
+
+    def cut(self) -> None:
+        """Close at once, without the end of what was being written."""
+        ...
+
+
+class Incoming(Protocol):
+    """One request as its connection reads it.
+
+    Attributes:
+        closes: The connection ends with its answer, as the client wants it.
+    """
+
+    method: str
+    version: Version
+    closes: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        ...
+
+    @property
+    def here(self) -> memoryview | None:
+        """Its body, if that has a length and has come with its head; else None."""
+        ...
+
+    def head(self, limits: ServerLimits, /) -> Head:
+        """Return its head; raises HttpFault."""
+        ...
+
+    async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
+        """Return its body as one read-only view, its content coding still on.
+
+        Args:
+            length: Its Content-Length, within the limit and leased; None when it comes in chunks.
+            limits: Of the listener.
+            lease: Grows by what is held of a body in chunks.
+
+        Raises:
+            TooLarge: More bytes or chunks than allowed.
+            MalformedMessage: The framing broke.
+            Overloaded: No room in the budget.
+            HttpFault: It comes too slowly.
+            ConnectionError: The client has left.
+        """
+        ...
+
+    async def arrive(
+        self, length: int, start: int, limits: ServerLimits, lease: Lease, broken: Broken, /
+    ) -> Arrival | None:
+        """Return its body when *start* of its *length* bytes have come.
+
+        None where all of it is here, or this make receives bodies whole. Raises as `body`, but
+        for a body that comes too slowly, of which *broken* is told.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What every exchange of a listener shares.
+
+    Attributes:
+        early: Places of requests that were begun before their bodies had come.
+    """
+
+    limits: ServerLimits
+    budget: Budget
+    slots: Slots
+    find: Callable[[str], HttpFrontend]
+    """Frontend for a path; raises HttpFault."""
+    refused: Callable[[GatewayError], None]
+    early: Slots
