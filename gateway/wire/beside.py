@@ -37,7 +37,7 @@ def grpc_context(
     metadata = []
     request_id = ""
     for key, value in wire.metadata:
-        if isinstance(value, str):
+        if type(value) is str:
             metadata.append((key, value))
             if key == REQUEST_ID:
                 request_id = sane_id(value)
@@ -58,8 +58,8 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
         [
             (name, value)
             for name, value in context.metadata
-            if _NAME.fullmatch(name)
-            and _may_cross(name, value)
+            if _may_cross(name, value)
+            and _NAME.fullmatch(name)
             and not (without and name.startswith(without))
         ]
     )
@@ -76,7 +76,7 @@ def grpc_metadata(context: Context) -> Metadata:
         [
             (name, value)
             for name, value in context.metadata
-            if _KEY.fullmatch(name) and _may_cross(name, value)
+            if _may_cross(name, value) and _KEY.fullmatch(name)
         ]
     )
     if context.request_id and REQUEST_ID not in dict(metadata):
@@ -86,6 +86,8 @@ def grpc_metadata(context: Context) -> Metadata:
 
 def sane_id(text: str) -> str:
     """Return a request id; "" for one that is not fit for a log: the gateway makes its own."""
+    if not text:
+        return ""
     sane = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
     return text if sane else ""
 

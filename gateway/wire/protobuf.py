@@ -267,12 +267,13 @@ def put_tail(parts: Parts, key: bytes, data: memoryview) -> None:
         data: Contiguous, of unsigned bytes; must not change until the message is sent.
     """
     head = _head(parts)
-    if len(data) <= TAIL_BYTES:
-        put_bytes(head, key, data)
-        return
+    size = len(data)
     head += key
-    head += varint(len(data))
-    parts.append(data)
+    head += _BYTE[size] if size < _MORE else varint(size)
+    if size <= TAIL_BYTES:
+        head += data
+    else:
+        parts.append(data)
 
 
 def put_tail_head(parts: Parts, key: bytes, size: int) -> None:
@@ -301,9 +302,10 @@ def size_bytes(parts: Parts) -> int:
 
 def _head(parts: Parts) -> bytearray:
     """Give the bytearray at the end of *parts*; add one when a tail stands there."""
-    last = parts[-1] if parts else None
-    if isinstance(last, bytearray):
-        return last
+    if parts:
+        last = parts[-1]
+        if type(last) is bytearray:
+            return last
     head = bytearray()
     parts.append(head)
     return head

@@ -7,9 +7,15 @@ views of a received message, which would hold the whole of it.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
+
+_OUTLINES: Final = 4  # of one length: more would cost more than they give
 
 
 class Remembered(Generic[T]):
@@ -34,9 +40,6 @@ class Remembered(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._kept
-
     def wants(self, key: bytes) -> bool:
         """Tell whether something shall be kept for *key*: it is short, new and came before."""
         if len(key) > self._key_bytes or key in self._kept:
@@ -55,3 +58,71 @@ class Remembered(Generic[T]):
         if len(self._kept) >= self._entries:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = value
+
+
+class _Outline(Struct, Generic[T]):
+    """Where the text of a message lies, and what texts that lie so say."""
+
+    text: list[slice]
+    holes: Sequence[slice]
+    said: dict[bytes, T]
+
+
+class Outlines(Generic[T]):
+    """What binary messages say that repeat but for some of their bytes, the *holes*.
+
+    A message is found again by its length and by all of its bytes outside of the holes, which tell
+    where holes are and how long: what they say must follow from these bytes alone. As of
+    `Remembered`, so many are kept at most, each the second time it comes, and none of a long text.
+
+    Args:
+        entries: Kept at most; when one comes that would be one too many, all go.
+        text_bytes: Of one message, outside of its holes.
+    """
+
+    def __init__(self, entries: int, text_bytes: int) -> None:
+        self._entries = entries
+        self._text_bytes = text_bytes
+        self._outlines: dict[int, list[_Outline[T]]] = {}
+        self._count = 0
+        self._once: set[int] = set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, view: memoryview) -> tuple[T, list[memoryview]] | None:
+        """Return what is remembered of a message, and its holes; None when nothing is."""
+        for outline in self._outlines.get(len(view), ()):
+            said = outline.said.get(b"".join([view[part] for part in outline.text]))
+            if said is not None:
+                return said, [view[hole] for hole in outline.holes]
+        return None
+
+    def keep(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
+        """Remember what a message says; *holes* in their order, none within another."""
+        edges = [0, *[edge for hole in holes for edge in (hole.start, hole.stop)], len(view)]
+        text = [slice(*part) for part in list(pairwise(edges))[::2]]
+        key = b"".join([view[part] for part in text])
+        once = hash((len(view), key))
+        if len(key) > self._text_bytes or not self._again(once):
+            return
+        if self._count >= self._entries:
+            self._outlines.clear()
+            self._count = 0
+        known = self._outlines.setdefault(len(view), [])
+        outline = next((each for each in known if each.holes == holes), None)
+        if outline is None:
+            if len(known) == _OUTLINES:
+                self._count -= len(known.pop(0).said)
+            outline = _Outline(text, holes, {})
+            known.append(outline)
+        self._count += key not in outline.said
+        outline.said[key] = said
+
+    def _again(self, once: int) -> bool:
+        if once in self._once:
+            return True
+        if len(self._once) >= self._entries:
+            self._once.clear()
+        self._once.add(once)
+        return False

@@ -85,9 +85,10 @@ def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Paramet
     Raises:
         Unsupported: It cannot be asked.
     """
-    _check_parameters(dialect, "request", parameters)
+    if parameters:
+        _check_parameters(dialect, "request", parameters)
     for tensor in request.inputs:
-        if tensor.datatype is Datatype.BF16 and not dialect.bf16:
+        if not dialect.bf16 and tensor.datatype is Datatype.BF16:
             raise Unsupported(
                 f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not know",
                 model=request.model,

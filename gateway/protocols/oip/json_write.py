@@ -13,7 +13,7 @@ Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -98,10 +98,16 @@ def elements_text(
 ) -> bytes:
     """Return the text of a tensor's elements, a flat list; as `elements_for_json`."""
     data, datatype = tensor.data, tensor.datatype
-    if type(data) is RawData and datatype in _INTEGERS and len(data.view) <= _FEW_BYTES:
-        count = len(data.view) // datatype.size_bytes
-        return orjson.dumps(struct.unpack(f"<{count}{_INTEGERS[datatype]}", data.view))
+    if type(data) is RawData and datatype in _INTEGERS:
+        size = len(data.view)
+        if size <= _FEW_BYTES:
+            return orjson.dumps(_unpack(datatype, size)(data.view))
     return dump(elements_for_json(kind, tensor, hint, half=half, nan=nan))
+
+
+@lru_cache(_REMEMBERED)
+def _unpack(datatype: Datatype, size: int) -> Callable[[memoryview], tuple[int, ...]]:
+    return struct.Struct(f"<{size // datatype.size_bytes}{_INTEGERS[datatype]}").unpack
 
 
 def elements_for_json(

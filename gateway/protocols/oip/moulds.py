@@ -35,13 +35,15 @@ T = TypeVar("T")
 
 _MOULDS: Final = 256
 _MOULD_BYTES: Final = 2048
-# The two groups make `split` give text, key and hole by turns. No letters but those of exponents:
-# no words, so what a list holds is a number.
-_HOLE: Final = re.compile(rb'("(?:data|id)": ?)(\[[-+0-9.eE, ]*\]|"[-_.0-9A-Za-z]*")')
-_HOLES: Final = slice(2, None, 3)
-# Stands on both sides of a key that has a hole. It is in no JSON: two texts with as many holes and
-# the same text around them have them in the same places.
+# The one group makes `split` give text and hole by turns, and drops the key, which the hole's first
+# byte tells. No letters but those of exponents: no words, so what a list holds is a number.
+_HOLE: Final = re.compile(rb'"(?:data": ?(?=\[)|id": ?(?="))(\[[-+0-9.eE, ]*\]|"[-_.0-9A-Za-z]*")')
+_TEXT: Final = slice(0, None, 2)
+_HOLES: Final = slice(1, None, 2)
+# Stands where a key and its hole were. It is in no JSON: two texts with as many holes and the same
+# text around them have them in the same places.
 _GAP: Final = b"\0"
+_NOTHING: Final = memoryview(b"")
 # What is in no id and no list of numbers.
 _MARK: Final = rb'"\u0000%d"'
 # Their bytes are looked into, each time.
@@ -110,13 +112,14 @@ class Moulds(Generic[T]):
         """Cut the JSON of a message, which ends at byte *end*, at its holes; None if it is long."""
         if end > self._most_bytes:
             return None
-        text = text_of(body[:end])
-        if text in self._kept:
-            return text, (), body[end:]
+        if end == len(body):
+            text, tail = text_of(body), _NOTHING
+        else:
+            text, tail = text_of(body[:end]), body[end:]
+            if self._kept.get(text) is not None:  # all elements are behind the JSON
+                return text, (), tail
         pieces = _HOLE.split(text)
-        holes = pieces[_HOLES]
-        del pieces[_HOLES]
-        return _GAP.join(pieces), holes, body[end:]
+        return _GAP.join(pieces[_TEXT]), pieces[_HOLES], tail
 
     def read(self, cut: Cut) -> Read[T] | None:
         """Read a message by its mould; tensors behind the JSON are views of it.
@@ -140,7 +143,7 @@ class Moulds(Generic[T]):
                 if slot.pack is None:
                     data = tail[slot.start : slot.stop]
                 else:
-                    # struct counts the numbers, and knows their range.
+                    # struct counts the numbers, and knows their range; it takes no text.
                     data = memoryview(slot.pack(*orjson.loads(holes[slot.start])))
                 tensors.append(
                     Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
@@ -178,11 +181,11 @@ class Moulds(Generic[T]):
 
 def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:
     """Return the text of a mould with a mark in each hole that is in no message."""
-    pieces = key.split(_GAP)
+    text = key.split(_GAP)
     for hole, found in enumerate(holes):
         mark = _MARK % hole
-        pieces[2 * hole + 1] += mark if found.startswith(b'"') else b"[" + mark + b"]"
-    return b"".join(pieces)
+        text[hole] += b'"id":' + mark if found.startswith(b'"') else b'"data":[%b]' % mark
+    return b"".join(text)
 
 
 def _slots(

@@ -91,6 +91,9 @@ class InferReader:
     def _request(self, view: memoryview) -> Read:
         message = self._scanner.scan(view, RAW_INPUTS)
         found, raws = message.tensors, message.raws
+        plain = _plain(found, raws)
+        if plain is not None:
+            return message, plain
         for one in found:
             if one.parameters and not KEYS.isdisjoint(one.parameters):
                 return message, self._with_shared(found, raws)
@@ -103,12 +106,8 @@ class InferReader:
             raise _wrong_raw_count(len(raws), len(found), "tensors")
         tensors = []
         for one, raw in zip(found, raws, strict=True):
-            if len(raw) == one.size_bytes:
-                data = RawData(raw)
-                tensors.append(Tensor(one.name, one.datatype, one.shape, data, one.parameters))
-            else:
-                self._check_raw_input(one, len(raws))
-                tensors.append(_raw(one, raw, self._limits))
+            self._check_raw_input(one, len(raws))
+            tensors.append(_raw(one, raw, self._limits))
         return message, tuple(tensors)
 
     def _with_shared(
@@ -159,6 +158,9 @@ class InferReader:
     def _response(self, view: memoryview, placed: Mapping[str, SharedData]) -> Read:
         limits = self._limits
         message = self._scanner.scan(view, RAW_OUTPUTS)
+        plain = None if placed else _plain(message.tensors, message.raws)
+        if plain is not None:
+            return message, plain
         # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
         # contents beside raw ones), in order; those without an element may have been left out.
         found = [
@@ -221,6 +223,21 @@ def _data(described: Described, limits: MessageLimits) -> TensorData | None:
 
 def _tensor(described: Described, data: TensorData) -> Tensor:
     return Tensor(described.name, described.datatype, described.shape, data, described.parameters)
+
+
+def _plain(found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...] | None:
+    """Return the tensors of most messages: each has raw contents, of which the size says all.
+
+    None where there is more to look at.
+    """
+    if len(raws) != len(found):
+        return None
+    tensors = []
+    for one, raw in zip(found, raws, strict=True):
+        if len(raw) != one.size_bytes:
+            return None
+        tensors.append(Tensor(one.name, one.datatype, one.shape, RawData(raw), one.parameters))
+    return tuple(tensors)
 
 
 def _placed(described: Described, place: SharedData) -> Tensor:

@@ -68,11 +68,26 @@ def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -
         text.append(b'"parameters":%b,' % dump(reply.parameters))
     text.append(b'"outputs":[')
     binary: list[memoryview] = []
-    for index, tensor in enumerate(with_c_values(call, reply).outputs):
-        if index:
-            text.append(b",")
-        _put_output(text, binary, tensor, form)
-    text.append(b"]}")
+    outputs = with_c_values(call, reply).outputs
+    for tensor in outputs:
+        name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
+        if datatype is None or shape is None:
+            raise Unsupported(
+                f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
+                "model's metadata does not tell"
+            )
+        if type(data) is SharedData:
+            text += (described("output", name, datatype, shape, tensor.parameters), b"},")
+        elif form.is_binary(name):
+            view = as_raw(tensor)
+            binary.append(view)
+            text += (described_binary("output", tensor, datatype, shape, len(view)), b",")
+        else:
+            opened = described("output", name, datatype, shape, tensor.parameters)
+            text += (opened, b',"data":', elements_text("output", tensor, _USE_BINARY, nan=True))
+            text.append(b"},")
+    # Nothing follows the last.
+    text[-1] = text[-1].rstrip(b",") + b"]}" if outputs else b'"outputs":[]}'
     headers, body = body_of(gathered(text), binary, always=False)
     return HttpResponse(HTTP_OK, headers, body, compressible=True)
 
@@ -84,26 +99,6 @@ def _model(model: ModelRef) -> bytes:
     if model.version:
         members["model_version"] = model.version
     return dump(members)[1:-1] + b","
-
-
-def _put_output(
-    text: list[bytes], binary: list[memoryview], tensor: Tensor, form: ReplyForm
-) -> None:
-    name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
-    if datatype is None or shape is None:
-        raise Unsupported(
-            f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
-            "model's metadata does not tell"
-        )
-    if form.is_binary(name) and type(tensor.data) is not SharedData:
-        view = as_raw(tensor)
-        binary.append(view)
-        text.append(described_binary("output", tensor, datatype, shape, len(view)))
-        return
-    text.append(described("output", name, datatype, shape, tensor.parameters))
-    if type(tensor.data) is not SharedData:
-        text += (b',"data":', elements_text("output", tensor, _USE_BINARY, nan=True))
-    text.append(b"}")
 
 
 def decode_response(

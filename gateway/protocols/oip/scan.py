@@ -12,8 +12,9 @@ Source: Open Inference Protocol, gRPC API; dossier, sections 3 and 8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from gateway.ir.context import NO_PARAMETERS, Parameter, Parameters
 from gateway.ir.datatypes import Datatype
@@ -34,6 +35,7 @@ from gateway.wire.protobuf import (
     text,
     varint,
 )
+from gateway.wire.remembered import Outlines
 
 RAW_INPUTS, RAW_OUTPUTS = tag(7, LEN), tag(6, LEN)
 
@@ -49,16 +51,16 @@ _KEY, _VALUE = tag(1, LEN), tag(2, LEN)
 _BOOL, _INT64, _STRING = tag(1, VARINT), tag(2, VARINT), tag(3, LEN)
 _DOUBLE, _UINT64 = tag(4, I64), tag(5, VARINT)
 
+_KIND = 7
 _VARINT_BYTES = 10
 # Enough for the inputs of some hundred models; longer descriptions are rare.
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 256
 # Raw contents whose bytes are checked too, not only their number.
 _LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
-# What stands before the raw contents, of messages without an id; the sizes tell where it may end.
-_HEADS = 256
-_HEAD_SIZES = 1024
-_HEAD_BYTES = 1024
+# Messages without their id and their raw contents.
+_OUTLINES = 256
+_OUTLINE_BYTES = 1024
 _NOTHING = memoryview(b"")
 # Of a message: single ones, and unknown ones of newer clients.
 _OTHER_FIELDS = 1024
@@ -66,8 +68,7 @@ _OTHER_FIELDS = 1024
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(Struct, frozen=True):
     """A tensor without its data.
 
     Attributes:
@@ -85,8 +86,7 @@ class Described:
     contents: memoryview
 
 
-@dataclass(slots=True)
-class InferMessage:
+class InferMessage(Struct, frozen=True):
     """What an inference message holds.
 
     Attributes:
@@ -106,8 +106,8 @@ class InferMessage:
 class Scanner:
     """Finds and describes what inference messages hold; all data stay views of the message.
 
-    Messages repeat but for their raw contents, which writers put last: what stands before them is
-    remembered, and so are descriptions of tensors, the last few hundred of each.
+    Messages repeat but for their raw contents and their id: what the rest says is remembered, and
+    so are descriptions of tensors, the last few hundred of each.
 
     Args:
         limits: Of names and counts.
@@ -118,8 +118,10 @@ class Scanner:
         # What may be repeated, and room for what is unknown.
         self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
         self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
-        self._heads: dict[tuple[int, bytes], InferMessage] = {}
-        self._head_sizes: dict[int, int] = {}
+        # By the tag of raw contents, with whether there is an id, which is the first hole then.
+        self._outlines: dict[int, Outlines[tuple[InferMessage, bool]]] = {
+            raw_tag: Outlines(_OUTLINES, _OUTLINE_BYTES) for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
+        }
 
     def scan(self, view: memoryview, raw_tag: int) -> InferMessage:
         """Scan one message.
@@ -134,39 +136,58 @@ class Scanner:
                 there twice.
             TooLarge: A limit is exceeded.
         """
-        size = self._head_sizes.get(len(view))
-        if size is not None:
-            known = self._heads.get((raw_tag, bytes(view[:size])))
-            if known is not None:
-                rest = fields(view[size:], self._fields)
-                raws = [value for key, value in rest if key == raw_tag]
-                if len(raws) == len(rest):
-                    return _with_raws(known, raws)
-        message = self._scan(view, raw_tag)
-        if message.raws and not message.id:
+        found = self._outlines[raw_tag].find(view)
+        if found is None:
+            message = self._scan(view, raw_tag)
             self._remember(message, view, raw_tag)
-        return message
+            return message
+        (known, has_id), raws = found
+        request_id = self._id(raws.pop(0)) if has_id else ""
+        return InferMessage(
+            known.model_name,
+            known.model_version,
+            request_id,
+            known.parameters,
+            known.tensors,
+            known.outputs,
+            raws,
+        )
 
     def _remember(self, message: InferMessage, view: memoryview, raw_tag: int) -> None:
-        """Keep what stands before the raw contents, if they are last and it can be kept."""
-        raws = sum([1 + len(varint(len(raw))) + len(raw) for raw in message.raws])
-        size = len(view) - raws
+        """Keep what stands around id and raw contents, if it stands as writers put it."""
         # Contents would hold the memory of the message they lie in.
-        if size > _HEAD_BYTES or any(len(each.contents) for each in message.tensors):
+        if not message.raws or any(len(each.contents) for each in message.tensors):
             return
-        try:
-            # Only where a field ends there can both parts be read alone.
-            head, rest = fields(view[:size]), fields(view[size:])
-        except WireError:
-            return
-        if any(key == raw_tag for key, _ in head) or len(rest) != len(message.raws):
-            return
-        if len(self._heads) >= _HEADS:
-            self._heads.clear()
-        if len(self._head_sizes) >= _HEAD_SIZES:
-            self._head_sizes.clear()
-        self._heads[raw_tag, bytes(view[:size])] = _with_raws(message, [])
-        self._head_sizes[len(view)] = size
+        holes: list[slice] = []
+        ids = at = 0
+        for key, value in fields(view, self._fields):
+            if key & _KIND != LEN:
+                return
+            start = at + len(varint(key)) + len(varint(len(value)))
+            at = start + len(value)
+            if key == _ID:
+                ids += 1
+                if holes:  # behind raw contents
+                    return
+            if key in (_ID, raw_tag):
+                holes.append(slice(start, at))
+        # Where numbers are longer than they need be, places are others than those counted here.
+        if at == len(view) and ids <= 1:
+            known = InferMessage(
+                message.model_name,
+                message.model_version,
+                "",
+                message.parameters,
+                message.tensors,
+                message.outputs,
+                [],
+            )
+            self._outlines[raw_tag].keep(view, holes, (known, ids == 1))
+
+    def _id(self, value: memoryview) -> str:
+        request_id = text(value, "id")
+        check_name("id", request_id, self._limits.name_bytes, "name_bytes")
+        return request_id
 
     def _scan(self, view: memoryview, raw_tag: int) -> InferMessage:
         name = version = request_id = ""
@@ -216,18 +237,6 @@ class Scanner:
         """Describe a tensor that has no contents; one that has is to be read where it lies."""
         described = _describe(memoryview(data), self._limits)
         return None if len(described.contents) else described
-
-
-def _with_raws(message: InferMessage, raws: list[memoryview]) -> InferMessage:
-    return InferMessage(
-        message.model_name,
-        message.model_version,
-        message.id,
-        message.parameters,
-        message.tensors,
-        message.outputs,
-        raws,
-    )
 
 
 def _requested(outputs: list[memoryview], limits: MessageLimits) -> list[tuple[str, Parameters]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gateway.ir.context import ModelRef, Parameter, Parameters
-from gateway.ir.data import ArrivingData, SharedData, as_raw
+from gateway.ir.data import ArrivingData, RawData, SharedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
@@ -62,7 +62,8 @@ class InferWriter:
     """
 
     def __init__(self) -> None:
-        self._description = lru_cache(_REMEMBERED)(_description)
+        self._model = lru_cache(_REMEMBERED)(_model)
+        self._tensor = lru_cache(_REMEMBERED)(_tensor)
 
     def request(
         self,
@@ -87,8 +88,7 @@ class InferWriter:
         except WireError as error:
             raise Unsupported(f"request cannot be written: {error}", model=model) from error
         # Raw contents are numbered without the inputs in shared memory.
-        in_message = [tensor for tensor in inputs if type(tensor.data) is not SharedData]
-        return _with_data(head, _RAW_INPUTS, in_message)
+        return _with_data(head, _RAW_INPUTS, inputs, None)
 
     def response(
         self,
@@ -106,17 +106,14 @@ class InferWriter:
             head = self._head(model, request_id, parameters, outputs)
         except WireError as error:
             raise Unsupported(f"answer cannot be written: {error}", model=model) from error
-        return _with_data(head, _RAW_OUTPUTS, outputs)
+        # Clients count raw contents with the outputs: one in shared memory has an empty place.
+        return _with_data(head, _RAW_OUTPUTS, outputs, _NOTHING)
 
     def _head(
         self, model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
     ) -> bytearray:
         """Write the four fields and the descriptions that both messages begin with."""
-        head = bytearray()
-        if model.name:
-            put_text(head, _MODEL_NAME, model.name)
-        if model.version:
-            put_text(head, _MODEL_VERSION, model.version)
+        head = bytearray(self._model(model))
         if request_id:
             put_text(head, _ID, request_id)
         if parameters:
@@ -128,37 +125,59 @@ class InferWriter:
                 raise Unsupported(
                     f"tensor {tensor.name!r} has no {missing}, Open Inference needs one"
                 )
-            description = self._description(tensor.name, datatype, shape)
-            parameters = tensor.parameters
+            own = tensor.parameters
             if type(tensor.data) is SharedData:
-                parameters = {**parameters, **join_shared(tensor.data)}
-            if parameters:
-                inner = bytearray(description)
-                _put_parameters(inner, _TENSOR_PARAMETERS, parameters)
+                own = {**own, **join_shared(tensor.data)}
+            if own:
+                inner = _description(tensor.name, datatype, shape)
+                _put_parameters(inner, _TENSOR_PARAMETERS, own)
                 put_bytes(head, _TENSORS, inner)
             else:
-                put_bytes(head, _TENSORS, description)
+                head += self._tensor(tensor.name, datatype, shape)
         return head
 
 
-def _description(name: str, datatype: Datatype, shape: Shape) -> bytes:
+def _model(model: ModelRef) -> bytes:
+    """Write the fields of a message that name a model."""
+    head = bytearray()
+    if model.name:
+        put_text(head, _MODEL_NAME, model.name)
+    if model.version:
+        put_text(head, _MODEL_VERSION, model.version)
+    return bytes(head)
+
+
+def _tensor(name: str, datatype: Datatype, shape: Shape) -> bytes:
+    """Write the field of a tensor without parameters."""
+    head = bytearray()
+    put_bytes(head, _TENSORS, _description(name, datatype, shape))
+    return bytes(head)
+
+
+def _description(name: str, datatype: Datatype, shape: Shape) -> bytearray:
     inner = bytearray()
     put_text(inner, _NAME, name)
     put_text(inner, _DATATYPE, datatype.name)
     if shape:
         put_int64s(inner, _SHAPE, shape)
-    return bytes(inner)
+    return inner
 
 
-def _with_data(head: bytearray, key: bytes, tensors: Iterable[Tensor]) -> Parts:
+def _with_data(
+    head: bytearray, key: bytes, tensors: Iterable[Tensor], shared: memoryview | None
+) -> Parts:
+    """Write raw contents behind a head; *shared* for tensors in shared memory, None for nothing."""
     parts: Parts = [head]
     for tensor in tensors:
-        if type(tensor.data) is ArrivingData:  # the last: its bytes follow the message
-            put_tail_head(parts, key, tensor.data.size_bytes)
-            continue
-        # Clients count raw contents with the outputs: one in shared memory has an empty place.
-        data = _NOTHING if type(tensor.data) is SharedData else as_raw(tensor)
-        put_tail(parts, key, data)
+        data = tensor.data
+        if type(data) is RawData:
+            put_tail(parts, key, data.view)
+        elif type(data) is ArrivingData:  # the last: its bytes follow the message
+            put_tail_head(parts, key, data.size_bytes)
+        elif type(data) is not SharedData:
+            put_tail(parts, key, as_raw(tensor))
+        elif shared is not None:
+            put_tail(parts, key, shared)
     return parts
 
 

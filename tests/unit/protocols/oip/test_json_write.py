@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.context import Parameters
-from gateway.ir.data import RawData
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Parameters
+from gateway.ir.data import RawData, SharedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.protocols.oip.json_write import (
@@ -17,6 +18,8 @@ from gateway.protocols.oip.json_write import (
     elements_text,
     gathered,
 )
+from gateway.protocols.oip.replies import encode_response
+from gateway.protocols.oip.requests import ALL_JSON
 
 INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
 
@@ -58,6 +61,31 @@ def test_a_tensor_is_described_with_all_of_its_parameters(
         assert plain | ({"parameters": parameters} if parameters else {}) == json.loads(text + b"}")
         binary = described_binary(kind, tensor, Datatype.INT32, (2, 3), 24)
         assert plain | {"parameters": {**parameters, "binary_data_size": 24}} == json.loads(binary)
+
+
+def test_an_output_in_shared_memory_has_no_data() -> None:
+    """Beside one that is in the answer."""
+    shared = Tensor("s", Datatype.INT8, (1,), SharedData("r", 0, 1), {"a": 1})
+    here = Tensor("h", Datatype.INT8, (1,), RawData(memoryview(b"\7")))
+    reply = InferResponse(model=ModelRef("m", "2"), outputs=(shared, here), parameters={"p": "x"})
+    found = b"".join(encode_response(InferRequest(id="i"), reply, ALL_JSON).body)
+    assert {
+        "id": "i",
+        "model_name": "m",
+        "model_version": "2",
+        "parameters": {"p": "x"},
+        "outputs": [
+            {"name": "s", "datatype": "INT8", "shape": [1], "parameters": {"a": 1}},
+            {"name": "h", "datatype": "INT8", "shape": [1], "data": [7]},
+        ],
+    } == json.loads(found)
+
+
+def test_an_answer_may_have_no_outputs() -> None:
+    """An empty list, and no comma before it ends."""
+    reply = InferResponse(model=ModelRef("m"), outputs=())
+    found = b"".join(encode_response(InferRequest(), reply, ALL_JSON).body)
+    assert b'{"model_name":"m","outputs":[]}' == found
 
 
 def test_long_pieces_are_not_copied() -> None:

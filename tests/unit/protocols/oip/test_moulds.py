@@ -272,6 +272,18 @@ def test_no_view_of_a_body_is_remembered() -> None:
     )
 
 
+def test_a_text_without_holes_is_found_by_itself() -> None:
+    """All elements stand behind the JSON, and there is no id."""
+    parameters = {"binary_data_size": 4}
+    tensor = {"name": "A", "shape": [2], "datatype": "INT16", "parameters": parameters}
+    text = compact({"inputs": [tensor]})
+    reader = codec()
+    calls = [read(reader, request(text, body)) for body in (b"1234", b"5678", b"abcd", b"efgh")]
+    assert [b"1234", b"5678", b"abcd", b"efgh"] == [bytes(as_raw(one.inputs[0])) for one in calls]
+    assert 1 == len(moulds_of(reader))
+    assert asked(codec(), request(text, b"123")) == asked(reader, request(text, b"123"))
+
+
 def test_moulds_are_bounded() -> None:
     """A client that sends ever new texts, each twice, fills no memory."""
     reader = codec()

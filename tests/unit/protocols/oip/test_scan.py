@@ -114,18 +114,50 @@ def test_what_is_remembered_of_heads_changes_nothing(messages: list[list[bytes]]
     remembering = Scanner(DEFAULT_LIMITS)
     for pieces in messages:
         data = b"".join(pieces)
-        for _ in range(2):
+        for _ in range(4):
             assert read(Scanner(DEFAULT_LIMITS), data) == read(remembering, data)
 
 
-def test_heads_are_read_once() -> None:
-    """Of a message whose raw contents alone differ only those are read."""
+def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> None:
+    """Of later messages only the raw contents and the id are read."""
     scanner = Scanner(DEFAULT_LIMITS)
-    head = nested(1, b"m") + nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
-    first = scanner.scan(memoryview(head + nested(7, b"1")), RAW_INPUTS)
-    second = scanner.scan(memoryview(head + nested(7, b"2")), RAW_INPUTS)
-    assert first.tensors is second.tensors
-    assert [b"1", b"2"] == [bytes(each.raws[0]) for each in (first, second)]
+    tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    found = [
+        scanner.scan(
+            memoryview(nested(1, b"m") + nested(3, each) + tensor + nested(7, each)), RAW_INPUTS
+        )
+        for each in (b"1", b"2", b"3", b"4")
+    ]
+    assert ["1", "2", "3", "4"] == [each.id for each in found]
+    assert [b"1", b"2", b"3", b"4"] == [bytes(each.raws[0]) for each in found]
+    assert found[1].tensors is found[2].tensors
+    assert found[2].tensors is found[3].tensors
+
+
+def test_a_change_of_any_byte_is_seen() -> None:
+    """Each mutation of a message that is remembered reads as by who has never seen it."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    one = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    two = nested(5, nested(1, b"Y") + nested(2, b"INT16") + b"\x1a\x02\x01\x02")
+    data = nested(1, b"m") + nested(3, b"id-1") + one + two + nested(7, b"1") + nested(7, b"2345")
+    whole = read(Scanner(DEFAULT_LIMITS), data)
+    for _ in range(3):
+        assert whole == read(scanner, data)
+    for at in range(len(data)):
+        changes = [data[:at] + bytes((byte,)) + data[at + 1 :] for byte in b"\0\1\7\x1a2:A\xff"]
+        for changed in (*changes, data[:at], data[:at] + data[at + 1 :], data + data[at:]):
+            first = read(Scanner(DEFAULT_LIMITS), changed)
+            assert [first] * 3 == [read(scanner, changed) for _ in range(3)], changed
+    assert whole == read(scanner, data)
+
+
+def test_an_id_is_checked_each_time() -> None:
+    """One that is too long, or no text, is refused however often the rest was seen."""
+    scanner = Scanner(MessageLimits(name_bytes=3))
+    tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    for each in (b"abc", b"abd", b"abe", b"abcd", b"ab\xff", b"ab\n"):
+        data = nested(3, each) + tensor + nested(7, b"1")
+        assert read(Scanner(MessageLimits(name_bytes=3)), data) == read(scanner, data)
 
 
 def test_contents_are_not_remembered() -> None:
