@@ -15,6 +15,7 @@ from benchmarks.systems import Absent, Running, canned
 
 BASE = "gateway"
 DIRECT = "direct (nt)"
+_LINE = 250
 
 Say = Callable[[str], None]
 
@@ -94,7 +95,7 @@ def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[
                 except (RuntimeError, OSError, SubprocessError) as error:
                     if name == BASE:
                         raise
-                    say(f"  given up: {name} in {job.name}: {error}")
+                    say(f"  given up: {name} in {job.name}: {_line(error)}")
                     del up[name], samples[name]
     return rows_of(job, samples)
 
@@ -119,7 +120,7 @@ def _start(
         except (Absent, RuntimeError, OSError) as error:
             if each.name == BASE:
                 raise
-            say(f"  skipped: {each.name} in {job.name}: {error}")
+            say(f"  skipped: {each.name} in {job.name}: {_line(error)}")
             continue
         up[each.name] = running, target
     return up
@@ -176,6 +177,11 @@ def _sample(
     cpu_us = (cpu_seconds(*running.pids) - before) * 1e6 / max(1, busy.requests)
     # Latency is of interest where it is small; one look at the rest will do.
     return Sample(cpu_us, busy, load.run(target, 1, 1, cores()[1]) if lone else None)
+
+
+def _line(error: Exception) -> str:
+    """Return what went wrong in one line."""
+    return " ".join(str(error).split())[:_LINE]
 
 
 def rows_of(job: Job, samples: Mapping[str, list[Sample]]) -> list[Row]:
