@@ -1,8 +1,8 @@
 """`python -m benchmarks`: the jobs, or something else that is measured.
 
-`codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches; `all`:
-all of it. `report` and `chart` measure nothing: they write the page and the chart of a results.json
-again.
+`codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches;
+`memory`: what large requests hold; `all`: all of it. `report` and `chart` measure nothing: they
+write the page and the chart of a results.json again.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
-from benchmarks import batching, chart, codecs, kept, machine, report, rounds, stages
+from benchmarks import batching, chart, codecs, kept, machine, report, resident, rounds, stages
 from benchmarks.goals import judged
 from benchmarks.jobs import all_jobs
 from benchmarks.rounds import Row, Settings
@@ -107,6 +107,11 @@ def _kept(arguments: Namespace, store: Store) -> bool:
     return _keep(store, "kept", rows, report.kept_table(rows))
 
 
+def _held(_arguments: Namespace, store: Store) -> bool:
+    rows = resident.run(_say)
+    return _keep(store, "held", rows, report.held_table(rows))
+
+
 def _keep(store: Store, name: str, rows: Any, table: str) -> bool:
     """Print and keep what a section has; it needs no more."""
     print(table, end="\n\n", flush=True)
@@ -130,6 +135,7 @@ _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
     "stages": _stages,
     "batches": _batches,
     "kept": _kept,
+    "held": _held,
 }
 _SECTIONS = {
     "all": [*_MEASURES],
@@ -137,6 +143,7 @@ _SECTIONS = {
     "codecs": ["codecs"],
     "stages": ["stages"],
     "sharing": ["batches", "kept"],
+    "memory": ["held"],
 }
 _WRITERS = {"report": _write_page, "chart": _write_chart}
 

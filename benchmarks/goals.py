@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.codecs import SIMDJSON
+from benchmarks.resident import PASSED_ON, RECEIVED
 from benchmarks.rounds import BASE, Row
 
 _P99_FACTOR = 1.5
@@ -30,7 +31,7 @@ class Results:
         rows = [Row(**row) for row in sections.get("jobs", {}).get("rows", ())]
         self._rows = {(row.job, row.system): row for row in rows if not row.errors}
         self._codecs: list[Mapping[str, Any]] = sections.get("codecs", {}).get("rows", [])
-        self._workers: list[Mapping[str, Any]] = sections.get("workers", {}).get("rows", [])
+        self._held: list[Mapping[str, Any]] = sections.get("held", {}).get("rows", [])
 
     def row(self, job: str, system: str = BASE) -> Row | None:
         """Return a system's row; None if it was not measured or had errors."""
@@ -49,6 +50,10 @@ class Results:
     def codec(self, name: str, step: str = "") -> list[Mapping[str, Any]]:
         """Return the timings of a codec."""
         return [one for one in self._codecs if one["codec"] == name and step in one["step"]]
+
+    def held(self, what: str) -> Mapping[str, Any] | None:
+        """Return what large requests held; None if it was not measured."""
+        return next((one for one in self._held if one["what"] == what), None)
 
 
 Measure = Callable[[Results], float | None]
@@ -170,6 +175,16 @@ def _graphpipe(results: Results) -> float | None:
     return found[0]["peer_us"] / found[0]["micros"][1] if found else None
 
 
+def _passed(results: Results) -> float | None:
+    found = results.held(PASSED_ON)
+    return None if found is None else found["peak_mib"] / found["requests"]
+
+
+def _received(results: Results) -> float | None:
+    found = results.held(RECEIVED)
+    return None if found is None else found["peak_mib"] / found["allowed_mib"]
+
+
 GOALS: Iterable[Goal] = (
     _peer(JSON, "envoy transcoder", 1.5, 2.0),
     _peer(JSON, "gateway, reference", 2.8, 3.3),
@@ -196,6 +211,8 @@ GOALS: Iterable[Goal] = (
     _peer(NOOP, "kserve", None, 28.0),
     _peer("grpc-noop small", "triton", None, 1.6),
     _peer("binary-noop 602KB", "triton", None, 6.0),
+    Goal("memory: MiB for each 16 MiB passed on", _passed, 1.0, 1.0, most=True),
+    Goal("memory: 32 of 32 MiB / what they may hold", _received, 1.0, None, most=True),
     Goal("codecs: 16 MiB / 602 KB, the worst of binary ones", _growth, None, 1.2, most=True),
     Goal("codecs: flatbuffers' builder / ours at 602 KB", _graphpipe, None, 100.0),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import batching, kept, machine, stages
+from benchmarks import batching, kept, machine, resident, stages
 from benchmarks.codecs import Timing
 from benchmarks.goals import Judged, judged
 from benchmarks.rounds import Row
@@ -14,6 +14,7 @@ _TITLES = {
     "stages": "Stages of a small request",
     "batches": "Batches",
     "kept": "Kept answers",
+    "held": "Memory of large requests",
 }
 _HEAD = (
     "Written by the runner, from results.json; README.md says how to read it, NOTES.md what else "
@@ -97,6 +98,25 @@ def kept_table(rows: Sequence[kept.Row]) -> str:
         for row in rows
     ]
     return _table(head, lines, left=2)
+
+
+def held_table(rows: Sequence[resident.Held]) -> str:
+    """Return the table of what large requests hold."""
+    head = ["requests", "MiB each", "answered", "refused", "before MiB", "held MiB", "most MiB"]
+    lines = [
+        [
+            f"{row.requests} {row.what}",
+            f"{row.size_mib:g}",
+            str(row.answered),
+            str(row.refused),
+            f"{row.base_mib:.1f}",
+            f"{row.held_mib:.1f}",
+            f"{row.peak_mib:.1f}",
+            f"{row.allowed_mib:g}",
+        ]
+        for row in rows
+    ]
+    return _table([*head, "allowed MiB"], lines, left=1)
 
 
 def stage_table(rows: Sequence[stages.Row]) -> str:

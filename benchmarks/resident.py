@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +18,7 @@ from benchmarks import systems
 from benchmarks.systems import Running
 
 MIB = 1 << 20
+PASSED_ON, RECEIVED = "passed on", "received whole"
 PASSED, PASSED_BYTES = 8, 16 * MIB
 KEPT, KEPT_BYTES = 32, 32 * MIB
 
@@ -57,6 +58,10 @@ class Held:
     def good(self) -> bool:
         """Whether it took no more than it may."""
         return self.peak_mib <= self.allowed_mib
+
+    def document(self) -> dict[str, object]:
+        """Return the row for JSON."""
+        return asdict(self)
 
     def __str__(self) -> str:
         ends = f"{self.answered} answered, {self.refused} refused"
@@ -130,14 +135,14 @@ async def _run(say: Say) -> list[Held]:
     async with Upstream() as upstream:
         say(f"  {PASSED} requests of {PASSED_BYTES // MIB} MiB, passed on as they come")
         with _gateway(upstream.port, {}) as running:
-            passed = await _measured(upstream, running, "passed on", PASSED, PASSED_BYTES, PASSED)
+            passed = await _measured(upstream, running, PASSED_ON, PASSED, PASSED_BYTES, PASSED)
         say(f"  {KEPT} requests of {KEPT_BYTES // MIB} MiB, received whole")
         limits: dict[str, object] = {"cut_through_bytes": 0}
         budget = 512
         with _gateway(upstream.port, limits) as running:
             # A buffer for each upstream connection and for the server, and the heap's own slack.
             allowed = budget + 32
-            kept = await _measured(upstream, running, "received whole", KEPT, KEPT_BYTES, allowed)
+            kept = await _measured(upstream, running, RECEIVED, KEPT, KEPT_BYTES, allowed)
     return [passed, kept]
 
 

@@ -98,3 +98,10 @@ def test_goals_have_a_limit(what: str) -> None:
     """Each goal is named once and asks for something."""
     (found,) = (each for each in GOALS if each.what == what)
     assert (found.needed, found.beyond) != (None, None)
+
+
+def test_memory_is_told_for_each_request() -> None:
+    """What eight requests that were passed on held is divided by eight."""
+    row = {"what": "passed on", "requests": 8, "peak_mib": 4.0, "allowed_mib": 8.0}
+    found = goal({"held": {"rows": [row]}}, "memory: MiB for each 16 MiB passed on")
+    assert (0.5, True) == (found.measured, found.reaches(found.needed))
