@@ -1,8 +1,8 @@
 """`python -m benchmarks`: the jobs, or something else that is measured.
 
 `codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches;
-`memory`: what large requests hold; `all`: all of it. `report` and `chart` measure nothing: they
-write the page and the chart of a results.json again.
+`memory`: what large requests hold; `workers`: two processes beside one; `all`: all of it. `report`
+and `chart` measure nothing: they write the page and the chart of a results.json again.
 """
 
 import argparse
@@ -14,7 +14,18 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
-from benchmarks import batching, chart, codecs, kept, machine, report, resident, rounds, stages
+from benchmarks import (
+    batching,
+    chart,
+    codecs,
+    kept,
+    machine,
+    report,
+    resident,
+    rounds,
+    stages,
+    workers,
+)
 from benchmarks.goals import judged
 from benchmarks.jobs import all_jobs
 from benchmarks.rounds import Row, Settings
@@ -97,6 +108,11 @@ def _stages(arguments: Namespace, store: Store) -> bool:
     return _keep(store, "stages", rows, report.stage_table(rows))
 
 
+def _workers(arguments: Namespace, store: Store) -> bool:
+    rows = workers.run(Settings(arguments.rounds, arguments.seconds), _say)
+    return _keep(store, "workers", rows, report.job_table(rows))
+
+
 def _batches(arguments: Namespace, store: Store) -> bool:
     rows = batching.run(arguments.rounds, arguments.seconds, _say)
     return _keep(store, "batches", rows, report.batch_table(rows))
@@ -136,6 +152,7 @@ _MEASURES: dict[str, Callable[[Namespace, Store], bool]] = {
     "batches": _batches,
     "kept": _kept,
     "held": _held,
+    "workers": _workers,
 }
 _SECTIONS = {
     "all": [*_MEASURES],
@@ -144,6 +161,7 @@ _SECTIONS = {
     "stages": ["stages"],
     "sharing": ["batches", "kept"],
     "memory": ["held"],
+    "workers": ["workers"],
 }
 _WRITERS = {"report": _write_page, "chart": _write_chart}
 

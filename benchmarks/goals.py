@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.codecs import SIMDJSON
 from benchmarks.resident import PASSED_ON, RECEIVED
 from benchmarks.rounds import BASE, Row
+from benchmarks.workers import TWO
 
 _P99_FACTOR = 1.5
 JSON, GRPC, HTTP_602K = "json-grpc small", "grpc-http small", "binary-http 602KB"
@@ -25,6 +26,9 @@ class Results:
 
     Args:
         sections: Of a run, as in results.json.
+
+    Attributes:
+        two_workers: CPU time per request of two workers in units of one; None: not measured.
     """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
@@ -32,6 +36,10 @@ class Results:
         self._rows = {(row.job, row.system): row for row in rows if not row.errors}
         self._codecs: list[Mapping[str, Any]] = sections.get("codecs", {}).get("rows", [])
         self._held: list[Mapping[str, Any]] = sections.get("held", {}).get("rows", [])
+        found = [Row(**row) for row in sections.get("workers", {}).get("rows", ())]
+        self.two_workers = next(
+            (row.ratio for row in found if row.system == TWO and not row.errors), None
+        )
 
     def row(self, job: str, system: str = BASE) -> Row | None:
         """Return a system's row; None if it was not measured or had errors."""
@@ -185,6 +193,10 @@ def _received(results: Results) -> float | None:
     return None if found is None else found["peak_mib"] / found["allowed_mib"]
 
 
+def _two_workers(results: Results) -> float | None:
+    return results.two_workers
+
+
 GOALS: Iterable[Goal] = (
     _peer(JSON, "envoy transcoder", 1.5, 2.0),
     _peer(JSON, "gateway, reference", 2.8, 3.3),
@@ -214,5 +226,6 @@ GOALS: Iterable[Goal] = (
     Goal("memory: MiB for each 16 MiB passed on", _passed, 1.0, 1.0, most=True),
     Goal("memory: 32 of 32 MiB / what they may hold", _received, 1.0, None, most=True),
     Goal("codecs: 16 MiB / 602 KB, the worst of binary ones", _growth, None, 1.2, most=True),
+    Goal(f"{JSON}: cpu us with 2 workers / 1", _two_workers, 1.05, 1.05, most=True),
     Goal("codecs: flatbuffers' builder / ours at 602 KB", _graphpipe, None, 100.0),
 )

@@ -15,6 +15,7 @@ _TITLES = {
     "batches": "Batches",
     "kept": "Kept answers",
     "held": "Memory of large requests",
+    "workers": "Workers",
 }
 _HEAD = (
     "Written by the runner, from results.json; README.md says how to read it, NOTES.md what else "

@@ -73,6 +73,9 @@ def gateway(
     upstream_port: int,
     models: Mapping[str, object] | None = None,
     transport: str | None = None,
+    said: Mapping[str, object] | None = None,
+    *,
+    anywhere: bool = False,
 ) -> Iterator[Running]:
     """Run the gateway as a sidecar of the upstream, with everything on that is on by default.
 
@@ -81,14 +84,16 @@ def gateway(
         upstream_port: Where it listens.
         models: What the configuration says of models.
         transport: Make of its transports, on both sides; None for the default.
+        said: What else its configuration says.
+        anywhere: On any core, instead of the one of systems under test.
     """
     upstream = {
         "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
         "options": {"dialect": "triton"},
         **_made(transport),
     }
-    said = {"upstreams": {"server": upstream}, "models": models or {}}
-    with serving(said, transport) as running:
+    said = {"upstreams": {"server": upstream}, "models": models or {}, **(said or {})}
+    with serving(said, transport, anywhere=anywhere) as running:
         yield running
 
 
@@ -97,6 +102,8 @@ def serving(
     said: Mapping[str, object],
     transport: str | None = None,
     limits: Mapping[str, object] | None = None,
+    *,
+    anywhere: bool = False,
 ) -> Iterator[Running]:
     """Run the gateway with what is *said* in its configuration, on ports of its own.
 
@@ -104,6 +111,7 @@ def serving(
         said: Beside the listener.
         transport: Make of the listener.
         limits: Of the listener.
+        anywhere: On any core, instead of the one of systems under test.
     """
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
@@ -124,6 +132,8 @@ def serving(
         file, log = Path(name) / "gateway.yaml", Path(name) / "log"
         file.write_text(json.dumps(config))
         words = [sys.executable, "-m", "gateway", "serve", str(file)]
+        if anywhere:
+            words = ["taskset", "-c", ",".join(map(str, sorted({*cores()}))), *words]
         with child(words, cores()[0], log) as process:
             wait_listening(http_port, process, log)
             wait_listening(grpc_port, process, log)

@@ -105,3 +105,12 @@ def test_memory_is_told_for_each_request() -> None:
     row = {"what": "passed on", "requests": 8, "peak_mib": 4.0, "allowed_mib": 8.0}
     found = goal({"held": {"rows": [row]}}, "memory: MiB for each 16 MiB passed on")
     assert (0.5, True) == (found.measured, found.reaches(found.needed))
+
+
+def test_two_workers_are_compared_with_one() -> None:
+    """The goal of workers is the ratio of the second row, and open where nobody measured it."""
+    what = f"{JSON}: cpu us with 2 workers / 1"
+    assert goal({}, what).measured is None
+    rows = [row(JSON, "gateway"), row(JSON, "gateway, 2 workers", ratio=1.04)]
+    found = goal({"workers": {"rows": rows}}, what)
+    assert (1.04, True) == (found.measured, found.reaches(found.needed))

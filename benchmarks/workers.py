@@ -1,0 +1,75 @@
+"""Workers: what a small request costs with two of them, beside one process alone.
+
+Both gateways, the canned upstream and the load share all cores, since two workers on one core would
+only take turns. Each round asks one after the other. CPU time is that of the whole family: the
+supervisor's, which adds up metrics every two seconds, counts too.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.client import HTTPConnection
+
+from benchmarks import messages, rounds, systems
+from benchmarks.jobs import Contender, Job
+from benchmarks.processes import free_port
+from benchmarks.rounds import BASE, Row, Settings
+from benchmarks.systems import Running
+
+TWO = f"{BASE}, 2 workers"
+_CONNECTIONS = 32
+_READY_S = 60.0
+
+
+def run(settings: Settings, say: Callable[[str], None]) -> list[Row]:
+    """Measure both; the ratio of the second row is what is asked for."""
+    small = messages.small()
+    contenders = [
+        Contender(
+            name,
+            partial(_gateway, workers=workers),
+            front="http",
+            back="grpc",
+            question=messages.json_request(small),
+            path=f"/v2/models/{small.model}/infer",
+            read=messages.read_http,
+        )
+        for name, workers in ((BASE, 1), (TWO, 2))
+    ]
+    replies = {"grpc": messages.grpc_reply(small)}
+    job = Job("json-grpc small, all cores", small, _CONNECTIONS, tuple(contenders), replies)
+    return rounds.run(job, settings, frozenset(), say)
+
+
+@contextmanager
+def _gateway(carrier: str, upstream_port: int, *, workers: int) -> Iterator[Running]:
+    """Run a gateway of so many workers; at the end each of them must have answered something."""
+    admin = free_port()
+    said = {"workers": workers, "admin": {"address": f"127.0.0.1:{admin}", "metrics": None}}
+    with systems.gateway(carrier, upstream_port, said=said, anywhere=True) as running:
+        if workers > 1:
+            _until_all_serve(admin, workers)
+        yield running
+        if workers > 1 and not all(_of_workers(admin, "requests_total")):
+            raise RuntimeError(f"not all of {workers} workers have answered anything")
+
+
+def _until_all_serve(admin: int, workers: int) -> None:
+    deadline = time.monotonic() + _READY_S
+    while _of_workers(admin, "up") != [1.0] * workers:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all of {workers} workers serve after {_READY_S:g} s")
+        time.sleep(0.05)
+
+
+def _of_workers(admin: int, metric: str) -> list[float]:
+    """Return a metric of each worker."""
+    connection = HTTPConnection("127.0.0.1", admin, timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+    name = f"gateway_worker_{metric}{{"
+    return [float(line.split()[1]) for line in lines if line.startswith(name)]
