@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
 import select
 import socket
 import struct
+import sys
+import termios
 from typing import Any
 
 _IDLE_S = 30
@@ -42,6 +45,16 @@ def peer_refused(sock: Any) -> bool:
 def peer_ended(sock: Any) -> bool:
     """Return whether the peer of a TCP connection sends nothing more, read so far or not."""
     return _state(sock) == _STATE_ENDED
+
+
+def peer_missing(sock: Any, size: int) -> bool:
+    """Return whether *size* bytes more can never come: the peer ended, and they are not waiting."""
+    if peer_refused(sock):
+        return True
+    if not peer_ended(sock):
+        return False
+    waiting: bytes = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder) < size
 
 
 def _state(sock: Any) -> int | None:

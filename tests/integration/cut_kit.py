@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -143,6 +144,7 @@ async def near(
     upstream: Callable[[], Any],
     codec: Any = None,
     layer: Callable[[Service], Service] = lambda service: service,
+    tls: ssl.SSLContext | None = None,
     **limits: Any,
 ) -> AsyncIterator[Near]:
     """Serve Open Inference over HTTP in front of an upstream."""
@@ -158,6 +160,7 @@ async def near(
         limits=ServerLimits(**limits),
         budget=budget,
         refused=refused.append,
+        ssl_context=tls,
     )
     await server.start()
     try:

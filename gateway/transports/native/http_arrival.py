@@ -1,7 +1,9 @@
 """A body that is passed on while it comes: received in pieces, and given to whoever takes them.
 
 What is held of it is bounded: while its taker is full nothing is read, so the rest waits in the
-kernel's buffers and at the client. The client's pace counts only while it is read from.
+kernel's buffers and at the client. The client's pace counts only while it is read from. That it
+has left is seen then too, unless what it sent before fills the kernel's buffers: TCP tells of it
+only behind that.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ PIECE_BYTES: Final = 256 * 1024
 HELD_BYTES: Final = 2 * PIECE_BYTES
 """What a body that is passed on counts for in the budget: a piece here and one on its way out."""
 
-_LOOK_S: Final = 1.0
+# While nothing is read a client that leaves is looked for: work for nobody ends within 100 ms.
+_LOOK_S: Final = 0.05
 
 
 class Source(Protocol):
@@ -36,6 +39,10 @@ class Source(Protocol):
 
     def wait(self) -> None:
         """Read no further until then."""
+        ...
+
+    def look(self, missing: int) -> None:
+        """End the connection if its client has left before sending *missing* bytes more."""
         ...
 
 
@@ -75,6 +82,7 @@ class Arrival:
         self._changed: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
         self.start = start
         self.end = end
         self.left = end - start
@@ -143,6 +151,7 @@ class Arrival:
             return
         if self._held_since is None:
             self._held_since = self._loop.time()
+            self._look_soon()
         self._source.wait()
 
     def go_on(self) -> None:
@@ -294,12 +303,22 @@ class Arrival:
     def _look(self) -> None:
         """See to it that the body comes fast enough, as long as it is read."""
         self._timer = None
+        self._soon = False
         if self.complete or self._failure is not None:
             return
-        wait_s, limit = _LOOK_S, ""
-        if self._held_since is None:
-            wait_s, limit = self._pace.left()
-            if wait_s <= 0:
-                self._broken(self._pace.fault(limit))
-                return
+        if self._held_since is not None:
+            self._look_soon()
+            self._source.look(self.end - self._filled)
+            return
+        wait_s, limit = self._pace.left()
+        if wait_s <= 0:
+            self._broken(self._pace.fault(limit))
+            return
         self._timer = self._loop.call_later(wait_s, self._look)
+
+    def _look_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(_LOOK_S, self._look)

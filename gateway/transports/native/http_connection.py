@@ -22,7 +22,7 @@ from gateway.transports.http_presence import Presence
 from gateway.transports.http_sides import Listener
 from gateway.transports.native.http1 import HeadReader, Memory
 from gateway.transports.native.http_incoming import Incoming
-from gateway.transports.sockets import pause_until_taken, tune
+from gateway.transports.sockets import pause_until_taken, peer_missing, peer_refused, tune
 from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
 
@@ -206,6 +206,15 @@ class Connection(asyncio.BufferedProtocol):
     def wait(self) -> None:
         """Leave with the client what it has not sent yet, until `give_me`."""
         self._pause()
+
+    def look(self, missing: int) -> None:
+        """End the connection if its client has left, which is not seen while nothing is read."""
+        if self.transport is None:
+            return
+        sock = self.transport.get_extra_info("socket")
+        encrypted = self.transport.get_extra_info("sslcontext") is not None
+        if peer_refused(sock) if encrypted else peer_missing(sock, missing):
+            self.cut()
 
     def _read(self, data: bytes) -> None:
         """Take requests from *data* as far as they may be read now; hold the rest."""

@@ -25,6 +25,7 @@ class FakeSource:
         self.at = 0
         self.piece = piece
         self.reading = False
+        self.looked: list[int] = []
         self.arrival: Arrival
 
     def give_me(self) -> None:
@@ -32,6 +33,9 @@ class FakeSource:
 
     def wait(self) -> None:
         self.reading = False
+
+    def look(self, missing: int) -> None:
+        self.looked.append(missing)
 
     def send(self, size: int | None = None) -> None:
         """Let the client send *size* bytes, or all; what is not read stays with it."""
@@ -224,6 +228,21 @@ async def test_time_in_which_nothing_is_read_does_not_count() -> None:
     scene.source.send()
     assert [] == scene.faults
     assert scene.body[100:] == cup.content
+    arrival.close()
+
+
+async def test_a_client_that_is_not_read_is_looked_after() -> None:
+    """While nothing is read, and only then, the connection is looked at every few milliseconds."""
+    scene = Scene()
+    arrival = await scene.begun(1000)
+    arrival.pour(Cup())
+    await asyncio.sleep(0.1)
+    before = len(scene.source.looked)
+    arrival.hold()
+    async with asyncio.timeout(5):
+        while len(scene.source.looked) < before + 2:  # noqa: ASYNC110  # nothing announces it
+            await asyncio.sleep(0.01)
+    assert {(1 << 20) - 1000} == set(scene.source.looked[before:])
     arrival.close()
 
 

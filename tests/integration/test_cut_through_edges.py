@@ -1,0 +1,206 @@
+"""Bodies that are passed on: over TLS, at a drain, beyond the places there are, into small windows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from typing import Any
+
+import pytest
+import trustme
+
+from benchmarks import resident
+from gateway.policies.observe import Observation, Observe
+from gateway.protocols.oip.arriving import PassingGrpcCodec
+from gateway.transports.base import ClientLimits
+from gateway.transports.native import http2_frames as frames
+from gateway.transports.native.grpc_client import GrpcClient
+from gateway.transports.native.http_client import HttpClient
+from tests.integration.cut_kit import LIMITS, MIB, Far, answer_of, near, request
+from tests.integration.http_kit import Raw, eventually
+
+
+async def test_over_tls() -> None:
+    """What is received decrypted passes like anything else."""
+    authority = trustme.CA()
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server_side)
+    client_side = ssl.create_default_context()
+    authority.configure_trust(client_side)
+    async with (
+        Far() as far,
+        near(lambda: HttpClient(far.url, ClientLimits()), tls=server_side) as gateway,
+    ):
+        host, _, port = gateway.server.address.rpartition(":")
+        raw = Raw(*await asyncio.open_connection(host, int(port), ssl=client_side))
+        head, body = request(("a", "UINT8", os.urandom(4 * MIB)))
+        await raw.send(head + body[:1000])
+        await eventually(lambda: bool(far.seen) and far.seen[0].binary == body[:1000])
+        await raw.send(body[1000:])
+        answer = await answer_of(raw)
+        await raw.close()
+    assert 200 == answer.status
+    assert body == far.seen[0].binary
+
+
+async def test_a_drain_that_is_over_ends_both_sides() -> None:
+    """The client is told that the gateway stops; the upstream's connection is reset."""
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        await raw.send(head + body[: 300 * 1024])
+        await eventually(lambda: bool(far.seen))
+        await gateway.server.drain(0.05)
+        answer = await answer_of(raw)
+        await raw.close()
+        async with asyncio.timeout(5):
+            await far.seen[0].ended.wait()
+    assert (503, "close") == (answer.status, answer.headers.get("connection"))
+    assert far.seen[0].reset
+
+
+async def test_a_client_that_leaves_is_counted() -> None:
+    """Its call is observed as cancelled, as any that nobody waits for."""
+    seen: list[Observation] = []
+    async with (
+        Far() as far,
+        near(
+            lambda: HttpClient(far.url, ClientLimits()),
+            layer=lambda each: Observe(each, seen.append),
+        ) as gateway,
+    ):
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        await raw.send(head + body[: 300 * 1024])
+        await eventually(lambda: bool(far.seen))
+        raw.writer.transport.abort()
+        await eventually(lambda: bool(seen))
+    assert [("InferRequest", "cancelled")] == [(each.kind, each.code) for each in seen]
+
+
+async def test_slow_senders_do_not_take_all_places() -> None:
+    """Beyond a quarter of the places a request is received whole before it holds one."""
+    async with (
+        Far() as far,
+        near(lambda: HttpClient(far.url, ClientLimits()), requests_in_flight=4) as gateway,
+    ):
+        head, body = request(("a", "UINT8", os.urandom(MIB)))
+        slow = await gateway.connect()
+        await slow.send(head + body[:1000])
+        await eventually(lambda: bool(far.seen))
+        others = [await gateway.connect() for _ in range(3)]
+        for other in others:
+            await other.send(head + body[:1000])
+        await asyncio.sleep(0.05)
+        begun = len(far.seen)
+        for other in others:
+            await other.send(body[1000:])
+        statuses = [(await answer_of(other)).status for other in others]
+        await slow.send(body[1000:])
+        statuses.append((await answer_of(slow)).status)
+        for raw in (slow, *others):
+            await raw.close()
+    assert 1 == begun
+    assert [200, 200, 200, 200] == statuses
+
+
+class Stingy:
+    """An HTTP/2 server that grants what the protocol begins with, and more only when told to."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.reset = False
+        self.ended = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._writer: asyncio.StreamWriter
+        self._server: asyncio.Server
+
+    async def __aenter__(self) -> Stingy:  # noqa: PYI034
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._server.close()
+        await self.gone.wait()
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def grant(self, size: int) -> None:
+        """Let the client send *size* bytes more."""
+        self._writer.write(frames.window_update(0, size) + frames.window_update(1, size))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        writer.write(frames.settings(()))
+        try:
+            await reader.readexactly(len(frames.PREFACE))
+            while True:
+                head = await reader.readexactly(9)
+                payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                if head[3] == frames.DATA:
+                    self.received += len(payload)
+                if head[3] == frames.DATA and head[4] & frames.END_STREAM:
+                    self.ended.set()
+                self.reset = self.reset or head[3] == frames.RST_STREAM
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.gone.set()
+            writer.close()
+
+
+def stingy_client(far: Stingy) -> Any:
+    return near(
+        lambda: GrpcClient(far.target, ClientLimits()),
+        PassingGrpcCodec(LIMITS, {"dialect": "triton"}),
+    )
+
+
+async def test_windows_hold_the_client_up() -> None:
+    """What the server's windows do not let through stays with the client, until they do."""
+    async with Stingy() as far, stingy_client(far) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", bytes(48 * MIB)))
+        sending = asyncio.ensure_future(raw.send(head + body))
+        await eventually(lambda: far.received == 65_535)
+        await asyncio.sleep(0.2)
+        unsent, held = raw.writer.transport.get_write_buffer_size(), gateway.budget.used_bytes
+        before = far.received
+        far.grant(64 * MIB)
+        async with asyncio.timeout(20):
+            await sending
+            await far.ended.wait()
+        raw.writer.transport.abort()
+    assert 65_535 == before
+    assert MIB >= held > 0
+    assert unsent > 30 * MIB
+    assert 48 * MIB < far.received < 49 * MIB
+
+
+async def test_a_stream_is_reset_when_the_client_leaves() -> None:
+    """The server is told with RST_STREAM, although its windows are shut and nothing is read."""
+    async with Stingy() as far, stingy_client(far) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", bytes(MIB)))
+        await raw.send(head + body[:100_000])
+        await eventually(lambda: far.received == 65_535)
+        raw.writer.transport.abort()
+        await eventually(lambda: far.reset)
+    assert not far.ended.is_set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_large_requests_hold_no_more_than_they_may() -> None:
+    """At most a MiB for 16 MiB passed on; the budget for 32 bodies of 32 MiB, the rest refused."""
+    said: list[str] = []
+    passed, kept = resident.run(said.append)
+    assert passed.good, passed
+    assert (resident.PASSED, 0) == (passed.answered, passed.refused)
+    assert kept.good, kept
+    assert kept.answered * resident.KEPT_BYTES <= 512 * resident.MIB
+    assert resident.KEPT == kept.answered + kept.refused
+    assert kept.refused
