@@ -1,0 +1,262 @@
+"""Our HTTP/2 and the library h2 at the two ends of a connection, with whatever either may do.
+
+Hypothesis draws streams, sizes, windows, settings, resets and pings, and where the bytes are cut; in
+the end every stream that nobody reset has been answered with what was sent on it, and neither end has
+found fault with the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import h2.settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.transports.native import http2_frames as frames
+from gateway.transports.native.header_blocks import Field, literal
+from gateway.transports.native.http2 import STREAM_WINDOW, Http2
+from gateway.transports.native.http2_frames import NoHead
+from gateway.transports.native.http2_streams import Stream
+
+FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
+REQUEST = b"".join(literal(name.encode(), value.encode()) for name, value in FIELDS)
+ANSWER = literal(b":status", b"200")
+TRAILERS = literal(b"grpc-status", b"0")
+Codes = h2.settings.SettingCodes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that the library's end, or ours, does.
+
+    Attributes:
+        kind: "open", "reset", "ping", "settings" or "cut", which sets how bytes are cut.
+        size: Of a body, or what else a kind needs.
+        odd: A second number, for what has two forms.
+    """
+
+    kind: str
+    size: int
+    odd: int
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from(["open"] * 5 + ["reset", "ping", "settings", "cut"]),
+        st.integers(0, 200) | st.integers(0, 90_000),
+        st.integers(0, 7),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+def settings_of(step: Step) -> dict[Codes | int, int]:
+    """Return what a step of the library changes of its settings."""
+    choices: list[dict[Codes | int, int]] = [
+        {Codes.INITIAL_WINDOW_SIZE: 500 + step.size % 70_000},
+        {Codes.MAX_FRAME_SIZE: 16_384 + step.size},
+        {Codes.HEADER_TABLE_SIZE: step.size % 5000},
+        {Codes.HEADER_TABLE_SIZE: 0, Codes.INITIAL_WINDOW_SIZE: 65_535},
+    ]
+    return choices[step.odd % len(choices)]
+
+
+class Echo:
+    """Our end; as a server it answers each stream with its body, as a client it keeps the answers."""
+
+    def __init__(self, *, client: bool) -> None:
+        self.bodies: dict[int, bytes] = {}
+        self.ended: list[int] = []
+        self.gone: list[int] = []
+        self._client = client
+        self.core = Http2(self, self._read, client=client, streams=100, header_bytes=16_384)
+
+    def _read(self, fields: Sequence[Field]) -> Any:
+        if not self._client and not any(name[:1] == b":" for name, _ in fields):
+            return NoHead(frames.PROTOCOL_ERROR, "no head")
+        return dict(fields)
+
+    def settled(self) -> None: ...
+
+    def head(self, stream: Stream, head: Any, *, end: bool) -> None:
+        self.bodies.setdefault(stream.number, b"")
+        if end:
+            self.data(stream, memoryview(b""), end=True)
+
+    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+        self.bodies[stream.number] += view
+        if end:
+            self.ended.append(stream.number)
+            if not self._client:
+                body = self.bodies[stream.number]
+                self.core.outlet.send(stream, ANSWER, [body[:7], body[7:]], TRAILERS)
+        else:
+            self.core.grant(stream, STREAM_WINDOW - stream.window)
+
+    def reset(self, stream: Stream, code: int) -> None:
+        if stream.number not in self.ended:
+            self.gone.append(stream.number)
+
+    def sent(self, stream: Stream) -> None: ...
+
+    def went_away(self, code: int, message: str) -> None: ...
+
+
+class Pair:
+    """The two ends, and the bytes between them.
+
+    Attributes:
+        wanted: What each stream should have been answered with.
+    """
+
+    def __init__(self, *, client: bool) -> None:
+        self.ours = Echo(client=client)
+        config = h2.config.H2Configuration(client_side=not client, header_encoding="utf-8")
+        self.theirs = h2.connection.H2Connection(config)
+        self.theirs.local_settings.max_concurrent_streams = 100
+        self.theirs.initiate_connection()
+        self.piece = 1 << 20
+        self.wanted: dict[int, bytes] = {}
+        self.answers: dict[int, bytes] = {}
+        self.done: set[int] = set()
+        self.left: dict[int, bytes] = {}
+        self.events: list[Any] = []
+        self.turn()
+
+    def turn(self) -> None:
+        """Carry what either has to say until both are silent."""
+        for _ in range(2000):
+            out = [bytes(each) for each in self.ours.core.out]
+            self.ours.core.out.clear()
+            # One at a time: the library heeds its own new frame size after the data it was told in.
+            for each in out:
+                for at in range(0, len(each), self.piece):
+                    self._told(self.theirs.receive_data(each[at : at + self.piece]))
+            self._send_more()
+            back = self.theirs.data_to_send()
+            for at in range(0, len(back), self.piece):
+                self.ours.core.feed(back[at : at + self.piece])
+            self.ours.core.credit.tick()
+            if not out and not back:
+                return
+        raise AssertionError("they never fall silent")
+
+    def _told(self, events: Sequence[Any]) -> None:
+        gone = {each.stream_id for each in events if isinstance(each, h2.events.StreamReset)}
+        for event in events:
+            if getattr(event, "stream_id", None) in gone:
+                self.left.pop(event.stream_id, None)
+            elif isinstance(event, h2.events.DataReceived):
+                assert event.stream_id is not None
+                self.answers[event.stream_id] = self.answers.get(event.stream_id, b"") + event.data
+                self._took(event.stream_id, event.flow_controlled_length)
+            elif isinstance(event, h2.events.StreamEnded):
+                assert event.stream_id is not None
+                self.done.add(event.stream_id)
+                self._answer(event.stream_id)
+
+    def _took(self, number: int, size: int) -> None:
+        """Let our end send so much again; the library's own window manager halts below zero."""
+        if size:
+            self.theirs.increment_flow_control_window(size)
+            with suppress(h2.exceptions.StreamClosedError):
+                self.theirs.increment_flow_control_window(size, number)
+
+    def _answer(self, number: int) -> None:
+        """As a server, answer a stream with its body."""
+        if not self.theirs.config.client_side:
+            self.theirs.send_headers(number, [(":status", "200")])
+            self.left[number] = self.answers.get(number, b"")
+
+    def _send_more(self) -> None:
+        """Send what the library may send of bodies."""
+        for number, body in list(self.left.items()):
+            room = self.theirs.local_flow_control_window(number)
+            most = min(len(body), room, self.theirs.max_outbound_frame_size)
+            padding = 9 if number % 3 == 0 and most + 10 <= room else None
+            if most:
+                self.theirs.send_data(number, body[:most], pad_length=padding)
+            self.left[number] = body[most:]
+            if most == len(body):
+                del self.left[number]
+                if number % 4 == 1:
+                    self.theirs.send_headers(number, [("grpc-status", "0")], end_stream=True)
+                else:
+                    self.theirs.end_stream(number)
+
+
+def body_of(step: Step) -> bytes:
+    """Return the body of a stream."""
+    return bytes([65 + step.odd]) * step.size
+
+
+def common(pair: Pair, step: Step) -> None:
+    """Do a step of the library that is the same at either end."""
+    if step.kind == "ping":
+        pair.theirs.ping(b"12345678")
+    elif step.kind == "settings":
+        pair.theirs.update_settings(settings_of(step))
+    elif step.kind == "cut":
+        pair.piece = 100 + step.size % 3000 if step.odd else 1 << 20
+
+
+@given(steps=STEPS, together=st.booleans())
+def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None:
+    """Whatever it does, one stream after the other or all at once."""
+    pair = Pair(client=False)
+    for step in steps:
+        if step.kind == "open":
+            number = pair.theirs.get_next_available_stream_id()
+            pair.theirs.send_headers(number, FIELDS)
+            pair.wanted[number] = pair.left[number] = body_of(step)
+        elif step.kind == "reset" and pair.wanted:
+            number = sorted(pair.wanted)[step.odd % len(pair.wanted)]
+            if number not in pair.done:
+                pair.theirs.reset_stream(number)
+                pair.left.pop(number, None)
+                del pair.wanted[number]
+        else:
+            common(pair, step)
+        if not together:
+            pair.turn()
+    pair.turn()
+    assert pair.wanted == {each: pair.answers.get(each, b"") for each in pair.wanted}
+    assert pair.wanted.keys() <= pair.done
+    assert {} == pair.ours.core.streams
+
+
+@given(steps=STEPS, together=st.booleans())
+def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None:
+    """The same with the ends exchanged."""
+    pair = Pair(client=True)
+    streams: dict[int, Stream] = {}
+    for step in steps:
+        if step.kind == "open":
+            stream = pair.ours.core.open(None)
+            streams[stream.number] = stream
+            pair.wanted[stream.number] = body_of(step)
+            pair.ours.core.outlet.send(stream, REQUEST, [body_of(step)], None)
+        elif step.kind == "reset" and pair.wanted:
+            number = sorted(pair.wanted)[step.odd % len(pair.wanted)]
+            if number not in pair.ours.ended:
+                pair.ours.core.reset(streams[number], frames.CANCEL)
+                pair.left.pop(number, None)
+                del pair.wanted[number]
+        else:
+            common(pair, step)
+        if not together:
+            pair.turn()
+    pair.turn()
+    assert pair.wanted == {each: pair.ours.bodies.get(each) for each in pair.wanted}
+    assert pair.wanted.keys() <= set(pair.ours.ended)
+    assert {} == pair.ours.core.streams
