@@ -245,7 +245,7 @@ class Arrival:
             room = self.room()
             assert room is not None  # noqa: S101  # it is not complete
             size = min(room.nbytes, stop - at)
-            room[:size] = data[at : at + size]
+            room[:size] = memoryview(data)[at : at + size]
             self.came(size)
             at += size
         return stop

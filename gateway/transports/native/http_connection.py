@@ -26,7 +26,8 @@ from gateway.transports.sockets import pause_until_taken, peer_missing, peer_ref
 from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
 
-_READ_BYTES = 256 * 1024
+# For heads and what comes with them: of a large body, only what is read into this is copied.
+_READ_BYTES = 64 * 1024
 _LINGER_S = 1.0
 
 

@@ -183,7 +183,7 @@ class Incoming:
         room = self.room()
         if room is not None:
             size = min(room.nbytes, len(data) - at)
-            room[:size] = data[at : at + size]
+            room[:size] = memoryview(data)[at : at + size]
             self.came(size)
             return at + size
         if len(data) - at < length:
