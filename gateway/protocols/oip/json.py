@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import orjson
 import simdjson
 
@@ -29,6 +30,8 @@ _TENSOR_MEMBERS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _TOP_MEMBERS = frozenset({"id", "model_name", "model_version", "parameters", *_TENSOR_LISTS})
 _SPACE = b" \t\r\n"
 _BRACE = ord("{")
+_BRACKET = ord("[")
+_FEW_ARRAYS = 256
 _SHOWN = 64
 # What is larger never becomes Python objects as a whole: that takes up to 40 times its size.
 _WHOLE_BYTES = 1 << 20
@@ -213,7 +216,20 @@ def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
             members[key] = tensors
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    return Document(members, text.count(b"["))
+    return Document(members, _count_arrays(text))
+
+
+def _count_arrays(text: bytes) -> int:
+    """Count opening brackets: where they are few, `find` is eight times as fast as `count`."""
+    found = 0
+    at = text.find(b"[")
+    while at >= 0:
+        found += 1
+        if found == _FEW_ARRAYS:
+            rest = np.frombuffer(text, np.uint8, offset=at + 1)
+            return found + int(np.count_nonzero(rest == _BRACKET))
+        at = text.find(b"[", at + 1)
+    return found
 
 
 class _LargeReader:
@@ -276,6 +292,8 @@ class _LargeReader:
                 "data, which is not allowed",
                 limit="json_bytes",
             )
+        if b"{" not in text and text.count(b"[") + depth <= self._limits.json_depth:
+            return  # no keys, and not deep: shapes are such lists
         check_closely(b"[" * depth + text + b"]" * depth, self._what, self._limits)
 
 

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.calls import InferRequest
+from gateway.ir.data import as_numpy
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.oip import json as documents
+from gateway.protocols.oip.http import HttpCodec
+from gateway.wire.http import HttpRequest
 
 ROW = b'{"name": "X", "datatype": "INT32", "shape": [1], "data": [1]}'
 MANY = b"[]," * 100_000 + b"[]"
@@ -78,3 +82,20 @@ def test_key_with_nul_was_an_internal_error() -> None:
     text = b'{"outputs": [{"\\u0000": null}]}' + b" " * documents.SIMD_FROM_BYTES
     with pytest.raises(MalformedMessage, match=r"key '\\x00', which names nothing"):
         read(text)
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 3000])
+def test_a_list_where_an_element_belongs_is_found_among_many_lists(rows: int) -> None:
+    """However many arrays a large text has: counted singly, or all at once."""
+    path = "/v2/models/m/infer"
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    space = b" " * documents.SIMD_FROM_BYTES
+    body = b'{"inputs":[{"name":"X","shape":[%d,4],"datatype":"FP32","data":[%b]}]}'
+    row = b"[1.0,2.0,3.0,4.000000000000000000000000000000000000]"
+    good = body % (rows, b",".join([row] * rows)) + space
+    call = codec.decode_call(HttpRequest("POST", path, body=(good,)))
+    assert isinstance(call, InferRequest)
+    assert (rows, 4) == as_numpy(call.inputs[0]).shape
+    bad = body % (rows, b",".join([row] * (rows - 1) + [b"[1.0,[2.0],3.0,4.0]"]))
+    with pytest.raises(InvalidTensor, match="nested otherwise"):
+        codec.decode_call(HttpRequest("POST", path, body=(bad + space,)))
