@@ -37,7 +37,8 @@ class Budget:
     def release(self, size: int) -> None:
         """Give *size* bytes back; whoever waits longest is served first."""
         self.used_bytes -= size
-        self._grant()
+        if self._waiting:
+            self._grant()
 
     async def acquire(self, size: int, wait_s: float) -> None:
         """Take *size* bytes, waiting at most *wait_s* for others to give theirs back.

@@ -19,6 +19,7 @@ from gateway.wire.http import Buffer, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
+_VARIES = "Vary: Accept-Encoding\r\n"
 # Up to here head and body are joined: one buffer costs the system less than two.
 _JOINED_BYTES = 8192
 
@@ -29,6 +30,7 @@ def write_response(
     *,
     keep: bool,
     version: Version,
+    varies: bool = False,
     head_only: bool = False,
 ) -> None:
     """Write *response* whole, with its exact length.
@@ -38,13 +40,15 @@ def write_response(
         response: Its body may be in several buffers.
         keep: Whether the connection stays open.
         version: Of the request.
+        varies: The client's Accept-Encoding has decided, or would have, on the content coding.
         head_only: The request was HEAD.
     """
     if response.status in _BODILESS:
         transport.write(_head(response, "", keep=keep, version=version))
         return
     size = size_of(response.body)
-    head = _head(response, f"Content-Length: {size}\r\n", keep=keep, version=version)
+    framing = f"{_VARIES if varies else ''}Content-Length: {size}\r\n"
+    head = _head(response, framing, keep=keep, version=version)
     if head_only or not response.body:
         transport.write(head)
     elif size <= _JOINED_BYTES:

@@ -19,7 +19,7 @@ import structlog
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Lease
 from gateway.transports.base import HttpFrontend, ask_early
-from gateway.transports.coding import ACCEPTED, coding_for, coding_of, compress
+from gateway.transports.coding import ACCEPTED, coding_of, compress
 from gateway.transports.faults import HttpFault, plain
 from gateway.transports.http_answers import (
     write_end,
@@ -268,8 +268,10 @@ class Exchange:
         await self._send(HttpResponse(response.status, headers, response.body))
 
     async def _send(self, response: HttpResponse) -> None:
-        if response.compressible and response.body:
-            response = await self._coded(response)
+        head = self._head
+        varies = head is not None and response.compressible and bool(response.body)
+        if varies and head is not None and head.wants is not None:
+            response = await _coded(response, head.wants)
         transport = self._connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
@@ -283,6 +285,7 @@ class Exchange:
             response,
             keep=not self._close,
             version=self._version,
+            varies=varies,
             head_only=self._incoming.method == "HEAD",
         )
         if not self._connection.taken.is_set():
@@ -292,21 +295,14 @@ class Exchange:
             # on for a moment, so that no reset destroys what is on its way.
             transport.write_eof()
 
-    async def _coded(self, response: HttpResponse) -> HttpResponse:
-        if self._head is None:
-            return response
-        extra = [("Vary", "Accept-Encoding")]
-        body = response.body
-        coding = None
-        if self._head.headers.get("accept-encoding") is not None:
-            coding = coding_for(self._head.all("accept-encoding"))
-        if coding is not None:
-            body = (await compress(coding, body),)
-            extra.append(("Content-Encoding", coding))
-        return HttpResponse(response.status, Headers((*response.headers.pairs, *extra)), body)
-
     async def _flush(self) -> None:
         connection = self._connection
         if connection.transport is None or not connection.taken.is_set():
             idle_s = self._listener.limits.write_idle_timeout_s
             await flushed(connection.transport, connection.taken, idle_s)
+
+
+async def _coded(response: HttpResponse, coding: str) -> HttpResponse:
+    body = (await compress(coding, response.body),)
+    headers = Headers((*response.headers.pairs, ("Content-Encoding", coding)))
+    return HttpResponse(response.status, headers, body)

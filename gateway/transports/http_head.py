@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.transports.base import ServerLimits
+from gateway.transports.coding import coding_for
 from gateway.transports.deadlines import timeout_of
 from gateway.transports.faults import HttpFault
 from gateway.transports.headers import decode_field
@@ -41,6 +42,7 @@ class Head:
         chunked: The body comes in chunks.
         expects: The client waits for "100 Continue" before it sends the body.
         coded: The body has a content coding.
+        wants: The content coding that the client would have its answer in; None for none.
         timeout_s: How much time the client gives us; None for no word of it.
     """
 
@@ -52,6 +54,7 @@ class Head:
     chunked: bool
     expects: bool
     coded: bool = False
+    wants: str | None = None
     timeout_s: float | None = None
 
     def all(self, name: str) -> list[str]:
@@ -94,6 +97,7 @@ def read_head(
         chunked=chunked,
         expects=_expects(headers, version),
         coded=headers.get("content-encoding") is not None,
+        wants=_wants(headers),
         timeout_s=timeout_of(headers.get("grpc-timeout"), headers.get("x-request-timeout")),
     )
 
@@ -212,6 +216,12 @@ def _chunked(headers: Headers, version: Version) -> bool:
     if value.strip().lower() != "chunked":
         raise HttpFault(501, "of transfer codings only chunked is supported", close=True)
     return True
+
+
+def _wants(headers: Headers) -> str | None:
+    if headers.get("accept-encoding") is None:
+        return None
+    return coding_for([value for name, value in headers.lowered if name == "accept-encoding"])
 
 
 def _expects(headers: Headers, version: Version) -> bool:

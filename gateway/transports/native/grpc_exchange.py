@@ -153,7 +153,7 @@ class Exchange:
             self._wake()
         elif len(self._messages) > 1:
             self.fail(self._broken("two answers where one was asked for"))
-        else:
+        elif self._reader is not None or self.stream.window < STREAM_WINDOW // 2:
             self._widen()  # for the end to come, or what should not
 
     def reset(self, code: int) -> None:
@@ -279,7 +279,8 @@ class Exchange:
                 self._error = self._broken("an answer that ends in the middle of a message")
             else:
                 self._end = head
-        self.abandon()  # what was not sent yet need not be
+        if not (self.stream.ended_here and self.stream.ended_there):
+            self.abandon()  # what was not sent yet need not be
         self._wake()
 
     @property

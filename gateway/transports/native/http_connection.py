@@ -248,8 +248,9 @@ class Connection(asyncio.BufferedProtocol):
         self._head_timer.stop()
         incoming = Incoming(self, head, self._door.memory)
         if not incoming.whole:
-            self._reading = incoming
-            at = self._read_body(incoming, data, at)
+            at = incoming.take(data, at)
+            if not incoming.whole:
+                self._reading = incoming
         self._queue.append(incoming)
         self._wake()
         return at
@@ -286,13 +287,6 @@ class Connection(asyncio.BufferedProtocol):
         elif self.transport is not None:
             self.transport.abort()
 
-    def _idle(self) -> None:
-        """Note that nothing is asked; one timer does for all the pauses of a connection."""
-        self._idle_since = self._loop.time()
-        if self._idle_timer is None:
-            keep_s = self._limits.keepalive_s
-            self._idle_timer = self._loop.call_later(keep_s, self._look_at_idle)
-
     def _look_at_idle(self) -> None:
         self._idle_timer = None
         if self.transport is None or self.in_flight or self._heads.begun:
@@ -317,8 +311,18 @@ class Connection(asyncio.BufferedProtocol):
     async def _serve(self) -> None:
         """Answer request after request."""
         try:
-            while await self._answer_next():
-                pass
+            while self._queue or await self._asked():
+                asked = self._queue.popleft()
+                if isinstance(asked, HttpFault):
+                    self._door.listener.refused(asked.error)
+                    self._say(asked.response)
+                    break
+                self._current = asked
+                if self._held and self._reading is None:
+                    self.give_me()
+                if not await Exchange(self._door.listener, self, asked).run():
+                    break
+                self._current = None
         except asyncio.CancelledError:
             self.cut()
             raise
@@ -328,25 +332,16 @@ class Connection(asyncio.BufferedProtocol):
             self._current = None
             self._end()
 
-    async def _answer_next(self) -> bool:
-        """Answer the next request; return whether another may follow."""
-        if not self._queue:
-            if self.draining or self.half_closed or self._deaf:
-                return False
-            self._idle()
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        asked = self._queue.popleft()
-        if isinstance(asked, HttpFault):
-            self._door.listener.refused(asked.error)
-            self._say(asked.response)
+    async def _asked(self) -> bool:
+        """Wait for the next request; return False when there will be none."""
+        if self.draining or self.half_closed or self._deaf:
             return False
-        self._current = asked
-        if self._held and self._reading is None:
-            self.give_me()
-        keep = await Exchange(self._door.listener, self, asked).run()
-        self._current = None
-        return keep
+        self._idle_since = self._loop.time()
+        if self._idle_timer is None:  # one does for all the pauses of a connection
+            self._idle_timer = self._loop.call_later(self._limits.keepalive_s, self._look_at_idle)
+        self._waiter = self._loop.create_future()
+        await self._waiter
+        return True
 
     def _say(self, response: HttpResponse) -> None:
         """Write an answer of our own, which is the last."""
