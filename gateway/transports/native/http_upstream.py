@@ -13,7 +13,8 @@ from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.sockets import peer_refused, reset_when_closed, tune
 from gateway.wire.http import Buffer
 
-_READ_BYTES = 256 * 1024
+# For heads and what comes with them: of a large body, only what is read into this is copied.
+_READ_BYTES = 64 * 1024
 _WAITING_BYTES = 1 << 20
 
 
