@@ -8,6 +8,7 @@ and `chart` measure nothing: they write the page and the chart of a results.json
 import argparse
 import signal
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,6 +84,7 @@ def _jobs(arguments: Namespace, store: Store) -> bool:
     for job in all_jobs():
         if job.name in done or (arguments.only is not None and arguments.only not in job.name):
             continue
+        begun = time.monotonic()
         try:
             rows += rounds.run(job, settings, wanted, _say)
         except (RuntimeError, OSError, SubprocessError) as error:
@@ -92,6 +94,7 @@ def _jobs(arguments: Namespace, store: Store) -> bool:
         done = [*done, job.name]
         documents = [row.document() for row in rows]
         store.put("jobs", documents, report.job_table(rows), done)
+        _say(f"  done: {job.name}, {time.monotonic() - begun:.0f} s")
     print(report.job_table(rows), end="\n\n", flush=True)
     goals = [goal for goal in judged(store.sections) if goal.measured is not None]
     print(report.goal_table(goals), end="\n\n", flush=True)
