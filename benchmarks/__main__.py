@@ -97,7 +97,8 @@ def _jobs(arguments: Namespace, store: Store) -> bool:
         _say(f"  done: {job.name}, {time.monotonic() - begun:.0f} s")
     print(report.job_table(rows), end="\n\n", flush=True)
     goals = [goal for goal in judged(store.sections) if goal.measured is not None]
-    print(report.goal_table(goals), end="\n\n", flush=True)
+    if goals:
+        print(report.goal_table(goals), end="\n\n", flush=True)
     return not failed
 
 
