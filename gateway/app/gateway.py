@@ -176,7 +176,8 @@ class Gateway:
         except REASONS as error:
             await self._close()
             raise StartError(reason_of(error)) from error
-        log.info("started", version=__version__, **self.addresses)
+        if self._seat.is_alone:
+            log.info("started", version=__version__, **self.addresses)
 
     async def stop(self, pre_stop_s: float | None = None, drain_s: float | None = None) -> None:
         """Be not ready, wait, finish what is in flight, and close; harmless the second time."""
@@ -185,12 +186,14 @@ class Gateway:
         self._stopping = True
         lifecycle = self._config.lifecycle
         self._server.drain()
-        log.info("not ready", reason="stopping")
+        if self._seat.is_alone:
+            log.info("not ready", reason="stopping")
         await asyncio.sleep(lifecycle.pre_stop if pre_stop_s is None else pre_stop_s)
         drain = lifecycle.drain if drain_s is None else drain_s
         await asyncio.gather(*(server.drain(drain) for server in self._data.values()))
         await self._close()
-        log.info("stopped")
+        if self._seat.is_alone:  # of several, the supervisor tells what becomes of them
+            log.info("stopped")
 
     async def _first_probes(self) -> None:
         """Ask each upstream once, so that readiness is true from the first request on."""

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from prometheus_client.core import Metric
 
-from gateway.app.starting import StartError
+from gateway.app.starting import StartError, reason_of
 from gateway.app.workers.channel import Orders
 from gateway.app.workers.child import Child, ending
 from gateway.app.workers.pace import Pace, Restarts
@@ -81,10 +81,12 @@ class Supervisor:
             raise
         self._tasks = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
         self._tasks.append(asyncio.create_task(self._count_now_and_then()))
+        for task in self._tasks:
+            task.add_done_callback(self._note_failure)
         return addresses[0]
 
     async def failed(self) -> None:
-        """Wait until a worker is given up; the others are left to `stop`."""
+        """Wait until a worker is given up, or cannot be kept; the others are left to `stop`."""
         await self._failed.wait()
 
     async def stop(self) -> int:
@@ -139,7 +141,11 @@ class Supervisor:
             StartError: It cannot, or died.
         """
         # One tells of what is wrong with the configuration: the same is so in all.
-        child = await self._launch(Orders(self._loaded, seat, first and seat.number == 1))
+        orders = Orders(self._loaded, seat, first and seat.number == 1)
+        try:
+            child = await self._launch(orders)
+        except OSError as error:  # no memory, no descriptors, no more processes
+            raise StartError(f"no process can be started: {reason_of(error)}") from error
         self._children[seat.number] = child
         if self._stopping.is_set():
             child.stop()
@@ -189,8 +195,10 @@ class Supervisor:
         return self._clock()
 
     async def _over(self, seat: Seat) -> int:
-        """Wait for a worker's end, and keep what it has counted."""
-        child = self._children[seat.number]
+        """Wait for a worker's end, and keep what it has counted; 1 for one that never was."""
+        child = self._children.get(seat.number)
+        if child is None:
+            return 1
         status = await child.wait()
         # One that is told to end before it hears the signal has nothing in flight.
         unheard = status == -signal.SIGTERM and seat.number not in self._serving
@@ -203,6 +211,11 @@ class Supervisor:
             log.error("worker did not end in good order", worker=seat.number, ended=ending(status))
             self._status = 1
         return status
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """End all, if what keeps one of them there has failed; `stop` raises what it was."""
+        if not task.cancelled() and task.exception() is not None:
+            self._failed.set()
 
     async def _stopped_within(self, seconds: float) -> bool:
         try:

@@ -38,7 +38,7 @@ def main() -> int:
     settings = orders.loaded.config.telemetry.log
     logs.configure(settings.level, settings.format, worker=orders.seat.number)
     if settings.level != "debug":
-        # What each of them would say is said by the first, once; "started" is the supervisor's.
+        # What each of them would say is said by the first, once.
         logs.set_level("warning" if orders.first else "error")
     prepare(orders.seat)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -48,7 +48,8 @@ def main() -> int:
 async def _run(orders: Orders, line: socket.socket) -> int:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, told.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
     channel = await open_channel(line)
     try:
         gateway = Gateway(orders.loaded, orders.seat)
@@ -73,6 +74,7 @@ async def _run(orders: Orders, line: socket.socket) -> int:
     else:
         log.error("the supervisor has gone")
         await gateway.stop(pre_stop_s=0)
+        answering.result()  # or what made it impossible to answer
     channel.send(_figures(gateway))
     await channel.close()
     return 0

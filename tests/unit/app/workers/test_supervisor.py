@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 from collections.abc import AsyncIterator, Mapping
 
@@ -78,9 +79,13 @@ class Nursery:
     def __init__(self) -> None:
         self.born: list[FakeChild] = []
         self.listen = True
+        self.failures = 0
         self._more = asyncio.Condition()
 
     async def launch(self, orders: Orders) -> FakeChild:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         child = FakeChild(100 + len(self.born), orders, listens=self.listen)
         self.born.append(child)
         async with self._more:
@@ -184,6 +189,20 @@ async def test_one_that_cannot_start_again_is_told_of(
     assert ["the model has gone"] == [
         line["reason"] for line in lines if line["event"] == "worker cannot start"
     ]
+
+
+async def test_a_machine_without_room_for_processes_is_told_of(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """What keeps a process from being made counts as a death; afterwards there is one again."""
+    await supervisor.start()
+    nursery.failures = 1
+    with structlog.testing.capture_logs() as lines:
+        nursery.born[0].end(KILLED)
+        await nursery.reached(3)
+    reasons = [line["reason"] for line in lines if line["event"] == "worker cannot start"]
+    assert ["no process can be started: Resource temporarily unavailable"] == reasons
+    assert 'gateway_worker_up{worker="1"} 1.0' in await page(supervisor)
 
 
 async def test_one_that_served_well_may_die_again(

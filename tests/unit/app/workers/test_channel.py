@@ -1,0 +1,72 @@
+"""What a supervisor and a worker say to one another, and that each hears when the other has gone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.app.workers.channel import Channel, Message, Orders, open_channel, read_orders
+from gateway.app.workers.seat import Seat
+from gateway.config.load import load_text
+
+LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
+ORDERS = Orders(LOADED, Seat(2, 2), first=True)
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Channel, Channel]]:
+    """Both ends of a line."""
+    ours, theirs = socket.socketpair()
+    channels = await open_channel(ours), await open_channel(theirs)
+    yield channels
+    for channel in channels:
+        await channel.close()
+
+
+async def test_messages_come_as_they_were_sent(ends: tuple[Channel, Channel]) -> None:
+    """One after the other, whatever their size, both ways."""
+    one, other = ends
+    sent: list[Message] = [{"ask": "ready", "number": 1}, {"figures": ["x" * 1_000_000]}, {}]
+    for message in sent:
+        one.send(message)
+    assert sent == [await other.receive() for _ in sent]
+    other.send({"ready": True})
+    assert {"ready": True} == await one.receive()
+
+
+async def test_the_end_of_the_line_is_heard(ends: tuple[Channel, Channel]) -> None:
+    """Whoever is left hears that there is nothing more, and may go on speaking to nobody."""
+    one, other = ends
+    one.send({"last": True})
+    await one.close()
+    assert [{"last": True}, None, None] == [await other.receive() for _ in range(3)]
+    other.send({"ready": True})
+    await other.close()
+    other.send({"ready": True})
+
+
+async def test_orders_come_first() -> None:
+    """A worker reads its orders, and what is said after them stays on the line."""
+    ours, theirs = socket.socketpair()
+    supervisor = await open_channel(ours)
+    supervisor.order(ORDERS)
+    supervisor.send({"ask": "ready"})
+    found = read_orders(theirs)
+    assert (ORDERS.seat, True, LOADED.config) == (found.seat, found.first, found.loaded.config)
+    assert ("some.yaml", LOADED.directory) == (found.loaded.source, found.loaded.directory)
+    worker = await open_channel(theirs)
+    assert {"ask": "ready"} == await worker.receive()
+    await worker.close()
+    await supervisor.close()
+
+
+def test_a_supervisor_that_goes_before_its_orders() -> None:
+    """A worker that is left alone at birth does not wait for ever."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(b"\0\0")
+        ours.close()
+        with pytest.raises(EOFError, match="the supervisor has gone"):
+            read_orders(theirs)
