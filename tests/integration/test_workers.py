@@ -119,10 +119,20 @@ def test_workers_end_with_their_supervisor(two: Running) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False], ids=["kept-connections", "new-connections"])
-@pytest.mark.parametrize("transport", ["native", "reference"])
-def test_workers_are_replaced_one_by_one(tmp_path: Path, transport: str, keep: bool) -> None:
+@pytest.mark.parametrize(
+    ("transport", "grpc"),
+    # grpcio cancels calls of its last moment, and what waits at its door: that is its own.
+    [("native", False), ("reference", False), ("native", True)],
+    ids=["http-native", "http-reference", "grpc-native"],
+)
+def test_workers_are_replaced_one_by_one(
+    tmp_path: Path, transport: str, grpc: bool, keep: bool
+) -> None:
     """Each worker in turn is told to leave under load: no request is lost, and another comes."""
-    with two_workers(tmp_path, transport=transport) as running, Load(running, 4, keep=keep) as load:
+    with (
+        two_workers(tmp_path, transport=transport) as running,
+        Load(running, 4, keep=keep, grpc=grpc) as load,
+    ):
         for worker in (1, 2):
             births = len(kit.events(running, "worker started"))
             kit.end(kit.pids(running)[worker], signal.SIGTERM)
@@ -192,3 +202,44 @@ def test_one_that_keeps_dying_ends_the_gateway(tmp_path: Path) -> None:
         assert 1 == running.process.wait(90)
     given_up = kit.events(running, "worker given up")
     assert [1] == [line["worker"] for line in given_up]
+
+
+SEQUENCES = """
+version: 1
+workers: {workers}
+listeners: [{{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}}]
+admin: {{address: "127.0.0.1:0", metrics: null}}
+{more}
+lifecycle: {{pre_stop: 0s}}
+"""
+TOTAL = """models:
+  total: {backend: python, options: {callable: "gateway.backends.examples:SequenceSum"}}
+"""
+
+
+@pytest.mark.slow
+def test_workers_agree_where_a_sequence_is(tmp_path: Path) -> None:
+    """Requests of a sequence, each over a connection of its own, find the server that has it."""
+    server, front = tmp_path / "server.yaml", tmp_path / "front.yaml"
+    server.write_text(SEQUENCES.format(workers=1, more=TOTAL))
+    with serving(str(server)) as one, serving(str(server)) as other:
+        urls = [f"oip+grpc://{each.addresses['main.grpc']}" for each in (one, other)]
+        front.write_text(
+            SEQUENCES.format(workers=2, more=f"upstreams: {{both: {{urls: {json.dumps(urls)}}}}}")
+        )
+        with serving(str(front)) as running:
+            for sequence in range(1, 5):
+                sums = [_summed(running, sequence, number) for number in range(1, 9)]
+                assert [1, 3, 6, 10, 15, 21, 28, 36] == sums
+            assert all(kit.of_workers(running, "worker_requests_total").values())
+
+
+def _summed(running: Running, sequence: int, number: int) -> int:
+    """Send one number of a sequence and return the sum so far."""
+    parameters = {"sequence_id": sequence, "sequence_start": number == 1, "sequence_end": False}
+    tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [number]}
+    body = {"inputs": [tensor], "parameters": parameters}
+    status, answer = get(running.url("/v2/models/total/infer"), body)
+    assert 200 == status, answer
+    found: int = answer["outputs"][0]["data"][0]
+    return found

@@ -14,6 +14,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
+
 from tests.integration.cli_kit import Running, serving
 
 CONFIG = """
@@ -30,6 +32,7 @@ lifecycle: {{pre_stop: 0s, drain: 5s}}
 ROW = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
 BODY = json.dumps({"inputs": [{"name": f"INPUT{number}", **ROW} for number in range(2)]})
 PATIENCE_S = 10.0
+_LIVE = "/inference.GRPCInferenceService/ServerLive"
 _SAMPLE = re.compile(r'^gateway_(worker_\w+)\{worker="(\d)"\} (\S+)$', re.MULTILINE)
 _IN_FLIGHT = re.compile(r"^gateway_in_flight_bytes (\S+)$", re.MULTILINE)
 _CALLS = re.compile(r"^gateway_requests_total\{.*\} (\S+)$", re.MULTILINE)
@@ -143,13 +146,17 @@ class Load:
         running: Who is asked.
         clients: How many ask.
         keep: Ask over one connection as long as it lasts; else each question has its own.
+        grpc: Ask over gRPC, whether the server lives; else over HTTP, for an inference.
     """
 
-    def __init__(self, running: Running, clients: int = 4, *, keep: bool = True) -> None:
+    def __init__(
+        self, running: Running, clients: int = 4, *, keep: bool = True, grpc: bool = False
+    ) -> None:
         self._running = running
         self._keep = keep
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        target = self._ask_grpc if grpc else self._ask
+        self._threads = [threading.Thread(target=target) for _ in range(clients)]
         self.answered = 0
         self.lost: list[str] = []
 
@@ -162,6 +169,21 @@ class Load:
         self._over.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)
+
+    def _ask_grpc(self) -> None:
+        while not self._over.is_set():
+            # Channels of one process would share a connection.
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(self._running.addresses["main.grpc"], options) as channel:
+                call = channel.unary_unary(_LIVE)
+                while not self._over.is_set():
+                    try:
+                        call(b"", timeout=PATIENCE_S)
+                        self.answered += 1
+                    except grpc.RpcError as error:
+                        self.lost.append(str(error.code()))
+                    if not self._keep:
+                        break
 
     def _ask(self) -> None:
         connection = connect(self._running)
