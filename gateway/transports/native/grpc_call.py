@@ -194,7 +194,7 @@ class Call:
         return 0 if self._incoming is None else self._incoming.take_reserved()
 
     def _start(self, message: Message | None) -> None:
-        self.task = asyncio.get_running_loop().create_task(self._run(message))
+        self.task = self._line.loop.create_task(self._run(message))
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
         """Give the messages of a bidirectional stream as they come."""
@@ -349,7 +349,10 @@ class Call:
         else:
             block = only_block(answer.status, answer.details, metadata)
             core.outlet.head(stream, block, end=True)
-        self._line.flush_soon()
+        if core.streams:
+            self._line.flush_soon()
+        else:  # nothing else will be said in this turn
+            self._line.flush()
 
     def _leave(self) -> None:
         if self._incoming is not None:

@@ -153,7 +153,7 @@ class ServerConnection(H2Protocol):
         if not self.core.streams:
             self._idle_since = monotonic()
             if self._final:
-                self._loop.call_soon(self._close_if_idle)
+                self.loop.call_soon(self._close_if_idle)
 
     def leave(self, grace_s: float | None = None) -> None:
         """Take no new calls, and close after the last, or after *grace_s*; harmless again."""
@@ -163,7 +163,7 @@ class ServerConnection(H2Protocol):
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls on their way when GOAWAY left are still taken.
-            self._loop.call_later(_LAST_CHANCE_S, self._leave_now)
+            self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
 
     def give_up(self) -> None:
         """End every call with a status."""
@@ -223,7 +223,7 @@ class ServerConnection(H2Protocol):
             self._final = True
             self.core.goaway(final=True)
             self.flush_soon()
-            self._loop.call_soon(self._close_if_idle)
+            self.loop.call_soon(self._close_if_idle)
 
     def _close_if_idle(self) -> None:
         if not self.core.streams:

@@ -39,6 +39,7 @@ class Line(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2
+    loop: asyncio.AbstractEventLoop
     name: str
 
     def flush_soon(self) -> None:
@@ -226,7 +227,7 @@ class Exchange:
         """Return the one answer, or the status that came instead; to be asked for at once."""
         self._single = True
         while self._end is None and self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._line.loop.create_future()
             await self._waiter
         if self._error is not None:
             raise self._error

@@ -22,7 +22,7 @@ from gateway.transports.deadlines import format_grpc_timeout, grpc_timeout
 from gateway.transports.grpc_fields import kind_of
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.field_rules import broken_fields, content_length
-from gateway.transports.native.header_blocks import FIELD_OVERHEAD, Field, indexed, literal
+from gateway.transports.native.header_blocks import FIELD_OVERHEAD, Field, indexed, literal, text
 from gateway.transports.native.http2_frames import NoHead, StreamFault
 from gateway.wire.grpc import GrpcStatus, Metadata
 
@@ -259,15 +259,24 @@ def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | No
 
 
 def _metadata_block(metadata: Metadata) -> bytes:
-    fields = []
+    block = b""
     for key, value in metadata:
-        kind = kind_of(key)
-        if isinstance(value, str):
-            if kind is str and value.isascii() and value.isprintable():
-                fields.append(literal(key.encode(), value.encode()))
-        elif kind is bytes:
-            fields.append(literal(key.encode(), b64encode(value).rstrip(b"=")))
-    return b"".join(fields)
+        kind, start = _key_start(key)
+        if isinstance(value, bytes):
+            raw = b64encode(value).rstrip(b"=") if kind is bytes else None
+        else:
+            raw = (
+                value.encode() if kind is str and value.isascii() and value.isprintable() else None
+            )
+        if raw is not None:
+            block += start + text(raw)
+    return block
+
+
+@lru_cache(1024)  # the same few keys, call for call
+def _key_start(key: str) -> tuple[type[str | bytes] | None, bytes]:
+    """Return the type of the values of *key*, None for one that is not sent, and its own bytes."""
+    return kind_of(key), b"\0" + text(key.encode("utf-8", "replace"))
 
 
 def _percent(text: str) -> bytes:

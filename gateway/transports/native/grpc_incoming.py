@@ -26,6 +26,10 @@ class Line(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2
+    loop: asyncio.AbstractEventLoop
+
+    def flush(self) -> None:
+        """Write what the core has to say now."""
 
     def flush_soon(self) -> None:
         """Write soon what the core has to say."""

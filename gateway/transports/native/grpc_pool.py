@@ -43,7 +43,7 @@ class ClientConnection(H2Protocol):
             self, read_response_head, client=True, streams=0, header_bytes=_HEADER_BYTES
         )
         self.born = self.idle_since = monotonic()
-        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ready: asyncio.Future[None] = self.loop.create_future()
         self.used = False
         self._pool = pool
         self._turn = 0
@@ -158,7 +158,7 @@ class ClientConnection(H2Protocol):
         )
         self._pool.lost(self)
         if not self.core.streams:
-            self._loop.call_soon(self.close)
+            self.loop.call_soon(self.close)
 
     # -- life
 

@@ -23,6 +23,7 @@ class H2Protocol(asyncio.Protocol):
     """Joins a transport and an `Http2`, which a subclass makes.
 
     Attributes:
+        loop: It runs on.
         core: The connection without its socket.
         transport: None before the connection is made and after it is lost.
         fault: What the peer did wrong, where that ended the connection.
@@ -31,7 +32,7 @@ class H2Protocol(asyncio.Protocol):
     core: Http2
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.transport: Any = None
         self.fault: H2Fault | None = None
         self._flushing = False
@@ -68,7 +69,7 @@ class H2Protocol(asyncio.Protocol):
         """Write what the core has to say at the end of this turn of the loop."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self.flush)
+            self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write what the core has to say now."""

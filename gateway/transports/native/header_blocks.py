@@ -182,24 +182,23 @@ _remembered = lru_cache(1024)(_decoded)
 
 def literal(name: bytes, value: bytes) -> bytes:
     """Return a field as it stands in a block: not indexed, not Huffman-coded."""
-    if len(name) < _ONE_BYTE and len(value) < _ONE_BYTE:
-        return b"\x00%c%b%c%b" % (len(name), name, len(value), value)
-    return b"\x00" + _sized(name) + _sized(value)
+    return b"\x00" + text(name) + text(value)
 
 
-def indexed(name: bytes, value: bytes) -> bytes:
-    """Return a field of the static table. Raises ValueError when it is not there."""
-    return bytes((_INDEXED | _STATIC.index((name, value)),))
-
-
-def _sized(text: bytes) -> bytes:
-    size = len(text)
+def text(raw: bytes) -> bytes:
+    """Return a string literal, not Huffman-coded. Source: RFC 7541 5.2."""
+    size = len(raw)
     if size < _ONE_BYTE:
-        return bytes((size,)) + text
+        return b"%c%b" % (size, raw)
     head = bytearray((_ONE_BYTE,))
     size -= _ONE_BYTE
     while size >= _MORE:
         head.append(size & 0x7F | _MORE)
         size >>= 7
     head.append(size)
-    return bytes(head) + text
+    return bytes(head) + raw
+
+
+def indexed(name: bytes, value: bytes) -> bytes:
+    """Return a field of the static table. Raises ValueError when it is not there."""
+    return bytes((_INDEXED | _STATIC.index((name, value)),))
