@@ -7,6 +7,8 @@ Source: dossier, sections 3, 7 and 11.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Any
 
 from gateway.ir.calls import (
@@ -46,6 +48,12 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _HEALTH = {ServerLiveRequest: "/api/health/live", ServerReadyRequest: "/api/health/ready"}
 _ABOUT_A_MODEL = (ModelMetadataRequest, ModelReadyRequest)
 _SHARED = "/api/sharedmemorycontrol"
+# What a server says of nearly every answer; the id counts its answers, so that no two are alike.
+_SUCCESS = re.compile(r'code: SUCCESS(?: server_id: "[ !#-\[\]-~]*")?(?: request_id: [0-9]{1,19})?')
+_SUCCEEDED = pb.RequestStatus(code=pb.SUCCESS)
+# Headers repeat from answer to answer: those of some hundred models. Longer ones are rare.
+_REMEMBERED = 512
+_REMEMBERED_LENGTH = 4096
 _STATUS_KEY, _RESPONSE_KEY = STATUS.lower(), RESPONSE.lower()
 
 
@@ -140,7 +148,7 @@ def _status(call: Call[Any], wire: HttpResponse) -> pb.RequestStatus:
             "TensorRT v1 server?",
             model=call.model,
         )
-    return parse_text(text, pb.RequestStatus)
+    return _SUCCEEDED if _SUCCESS.fullmatch(text) else parse_text(text, pb.RequestStatus)
 
 
 def _refused(
@@ -161,7 +169,8 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
     line = wire.headers.get(_RESPONSE_KEY)
     if line is None:
         raise MalformedMessage(f"the answer to an inference has no {RESPONSE}")
-    header = parse_text(line, pb.InferResponseHeader)
+    short = len(line) <= _REMEMBERED_LENGTH
+    header = _remembered(line) if short else parse_text(line, pb.InferResponseHeader)
     body = wire.view
     raws = []
     at = 0
@@ -180,3 +189,9 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
             f"{at} bytes of {body.nbytes}, may be wrong"
         )
     return read_reply(call, whole, raws, Origin(NAME, wire), limits)
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(line: str) -> pb.InferResponseHeader:
+    """Read NV-InferResponse; the message is everybody's, and not to be changed."""
+    return parse_text(line, pb.InferResponseHeader)

@@ -169,6 +169,46 @@ def test_reads_answer() -> None:
     assert as_raw(found) == X_RAW
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        "code: SUCCESS",
+        'code: SUCCESS server_id: "inference:0" request_id: 9999999999999999999',
+        'code:SUCCESS  server_id: "a\\"b"',
+        'server_id: "s" code: SUCCESS',
+        'code: SUCCESS msg: "fine"',
+    ],
+)
+def test_success_is_read_in_any_spelling(status: str) -> None:
+    """Also in those that are not told at once."""
+    assert CODEC.decode_reply(CALL, answer(status, LINE, X_RAW + TRAILER)).model == REPLY.model
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        "code: SUCCESS request_id: 99999999999999999999",
+        'code: SUCCESS server_id: "s',
+        "code: SUCCES",
+    ],
+)
+def test_what_only_begins_like_success_is_refused(status: str) -> None:
+    """A number beyond 64 bits, a text without its end, another word."""
+    with pytest.raises(MalformedMessage, match="RequestStatus in text format"):
+        CODEC.decode_reply(CALL, answer(status, LINE, X_RAW + TRAILER))
+
+
+def test_a_remembered_header_reads_the_same() -> None:
+    """Of a good one and of a broken one, however often they come, and with other bytes."""
+    for value in (1, 2, 3):
+        body = bytes((value,)) * len(X_RAW)
+        reply = CODEC.decode_reply(CALL, answer(OK, LINE, body + TRAILER))
+        assert body == bytes(as_raw(reply.outputs[0]))
+    for _ in range(3):
+        with pytest.raises(MalformedMessage, match="InferResponseHeader in text format"):
+            CODEC.decode_reply(CALL, answer(OK, LINE + " {", X_RAW + TRAILER))
+
+
 def test_reads_datatypes_of_newer_servers() -> None:
     """From 1.12 on servers tell datatypes, which are taken."""
     header = pb.InferResponseHeader.FromString(TRAILER)
