@@ -46,7 +46,7 @@ _WARM_SHARE = 3
 _FLAT_MIB_PER_HOUR = 16.0
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _DEADLINE_S = 20.0
-_AT_A_TIME = 16
+_AT_A_TIME = 4
 # What shorter loads say of the slope is chance.
 _LEAST_MINUTES = 10
 _OK = "as it should"

@@ -41,6 +41,7 @@ class ServerLimits:
 
     Attributes:
         cut_through_bytes: So much must be missing of a body to be passed on as it comes; 0: never.
+            Passing on holds about half a MiB itself, so that less saves nothing.
     """
 
     message_bytes: int = 64 * _MIB
@@ -69,7 +70,7 @@ class ServerLimits:
     tls_handshake_s: float = 10.0
     pipelined_requests: int = 16
     stream_requests: int = 64
-    cut_through_bytes: int = 64 * 1024
+    cut_through_bytes: int = _MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ async def near(
     budget = Budget(1 << 30)
     server = HttpServer(
         mounts=[HttpMount(("/v2",), frontend)],
-        limits=ServerLimits(**limits),
+        limits=ServerLimits(**{"cut_through_bytes": 64 * 1024, **limits}),
         budget=budget,
         refused=refused.append,
         ssl_context=tls,

@@ -18,11 +18,12 @@ from gateway.ir.landing import arriving_in, can_pass
 from gateway.protocols.oip.binary import LENGTH_HEADER, NeededWhole, is_length
 from gateway.protocols.oip.grpc import GrpcCodec
 from gateway.protocols.oip.http import HttpCodec
-from gateway.protocols.oip.paths import find_route
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import HttpRequest
 
 _LENGTH_KEY = LENGTH_HEADER.lower()
+# Longer paths are not remembered, for they cost memory.
+_PATH_BYTES = 512
 
 
 class PassingHttpCodec(HttpCodec):
@@ -36,8 +37,10 @@ class PassingHttpCodec(HttpCodec):
         length = wire.headers.get(_LENGTH_KEY)
         if length is None or not is_length(length) or not int(length):
             return None
+        if len(wire.path) > _PATH_BYTES:
+            return None
         try:
-            route = find_route(wire.method, wire.path, self._limits)
+            route = self._remembered(wire.method, wire.path)
         except GatewayError:
             return None
         return int(length) if route.call is InferRequest else None

@@ -82,7 +82,6 @@ class Arrival:
         self._changed: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._soon = False
         self.start = start
         self.end = end
         self.left = end - start
@@ -151,7 +150,6 @@ class Arrival:
             return
         if self._held_since is None:
             self._held_since = self._loop.time()
-            self._look_soon()
         self._source.wait()
 
     def go_on(self) -> None:
@@ -301,24 +299,15 @@ class Arrival:
             self._changed.set_result(None)
 
     def _look(self) -> None:
-        """See to it that the body comes fast enough, as long as it is read."""
+        """See to it that the body comes fast enough while it is read, and still comes if not."""
         self._timer = None
-        self._soon = False
         if self.complete or self._failure is not None:
             return
+        if self._held_since is None:
+            left_s, limit = self._pace.left()
+            if left_s <= 0:
+                self._broken(self._pace.fault(limit))
+                return
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
         if self._held_since is not None:
-            self._look_soon()
             self._source.look(self.end - self._filled)
-            return
-        wait_s, limit = self._pace.left()
-        if wait_s <= 0:
-            self._broken(self._pace.fault(limit))
-            return
-        self._timer = self._loop.call_later(wait_s, self._look)
-
-    def _look_soon(self) -> None:
-        if not self._soon:
-            self._soon = True
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(_LOOK_S, self._look)

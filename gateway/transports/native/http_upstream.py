@@ -52,6 +52,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._failure: Exception | None = None
         self._paused = False
         self._rest: Arriving | None = None
+        self._first: list[Buffer] | None = None
         self.transport: Any = None
         self.born = self.since = loop.time()
         self.uses = 0
@@ -147,15 +148,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.refused = False
         self._failure = None
         self._answer = answer = Answer(self._peer, method, streamed=streamed, known=self._known)
-        self.transport.writelines(buffers)
         if rest is not None:
             self._rest = rest
+            self._first = [*buffers]  # what is here already goes with the head
             rest.pour(self)
+            buffers, self._first = self._first, None
+        self.transport.writelines(buffers)
         return answer
 
     def take(self, piece: memoryview) -> None:
         """Send the next piece of a body that is arriving."""
-        if self.usable:
+        if self._first is not None:
+            self._first.append(piece)
+        elif self.usable:
             self.transport.write(piece)
 
     def ring(self) -> None:

@@ -36,7 +36,7 @@ def head(
 
 
 def begun(frontend: Any, asked: Head, **limits: int) -> int | None:
-    return begins_with(frontend, asked, ServerLimits(**limits))
+    return begins_with(frontend, asked, ServerLimits(**{"cut_through_bytes": 64 * KIB, **limits}))
 
 
 def test_a_large_body_is_begun_with_what_is_enough() -> None:
