@@ -1,9 +1,9 @@
 """Open Inference over gRPC, both directions.
 
-Here lives the codec: which method a message belongs to, what travels beside it, errors.  Not
-here: the messages themselves (proto.py, write.py, messages.py, grpc_stream.py) and what servers
-differ in (grpc_dialects.py).  Repository control and Triton's other extensions are refused with a
-text that names the method.
+Here lives the codec: which method a message belongs to, and what travels beside it.  Not here: the
+messages themselves (proto.py, write.py, messages.py, grpc_stream.py), errors (grpc_errors.py) and
+what servers differ in (grpc_dialects.py).  A method that is not served is refused with a text that
+names it.
 
 Each message of a stream is a call of its own, and towards an upstream each such call has a stream
 of its own, of one message: its end is the end of the answers, also of a server that marks no last
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -42,10 +42,11 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
-from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.protocols.oip.errors import clip
 from gateway.protocols.oip.gates import advertised, allowed, check_asked, check_on
 from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.grpc_errors import NOT_READY, error_of_status, error_response
 from gateway.protocols.oip.grpc_extension import Extension
 from gateway.protocols.oip.grpc_extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc_stream import (
@@ -82,19 +83,6 @@ METHODS: Mapping[str, MethodKind] = {
     )
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
 }
-
-
-# Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
-# NOT_FOUND, MLServer UNKNOWN; others are failures to answer.
-_NOT_READY = frozenset(
-    {
-        GrpcStatus.UNKNOWN,
-        GrpcStatus.INVALID_ARGUMENT,
-        GrpcStatus.NOT_FOUND,
-        GrpcStatus.FAILED_PRECONDITION,
-        GrpcStatus.UNAVAILABLE,
-    }
-)
 
 
 def file_descriptors() -> tuple[bytes, ...]:
@@ -191,13 +179,7 @@ class GrpcCodec:
         asked = call if isinstance(call, StreamInferRequest) else stream_message(error)
         if asked is not None:
             return self._streams.error(asked, error, final=True)
-        origin = error.origin
-        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-            return GrpcResponse(status=origin.wire.status, details=origin.wire.details)
-        return GrpcResponse(
-            status=GRPC_STATUS[error.code],
-            details=clip(error.message, self._limits.error_text_bytes),
-        )
+        return error_response(error, self._limits)
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream, all tensors raw.
@@ -234,9 +216,9 @@ class GrpcCodec:
             MalformedMessage: The answer cannot be read, or is not to this call.
         """
         if wire.status is not GrpcStatus.OK:
-            if isinstance(call, ModelReadyRequest) and wire.status in _NOT_READY:
+            if isinstance(call, ModelReadyRequest) and wire.status in NOT_READY:
                 return cast("R", False)
-            _raise_status(call, wire)
+            raise error_of_status(call, wire)
         try:
             if isinstance(call, InferRequest):
                 # An InferRequest's R is InferResponse: the type system cannot follow that.
@@ -259,7 +241,7 @@ class GrpcCodec:
         An error that does not end the answers to the request is an answer, with that error.
         """
         if wire.status is not GrpcStatus.OK:
-            _raise_status(call, wire)
+            raise error_of_status(call, wire)
         request = call.request
         try:
             if self._dialect.plain_streams:
@@ -374,13 +356,6 @@ def _requested(name: str, parameters: Parameters, limits: MessageLimits) -> Requ
 def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:
     context = call.context
     return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
-
-
-def _raise_status(call: Call[Any], wire: GrpcResponse) -> NoReturn:
-    """Raise what an upstream's status means."""
-    text = wire.details or f"upstream answered with the status {wire.status.name} and no text"
-    kind = error_class_of_grpc(wire.status, wire.details)
-    raise kind(text, model=call.model, origin=Origin(NAME, wire))
 
 
 def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) -> bytes:

@@ -1,7 +1,7 @@
 """The Open Inference HTTP codec: seven functions between HTTP messages and calls.
 
-Here is who does what; paths, bodies and answers have files of their own: paths.py, requests.py,
-replies.py, answers.py, and those of streams: http_stream.py.
+Here is who does what; paths, bodies, answers and errors have files of their own: paths.py,
+requests.py, replies.py, answers.py, http_errors.py, and those of streams: http_stream.py.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from gateway.ir.errors import (
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
-    ModelNotFound,
     NotFound,
     Unsupported,
-    UpstreamProtocolError,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip import answers
@@ -42,15 +40,11 @@ from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, 
 from gateway.protocols.oip.errors import (
     HTTP_STATUS,
     NOT_READY_STATUSES,
-    MethodNotAllowed,
-    clip,
-    error_class_of_http,
-    http_status_of,
-    is_error_status,
 )
 from gateway.protocols.oip.events import EVENT_STREAM, EventSplitter
 from gateway.protocols.oip.gates import advertised, allowed, check_asked, check_on
 from gateway.protocols.oip.headers import NAME, NEEDS, context_of
+from gateway.protocols.oip.http_errors import error_of_status, error_response
 from gateway.protocols.oip.http_extensions import EXTENSIONS, Extension
 from gateway.protocols.oip.http_stream import (
     decode_event,
@@ -64,7 +58,7 @@ from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
-from gateway.protocols.oip.replies import ReplyMoulds, decode_response, error_text
+from gateway.protocols.oip.replies import ReplyMoulds, decode_response
 from gateway.protocols.oip.requests import RequestMoulds, encode_request
 from gateway.wire.beside import http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -87,7 +81,6 @@ _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
 _REMEMBERED = 1024
 _REMEMBERED_BYTES = 512
-_RETRY_AFTER = ("Retry-After", "1")
 
 
 class HttpCodec:
@@ -215,17 +208,7 @@ class HttpCodec:
 
         Never raises.
         """
-        status = http_status_of(error, self._not_ready)
-        origin = error.origin
-        if origin is not None and origin.codec == NAME and is_error_status(origin.wire.status):
-            status = origin.wire.status
-        headers = JSON_HEADERS
-        if isinstance(error, MethodNotAllowed):
-            headers = Headers((*headers.pairs, ("Allow", error.allow)))
-        elif error.code is ErrorCode.OVERLOADED:
-            headers = Headers((*headers.pairs, _RETRY_AFTER))
-        text = clip(error.message, self._limits.error_text_bytes)
-        return HttpResponse(status, headers, (dump({"error": text}),))
+        return error_response(error, self._limits, self._not_ready)
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
         """Write a request to an upstream of the dialect; raw inputs are not copied.
@@ -271,7 +254,7 @@ class HttpCodec:
         ):
             return cast("R", False)
         if status not in _OK_STATUSES:
-            raise self._error(call, wire)
+            raise error_of_status(call, wire, self._limits)
         try:
             # The call's type decides the type of its answer, which mypy cannot follow.
             return cast("R", self._answer(call, wire))
@@ -287,7 +270,7 @@ class HttpCodec:
         An error in the middle is an answer, with that error.
         """
         if wire.status not in _OK_STATUSES:
-            raise self._error(call, wire)
+            raise error_of_status(call, wire, self._limits)
         try:
             return decode_event(call, self._sent_id(call.request, call), wire, self._replies)
         except InvalidRequest as error:
@@ -343,18 +326,6 @@ class HttpCodec:
         if key is None:
             raise self._unknown(call)
         return answers.decode_health(key, wire, self._limits)
-
-    def _error(self, call: Call[Any], wire: HttpResponse) -> GatewayError:
-        text = error_text(wire, self._limits)
-        origin = Origin(NAME, wire)
-        if not is_error_status(wire.status):
-            return UpstreamProtocolError(
-                f"the upstream answered with HTTP status {wire.status}: {text}", model=call.model
-            )
-        kind = error_class_of_http(wire.status, text)
-        if kind is NotFound and call.model is not None:
-            kind = ModelNotFound
-        return kind(text, model=call.model, origin=origin)
 
     def _sent_id(self, call: InferRequest, around: StreamInferRequest | None = None) -> str:
         """Return the id a request is sent with; KServe fails without one."""
