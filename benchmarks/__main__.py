@@ -1,8 +1,9 @@
 """`python -m benchmarks`: the jobs, or something else that is measured.
 
 `codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches;
-`memory`: what large requests hold; `workers`: two processes beside one; `all`: all of it. `report`
-and `chart` measure nothing: they write the page and the chart of a results.json again.
+`memory`: what large requests hold; `workers`: two processes beside one; `all`: all of it.
+`profile`: a small request by the interpreter's profiler. `report` and `chart` measure nothing: they
+write the page and the chart of a results.json again.
 """
 
 import argparse
@@ -47,6 +48,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     if arguments.what in _WRITERS:
         _WRITERS[arguments.what](arguments, load(arguments.file))
+        return 0
+    if arguments.what == "profile":
+        print(stages.profile(arguments.only or "", _say))
         return 0
     about = machine.describe()
     print(machine.text(about), file=sys.stderr)
@@ -176,7 +180,9 @@ def _say(text: str) -> None:
 
 def _parsed() -> Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=[*_SECTIONS, *_WRITERS], default="jobs")
+    parser.add_argument(
+        "what", nargs="?", choices=[*_SECTIONS, "profile", *_WRITERS], default="jobs"
+    )
     parser.add_argument(
         "file", nargs="?", type=Path, default=_RESULTS, help="of report and chart: a results.json"
     )

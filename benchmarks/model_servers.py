@@ -35,7 +35,7 @@ def triton(case: Case) -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "server"
         repository = Path(name) / "models"
-        _triton_model(repository / case.model, case)
+        write_triton_model(repository / case.model, case)
         ports = _ports()
         folder.mkdir()
         command = prepare(folder, ports)
@@ -48,7 +48,7 @@ def triton(case: Case) -> Iterator[Running]:
             yield running
 
 
-def _triton_model(folder: Path, case: Case) -> None:
+def write_triton_model(folder: Path, case: Case) -> None:
     """Write configuration and compiled backend of the model."""
     compiler = shutil.which("cc")
     if compiler is None:

@@ -12,13 +12,17 @@ below, which stand on an upstream that answers at once.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from cProfile import Profile
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from io import StringIO
+from pstats import Stats
+from typing import Any, TypeVar
 
 from benchmarks import canned, messages, noop
 from benchmarks.messages import GRPC_METHOD, Case, Message
+from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, chain, least
 from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
 from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
@@ -31,15 +35,10 @@ from gateway.telemetry import log
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
-LANES = 32
+T = TypeVar("T")
+
 _FIELDS = (("Host", "127.0.0.1:8000"), ("User-Agent", "load"), ("Accept", "*/*"))
-_BELOW = ("_inner", "_settled", "_routes", "_upstreams", "targets", "_targets", "endpoints")
-"""Where a layer keeps what it asks."""
-
-_BATCH_S = 0.01
-
-Step = Callable[[int], Awaitable[None]]
-"""Does what is measured so many times."""
+_SHOWN = 45
 
 BUDGET = {
     "server transport": 1.5 + 2.0,
@@ -106,28 +105,45 @@ def ways() -> list[Way]:
 
 def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Row]:
     """Measure the ways whose names hold *only*, each stage in so many *batches*."""
-    log.configure("warning", "json")
     rows: list[Row] = []
+    for found in _each(only, say, lambda bench: bench.rows(batches)):
+        rows += found
+    return rows
+
+
+def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> str:
+    """Return where the interpreter's profiler sees the time go, of the ways that hold *only*.
+
+    It makes calls cost more than they do: for who is called how often, not for how long.
+    """
+    return "\n".join(_each(only, say, lambda bench: bench.profile(requests)))
+
+
+def _each(
+    only: str, say: Callable[[str], None], ask: Callable[["_Bench"], Coroutine[Any, Any, T]]
+) -> Iterator[T]:
+    log.configure("warning", "json")
     for way in ways():
         if only in way.name:
             say(f"  stages: {way.name}")
             loop = MemoryLoop()
             try:
-                rows += loop.run_until_complete(_measured(loop, way, batches))
+                yield loop.run_until_complete(_asked(loop, way, ask))
             finally:
                 loop.close()
-    return rows
 
 
-async def _measured(loop: MemoryLoop, way: Way, batches: int) -> list[Row]:
+async def _asked(
+    loop: MemoryLoop, way: Way, ask: Callable[["_Bench"], Coroutine[Any, Any, T]]
+) -> T:
+    """Start the way's gateway, and ask of it what is wanted."""
     case = messages.small()
     loop.upstream = lambda: _canned(way.back or "http", case)
     gateway = Gateway(load_text(json.dumps(_said(way, case))))
     await gateway.start()
     leave_what_stays()
     try:
-        bench = _Bench(loop, gateway, way, case)
-        return await bench.rows(batches)
+        return await ask(_Bench(loop, gateway, way, case))
     finally:
         await gateway.stop(0, 0)
         await asyncio.sleep(0)  # for what was closed to be told
@@ -169,37 +185,47 @@ class _Bench:
         self._codec: Any = binding.codec(MessageLimits(), spec.options({}))
         stamp: Any = stamp_http if way.front == "http" else stamp_grpc
         self._frontend: Any = Frontend(self._codec, gateway.service, stamp=stamp)
-        self._chain = [*_chain(gateway.service)]
+        self._chain = [*chain(gateway.service)]
         port = int(gateway.addresses[f"main.{way.front}"].rpartition(":")[2])
         self._connect = partial(loop.connect, port)
 
     async def rows(self, batches: int) -> list[Row]:
         """Return every stage, from the outside in."""
         codec = self._codec
-        echo = partial(_Echo, await self._recorded())
+        echo = partial(Echo, await self._recorded())
         steps: dict[str, Step] = {
             "whole": self._load(self._connect, self._way.front),
             "no gateway": self._load(partial(self._loop.join, echo), self._way.front),
-            "ask": _awaited(lambda: self._frontend.ask(self._wire())),
-            "wire": _called(self._wire),
-            "decode_call": _called(lambda: codec.decode_call(self._wire())),
-            "call": _called(self._call),
+            "ask": awaited(lambda: self._frontend.ask(self._wire())),
+            "wire": called(self._wire),
+            "decode_call": called(lambda: codec.decode_call(self._wire())),
+            "call": called(self._call),
         }
         # Calls and answers remember what was asked of them, so each is asked for the first time.
         inner = {
-            "frontend": _awaited(lambda: self._frontend.ask(self._wire())),
-            "encoded": _awaited(self._encoded),
+            "frontend": awaited(lambda: self._frontend.ask(self._wire())),
+            "encoded": awaited(self._encoded),
         }
         for place, layer in enumerate(self._chain):
-            inner[str(place)] = _awaited(lambda layer=layer: layer(self._call()))  # type: ignore[misc]  # mypy: lambdas' defaults
+            inner[str(place)] = awaited(lambda layer=layer: layer(self._call()))  # type: ignore[misc]  # mypy: lambdas' defaults
         if self._way.back is not None:
             upstream: Any = self._chain[-1]
-            quick = _Quick(upstream._client, self._answer())  # noqa: SLF001  # to look inside
-            inner = {name: _asking(upstream, quick, step) for name, step in inner.items()}
+            quick = Quick(upstream._client, self._answer())  # noqa: SLF001  # to look inside
+            inner = {name: asking(upstream, quick, step) for name, step in inner.items()}
             steps |= self._upstream_steps(upstream, self._way.back)
         # One after the other: the interpreter makes code fast for the client it has met last.
-        found = await _least(steps, batches)
-        return [*self._rows(found | await _least(inner, batches))]
+        found = await least(steps, batches)
+        return [*self._rows(found | await least(inner, batches))]
+
+    async def profile(self, requests: int) -> str:
+        """Return the profile of the whole."""
+        load, profiler, text = self._load(self._connect, self._way.front), Profile(), StringIO()
+        await load(requests // 10)  # warms
+        profiler.enable()
+        await load(requests)
+        profiler.disable()
+        Stats(profiler, stream=text).sort_stats("tottime").print_stats(_SHOWN)
+        return f"{self._way.name}, {requests} requests\n{text.getvalue()}"
 
     def _upstream_steps(self, upstream: Any, carrier: str) -> dict[str, Step]:
         codec, client = upstream._codec, upstream._client  # noqa: SLF001  # to look inside
@@ -207,10 +233,10 @@ class _Bench:
         wire = codec.encode_call(call)
         server = partial(_canned, carrier, self._case)
         return {
-            "encode_call": _called(lambda: codec.encode_call(self._call())),
-            "client": _awaited(lambda: client.send(wire, deadline=time.monotonic() + 30)),
-            "decode_reply": _called(lambda: codec.decode_reply(call, answer())),
-            "answer": _called(answer),
+            "encode_call": called(lambda: codec.encode_call(self._call())),
+            "client": awaited(lambda: client.send(wire, deadline=time.monotonic() + 30)),
+            "decode_reply": called(lambda: codec.decode_reply(call, answer())),
+            "answer": called(answer),
             "no client": self._load(partial(self._loop.join, server), carrier),
         }
 
@@ -293,109 +319,3 @@ class _Bench:
             return lambda: GrpcResponse((memoryview(message),))
         reply = messages.binary_reply(self._case)
         return lambda: HttpResponse(200, Headers(reply.fields), (memoryview(reply.body),))
-
-
-class _Echo(asyncio.Protocol):
-    """Answers whatever comes with the same bytes."""
-
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, _data: bytes) -> None:
-        self._transport.write(self._answer)
-
-
-class _Quick:
-    """A client that has the answer to an inference already.
-
-    Args:
-        client: Asked everything else: a probe comes now and then.
-        answer: Makes the answer.
-    """
-
-    def __init__(self, client: Any, answer: Callable[[], Any]) -> None:
-        self._client = client
-        self._answer = answer
-
-    async def send(self, wire: Any, /, *, deadline: float | None) -> Any:
-        asked = wire.method if isinstance(wire, GrpcRequest) else wire.path
-        if asked == GRPC_METHOD or asked.endswith("/infer"):
-            return self._answer()
-        return await self._client.send(wire, deadline=deadline)
-
-
-def _asking(upstream: Any, client: Any, step: Step) -> Step:
-    """Return *step* with *upstream* asking *client* meanwhile."""
-
-    async def run(count: int) -> None:
-        before = upstream._client  # noqa: SLF001  # to look inside
-        upstream._client = client  # noqa: SLF001
-        try:
-            await step(count)
-        finally:
-            upstream._client = before  # noqa: SLF001
-
-    return run
-
-
-def _chain(service: Any) -> Iterator[Any]:
-    """Yield *service* and what it asks, down to the upstream or the model."""
-    found: Any = service
-    while found is not None:
-        yield found
-        found = next(filter(None, (_below(found, name) for name in _BELOW)), None)
-
-
-def _below(service: Any, name: str) -> Any:
-    value = getattr(service, name, None)
-    if isinstance(value, dict):
-        value = next(iter(value.values()), None)
-    elif isinstance(value, list | tuple):
-        value = next(iter(value), None)
-    value = getattr(value, "service", value)
-    return value if callable(value) else None
-
-
-def _awaited(ask: Callable[[], Awaitable[Any]]) -> Step:
-    """Return what asks from as many tasks as there are lanes."""
-
-    async def lane(count: int) -> None:
-        for _ in range(count):
-            await ask()
-
-    async def run(count: int) -> None:
-        await asyncio.gather(*(lane(count // LANES) for _ in range(LANES)))
-
-    return run
-
-
-def _called(step: Callable[[], object]) -> Step:
-    async def run(count: int) -> None:
-        for _ in range(count):
-            step()
-
-    return run
-
-
-async def _least(steps: dict[str, Step], batches: int) -> dict[str, float]:
-    """Return microseconds for each step: the least of its batches, which take turns."""
-    counts = {}
-    for name, step in steps.items():
-        await step(LANES)
-        once = await _seconds(step, LANES)
-        counts[name] = LANES * max(1, round(_BATCH_S / once / LANES))
-    found = dict.fromkeys(steps, float("inf"))
-    for _ in range(batches):
-        for name, step in steps.items():
-            found[name] = min(found[name], await _seconds(step, counts[name]))
-    return {name: seconds * 1e6 for name, seconds in found.items()}
-
-
-async def _seconds(step: Step, count: int) -> float:
-    begun = time.process_time()
-    await step(count)
-    return (time.process_time() - begun) / count

@@ -79,5 +79,13 @@ def load(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, sections: Mapping[str, Any]) -> None:
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(sections, indent=1) + "\n")
+    texts = [f"{json.dumps(name)}: {_text(section)}" for name, section in sections.items()]
+    new.write_text("{" + ",\n".join(texts) + "}\n")
     new.replace(path)
+
+
+def _text(section: Mapping[str, Any]) -> str:
+    """Return a section as JSON with a line for each row, and for each other thing that it says."""
+    lines = [f"{json.dumps(key)}: {json.dumps(section[key])}" for key in section if key != "rows"]
+    rows = ",\n  ".join(map(json.dumps, section["rows"]))
+    return "{\n " + ",\n ".join([*lines, f'"rows": [\n  {rows}\n ]']) + "\n}"

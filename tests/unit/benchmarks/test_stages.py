@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.stages import Way, measure, ways
+from benchmarks.stages import Way, measure, profile, ways
 
 _BEYOND_THE_MODEL = {"upstream", "encode_call", "client transport", "canned server", "decode_reply"}
 
@@ -21,3 +21,10 @@ def test_takes_a_request_to_pieces(way: Way) -> None:
     parts = [us for stage, us in found.items() if stage[0] != "-" and stage != "whole"]
     assert pytest.approx(found["whole"]) == sum(parts)
     assert found["whole"] > 0
+
+
+def test_shows_what_a_request_calls() -> None:
+    """The profile of a way has our own functions in it."""
+    found = profile("json-noop", lambda _text: None, requests=320)
+    assert "json-noop, 320 requests" in found
+    assert "frontend.py" in found

@@ -1,0 +1,35 @@
+"""What real model servers are given: the constants that they answer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.messages import small
+from benchmarks.model_servers import write_triton_model
+from benchmarks.systems import Absent
+
+
+def test_tritons_model_is_made_of_the_case(tmp_path: Path) -> None:
+    """Its configuration has the case's tensors, its header their data, and its backend compiles."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+    write_triton_model(tmp_path, small())
+    said = (tmp_path / "config.pbtxt").read_text()
+    assert 'name: "add_sub"' in said
+    assert 'output [ { name: "OUTPUT1" data_type: TYPE_INT32 dims: [1, 16] } ]' in said
+    header = (tmp_path / "1" / "answer.h").read_text()
+    assert '{"OUTPUT0", 8, 2, shape_0, 64, data_0}' in header
+    assert "data_0[] = {3, 0, 0, 0, 4, 0, 0, 0, " in header
+    assert (tmp_path / "1" / "libtriton_noop.so").stat().st_size > 0
+
+
+def test_without_a_compiler_triton_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out with a reason."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Absent, match="no C compiler"):
+        write_triton_model(tmp_path, small())
