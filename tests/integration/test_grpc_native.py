@@ -157,6 +157,45 @@ async def test_reader_that_never_reads_loses_its_stream() -> None:
         writer.close()
 
 
+async def test_a_large_message_is_allowed_for_once() -> None:
+    """However its frames are cut, a message is granted all of its room in one WINDOW_UPDATE."""
+    size = 700_001
+    message = b"\0" + size.to_bytes(4, "big") + bytes(size)
+    starts = range(0, len(message), frames.DEFAULT_FRAME)
+    parts = [message[at : at + frames.DEFAULT_FRAME] for at in starts]
+    data = b"".join(frames.frame(frames.DATA, 0, 1, part) for part in parts)
+    data += frames.frame(frames.DATA, frames.END_STREAM, 1)
+    async with served(Answers(tells_size)) as server:
+        reader, writer = await connected(server.address)
+        writer.write(PREFACE + call())
+        first = 3 * (frames.HEAD_BYTES + frames.DEFAULT_FRAME)
+        writer.write(data[:first])
+        kinds: list[tuple[int, int]] = []
+        async with asyncio.timeout(5):
+            while (frames.WINDOW_UPDATE, 1) not in kinds:
+                kinds.append(await frame_of(reader))
+            for at in range(first, len(data), 10_007):
+                writer.write(data[at : at + 10_007])
+                await writer.drain()
+            while kinds.count((frames.HEADERS, 1)) < 2:
+                kinds.append(await frame_of(reader))
+        writer.close()
+    assert 1 == kinds.count((frames.WINDOW_UPDATE, 1))
+
+
+async def frame_of(reader: asyncio.StreamReader) -> tuple[int, int]:
+    """Read a frame; return its kind and stream."""
+    head = await reader.readexactly(frames.HEAD_BYTES)
+    high, low, kind, _, number = frames.FRAME_HEAD.unpack(head)
+    await reader.readexactly(high << 16 | low)
+    return kind, number
+
+
+async def tells_size(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+    """Answer with the size of the message."""
+    yield GrpcResponse((b"%d" % len(wire.view),))
+
+
 async def test_slow_message_is_given_up_by_its_rate() -> None:
     """A message that drips has its status once it is below the least rate."""
     data = PREFACE + call() + frames.frame(frames.DATA, 0, 1, b"\0\0\0\xff\xffx")

@@ -143,8 +143,8 @@ class Exchange:
             self.fail(self._broken("an answer that ends without a status"))
         elif self._messages:
             self._came()
-        elif reader.missing > self.stream.window:
-            self._line.core.grant(self.stream, reader.missing - self.stream.window)
+        elif self.stream.short_by(reader.missing) > 0:
+            self._line.core.grant(self.stream, self.stream.short_by(reader.missing))
             reader.reserve()
             self._line.flush_soon()
 
@@ -262,13 +262,13 @@ class Exchange:
 
     def _widen(self) -> None:
         """Let more come once what has come is taken."""
-        window = self.stream.window
+        stream = self.stream
         if (self._messages and not self._single) or self._done:
             return
         missing = 0 if self._reader is None else self._reader.missing
-        wanted = max(missing, STREAM_WINDOW if window < STREAM_WINDOW // 2 else 0)
-        if wanted > window:
-            self._line.core.grant(self.stream, wanted - window)
+        wanted = max(missing, STREAM_WINDOW if stream.window < STREAM_WINDOW // 2 else 0)
+        if stream.short_by(wanted) > 0:
+            self._line.core.grant(stream, stream.short_by(wanted))
             self._line.flush_soon()
 
     def _finish(self, head: ResponseHead) -> None:

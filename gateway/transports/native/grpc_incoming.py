@@ -103,6 +103,10 @@ class Incoming:
             GatewayError: It is not what gRPC says, or too large, or comes too fast.
         """
         self.ended = end
+        if not end and self._reader.put(view):  # nearly all of a large message
+            self._heard = monotonic()
+            self._received += len(view)
+            return
         self.messages += self._reader.feed(view)
         if end and not self._reader.empty:
             raise MalformedMessage("the call ended in the middle of a message")
@@ -111,7 +115,7 @@ class Incoming:
         if not self.messages:
             self._heard = monotonic()
             self._received += len(view)
-            if not end and self._reader.missing > self._stream.window:
+            if not end and self._stream.short_by(self._reader.missing) > 0:
                 self._make_room()
         if self._came is not None and not self._came.done():
             self._came.set_result(None)
@@ -180,7 +184,7 @@ class Incoming:
 
     def _grant(self) -> None:
         self._reader.reserve()
-        self._line.core.grant(self._stream, self._reader.missing - self._stream.window)
+        self._line.core.grant(self._stream, self._stream.short_by(self._reader.missing))
         self._line.flush_soon()
 
     def _widen(self) -> None:
@@ -190,7 +194,7 @@ class Incoming:
             self._budget.release(reserved)
         if self.ended:
             return
-        if self._reader.missing > self._stream.window:
+        if self._stream.short_by(self._reader.missing) > 0:
             self._make_room()
         elif self._stream.window < STREAM_WINDOW // 2:
             self._line.core.grant(self._stream, STREAM_WINDOW - self._stream.window)

@@ -100,6 +100,16 @@ class MessageReader:
                 self._buffer = bytearray()
         return messages
 
+    def put(self, view: memoryview) -> bool:
+        """Take a part from the middle of a message whose memory is ready; return whether it is."""
+        buffer, size = self._buffer, len(view)
+        if size >= self.missing or not isinstance(buffer, memoryview):
+            return False
+        buffer[self._filled : self._filled + size] = view
+        self._filled += size
+        self.missing -= size
+        return True
+
     def reserve(self) -> None:
         """Have the whole message's memory ready: its bytes have been allowed for."""
         if isinstance(self._buffer, bytearray):

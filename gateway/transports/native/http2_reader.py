@@ -210,6 +210,7 @@ class FrameReader(ABC):
         taken = stop - at
         whole = taken == length
         if stream is not None and (taken or whole):
+            stream.coming = length - taken
             self._deliver(stream, memoryview(data)[at:stop], end=end and whole)
         skipped = min(len(data) - stop, padding) if whole else 0
         left = (number, length - taken, padding - skipped, end and not whole)

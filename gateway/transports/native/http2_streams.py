@@ -28,6 +28,7 @@ class Stream:
         owner: Whatever the driver keeps for it.
         room: What the peer still takes.
         window: What the peer may still send.
+        coming: What it has announced of a frame, which the window no longer holds, and not sent.
         ended_here: We send nothing more.
         ended_there: The peer sends nothing more.
         owed: Bytes that the peer has announced and not sent; None where it announced none.
@@ -39,6 +40,7 @@ class Stream:
     __slots__ = (
         "_moved",
         "_still_since",
+        "coming",
         "end_waits",
         "ended_here",
         "ended_there",
@@ -56,6 +58,7 @@ class Stream:
         self.owner = owner
         self.room = room
         self.window = window
+        self.coming = 0
         self.ended_here = False
         self.ended_there = False
         self.owed: int | None = None
@@ -64,6 +67,10 @@ class Stream:
         self.end_waits = False
         self._moved = True
         self._still_since = 0.0
+
+    def short_by(self, missing: int) -> int:
+        """Return how much the window lacks for *missing* bytes to come, if it is too small."""
+        return missing - self.window - self.coming
 
     def moved(self) -> None:
         """Note that some of what waited was written."""
