@@ -29,7 +29,7 @@ _ALIGN: Final = 64
 _PADS: Final = (b"\0\0\0\0", b"\0\0\0", b"\0\0", b"\0")  # a NUL at least, then up to 4 bytes
 _ZEROS: Final = bytes(_ALIGN)
 _TABLE_BYTES: Final = 16
-# The heads of so many answers are remembered, of those with so many tensors.
+# The heads of so many answers and the names in requests are remembered, of so many tensors each.
 _REMEMBERED: Final = 512
 _FEW: Final = 8
 _SHAPE_FORMS: Final = tuple(Struct(f"<I{rank}q4x") for rank in range(33))
@@ -160,7 +160,20 @@ def add_string(head: bytearray, field: int, data: bytes) -> None:
 def add_names(head: bytearray, field: int, names: Sequence[str]) -> None:
     """Append a vector of strings that the offset at *field* points to."""
     point(head, field)
-    head += string_vector([name.encode() for name in names]) if names else _WORD.pack(0)
+    if not names:
+        head += _WORD.pack(0)
+    elif len(names) <= _FEW:
+        head += _few_names(tuple(names))
+    else:
+        head += _names(names)
+
+
+def _names(names: Sequence[str]) -> bytes:
+    return string_vector([name.encode() for name in names])
+
+
+# A model's requests name the same few tensors over and over.
+_few_names: Final = lru_cache(maxsize=_REMEMBERED)(_names)
 
 
 def add_shape(head: bytearray, field: int, shape: Shape) -> None:
