@@ -102,7 +102,15 @@ def elements_text(
         size = len(data.view)
         if size <= _FEW_BYTES:
             return orjson.dumps(_unpack(datatype, size)(data.view))
-    return dump(elements_for_json(kind, tensor, hint, half=half, nan=nan))
+    if datatype is None or not datatype.is_float:
+        return dump(elements_for_json(kind, tensor, hint, half=half, nan=nan))
+    flat = _elements(kind, tensor, hint, half=half)
+    text = dump(flat)
+    # What is not finite is written as null. To look for that in a short text costs a tenth of
+    # asking numpy; in a long one it is the other way around.
+    if len(text) > _COPIED_BYTES or b"null" in text:
+        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+    return text
 
 
 @lru_cache(_REMEMBERED)
@@ -126,6 +134,13 @@ def elements_for_json(
         Unsupported: FP16, BF16, or BYTES that are not UTF-8; it has an infinity, or NaN: names the
             first index.
     """
+    flat = _elements(kind, tensor, hint, half=half)
+    if tensor.datatype is not None and tensor.datatype.is_float:
+        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+    return flat
+
+
+def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
     datatype = tensor.datatype
     if datatype is Datatype.BYTES:
         return _texts(kind, tensor, hint)
@@ -133,7 +148,11 @@ def elements_for_json(
         raise Unsupported(
             f"{kind} {tensor.name!r} is {datatype.name}, which JSON has no element for: {hint}"
         )
-    flat = np.ascontiguousarray(as_numpy(tensor)).reshape(-1)
+    data = tensor.data
+    if type(data) is RawData and datatype is not None:
+        flat = np.frombuffer(data.view, datatype.numpy_dtype)
+    else:
+        flat = np.ascontiguousarray(as_numpy(tensor)).reshape(-1)
     if not flat.dtype.isnative:
         # An array may have either byte order; orjson writes the machine's own only.
         flat = flat.astype(flat.dtype.newbyteorder("="))
@@ -142,8 +161,6 @@ def elements_for_json(
         flat = flat.view(np.uint8) != 0
     if not flat.flags.aligned:
         flat = flat.copy()
-    if datatype is not None and datatype.is_float:
-        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
     return flat
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -11,6 +12,7 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Parameters
 from gateway.ir.data import RawData, SharedData
 from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.protocols.oip.json_write import (
     described,
@@ -46,6 +48,23 @@ def test_arrays_of_any_layout_are_written() -> None:
     odd = memoryview(b"\0" + struct.pack("<2d", 0.5, 1))[1:]
     raw = Tensor("t", Datatype.FP64, (2,), RawData(odd))
     assert b"[0.5,1.0]" == elements_text("output", raw, "")
+
+
+@pytest.mark.parametrize("count", [2, 20_000])
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64], ids=lambda each: each.name)
+def test_what_is_not_finite_is_found_in_few_and_many(datatype: Datatype, count: int) -> None:
+    """An infinity is refused with its index; NaN is null, where it may be."""
+    values = np.zeros(count, datatype.numpy_dtype)
+    for index, value in ((1, math.nan), (count - 1, -math.inf)):
+        values[index] = value
+        raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
+        if math.isnan(value):
+            assert b"[0.0,null" == elements_text("output", raw, "", nan=True)[:9]
+        else:
+            with pytest.raises(Unsupported, match=f"-inf at index {index}, .* ask otherwise"):
+                elements_text("output", raw, "ask otherwise", nan=True)
+        with pytest.raises(Unsupported, match="at index 1, "):
+            elements_text("input", raw, "")
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
