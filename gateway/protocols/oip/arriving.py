@@ -12,14 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.data import ArrivingData
 from gateway.ir.errors import GatewayError
 from gateway.ir.landing import arriving_in, can_pass
 from gateway.protocols.oip.binary import LENGTH_HEADER, NeededWhole, is_length
 from gateway.protocols.oip.grpc import GrpcCodec
 from gateway.protocols.oip.http import HttpCodec
+from gateway.protocols.oip.write import between
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import HttpRequest
+from gateway.wire.interleaved import Interleaved
 
 _LENGTH_KEY = LENGTH_HEADER.lower()
 # Longer paths are not remembered, for they cost memory.
@@ -64,17 +65,15 @@ class PassingHttpCodec(HttpCodec):
 
 
 class PassingGrpcCodec(GrpcCodec):
-    """`GrpcCodec`, which writes a request while its last input is on its way."""
+    """`GrpcCodec`, which writes a request while its last inputs are on their way."""
 
     def encode_arriving(self, call: Call[Any], /) -> GrpcRequest | None:
-        """Write a request that ends in what is still to come; None where it must be whole.
-
-        Each tensor has a field of its own, so that only one can be the end.
-        """
-        if not isinstance(call, InferRequest) or not can_pass(call):
-            return None
-        if sum([type(tensor.data) is ArrivingData for tensor in call.inputs]) > 1:
+        """Write a request that ends in what is still to come; None where it must be whole."""
+        rest = arriving_in(call)
+        if rest is None or not isinstance(call, InferRequest) or not can_pass(call):
             return None
         wire = self.encode_call(call)
-        rest = arriving_in(call)
+        inserts = between(call.inputs)  # each tensor has a field of its own
+        if inserts:
+            rest = Interleaved(rest, inserts)
         return GrpcRequest(wire.method, wire.message, wire.metadata, wire.deadline, rest)

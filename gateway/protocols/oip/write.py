@@ -163,6 +163,15 @@ def _description(name: str, datatype: Datatype, shape: Shape) -> bytearray:
     return inner
 
 
+def between(tensors: Iterable[Tensor]) -> list[tuple[int, bytes]]:
+    """Return what stands before each arriving input but the first, with its place in their source.
+
+    See `wire.interleaved`: what comes before the first ends the message's own bytes.
+    """
+    waiting = [tensor.data for tensor in tensors if isinstance(tensor.data, ArrivingData)]
+    return [(data.start, _RAW_INPUTS + varint(data.size_bytes)) for data in waiting[1:]]
+
+
 def _with_data(
     head: bytearray, key: bytes, tensors: Iterable[Tensor], shared: memoryview | None
 ) -> Parts:
@@ -172,8 +181,9 @@ def _with_data(
         data = tensor.data
         if type(data) is RawData:
             put_tail(parts, key, data.view)
-        elif type(data) is ArrivingData:  # the last: its bytes follow the message
+        elif type(data) is ArrivingData:  # its bytes follow the message, with what is `between`
             put_tail_head(parts, key, data.size_bytes)
+            break
         elif type(data) is not SharedData:
             put_tail(parts, key, as_raw(tensor))
         elif shared is not None:

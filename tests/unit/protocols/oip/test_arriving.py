@@ -170,12 +170,37 @@ def test_a_grpc_message_ends_in_what_comes(before: tuple[Tensor, ...]) -> None:
     assert [each.name for each in inputs] == [each.name for each in message.inputs]
 
 
+def test_each_tensor_of_a_grpc_message_has_its_field() -> None:
+    """What stands before the second and third comes between the bytes that arrive."""
+    source = FakeArriving(b"{}abcdefgh", 2)
+    inputs, at = [HERE], 2
+    for name, size in (("a", 3), ("b", 0), ("c", 5), ("d", 0)):
+        inputs.append(waiting(name, source, at, size))
+        at += size
+    wire = GRPC.encode_arriving(InferRequest(model=ModelRef("m"), inputs=tuple(inputs)))
+    assert wire is not None
+    assert wire.rest is not None
+
+    class Cup:
+        content = b""
+
+        def take(self, piece: memoryview, /) -> None:
+            self.content += piece
+
+    expected, cup = wire.rest.left, Cup()
+    wire.rest.pour(cup)
+    assert expected == len(cup.content)
+    message = pb.ModelInferRequest.FromString(bytes(wire.view) + cup.content)
+    assert [b"ab", b"abc", b"", b"defgh", b""] == list(message.raw_input_contents)
+    assert ["here", "a", "b", "c", "d"] == [each.name for each in message.inputs]
+
+
 def test_what_cannot_end_a_message_is_written_whole() -> None:
-    """Two arriving tensors have a field each over gRPC; MLServer's and streams' forms are others."""
+    """Inputs in another order cannot be; MLServer's JSON and streams have other forms."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (waiting("a", source, 2, 3), waiting("b", source, 5, 5))
     call = InferRequest(model=ModelRef("m"), inputs=inputs)
-    assert GRPC.encode_arriving(call) is None
+    assert GRPC.encode_arriving(call.changed(inputs=inputs[::-1])) is None
     assert HTTP.encode_arriving(call.changed(inputs=inputs[::-1])) is None
     assert HTTP.encode_arriving(StreamInferRequest(model=ModelRef("m"), request=call)) is None
     json_only = PassingHttpCodec(LIMITS, {"dialect": "mlserver"})
