@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -57,19 +60,26 @@ class Gateway:
     Args:
         loaded: A configuration whose form is right.
         seat: Which of several processes this one is; they share its addresses.
+        sockets: Unix sockets that they share, by address.
 
     Raises:
         ConfigError: What the schema could not see is wrong.
         StartError: A file cannot be used.
     """
 
-    def __init__(self, loaded: Loaded, seat: Seat = ALONE) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        seat: Seat = ALONE,
+        sockets: Mapping[str, socket.socket] = MappingProxyType({}),
+    ) -> None:
         problems = check(loaded)
         if problems:
             raise ConfigError(loaded.source, problems)
         config = loaded.config
         self._config = config
         self._seat = seat
+        self._sockets = sockets
         self.metrics = Metrics(
             __version__,
             series=config.telemetry.metrics.series,
@@ -140,6 +150,7 @@ class Gateway:
                 if built.http is not None
             },
             reuse_port=not self._seat.is_alone,
+            sockets=self._sockets,
         )
         self._regions = Regions(config.shared_regions)
         self._data: dict[str, Server] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +50,7 @@ class Shared:
 
     Attributes:
         reuse_port: Other processes listen on the same addresses.
+        sockets: Unix sockets that other processes have too, by address.
         passes_on: Some upstream can be sent what is still to come of a request.
     """
 
@@ -59,6 +61,7 @@ class Shared:
     known: Known
     fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
     reuse_port: bool = False
+    sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     passes_on: bool = False
 
 
@@ -181,6 +184,7 @@ def _stream_server(
         refused=partial(_refused, shared.metrics, "stream"),
         beside=_beside(spec, config, service, limits, shared),
         reuse_port=shared.reuse_port,
+        sock=shared.sockets.get(str(stream.address)),
     )
 
 

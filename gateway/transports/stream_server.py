@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -49,6 +51,7 @@ class StreamServer:
         refused: Told of connections and frames refused before a frontend was asked.
         beside: What else is spoken here; told apart by a connection's first bytes.
         reuse_port: Share the port with other processes that do so: the kernel spreads connections.
+        sock: A unix socket that other processes have too, instead of one of its own there.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -65,9 +68,11 @@ class StreamServer:
         refused: Callable[[GatewayError], None] = _ignore,
         beside: Beside | None = None,
         reuse_port: bool = False,
+        sock: socket.socket | None = None,
     ) -> None:
         self._where = address
         self._reuse_port = reuse_port
+        self._sock = sock
         self._beside = beside
         self._others = [] if beside is None else [server for _, server in beside.servers]
         self._mode = mode
@@ -110,8 +115,12 @@ class StreamServer:
         options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
         connection = self._connections(loop)
         if self._where.startswith(PREFIX):
-            self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
-            sock = self._file.bind()
+            sock = self._sock
+            if sock is None:
+                self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
+                sock = self._file.bind()
+            elif sys.version_info >= (3, 13):  # the file is not ours to remove
+                options["cleanup_socket"] = False
             self._server = await loop.create_unix_server(connection, sock=sock, **options)
             self._address = self._where
             return
@@ -138,7 +147,7 @@ class StreamServer:
         """Take no new connections, finish what is in flight, then cancel the rest and close."""
         if self._server is None:
             return
-        if self._reuse_port and self._file is None:
+        if self._reuse_port and not self._where.startswith(PREFIX):
             connection = self._connections(asyncio.get_running_loop())
             await take_last(self._server, connection, self._tls)
         self._close_door()

@@ -7,7 +7,8 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from http.client import HTTPException
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,49 @@ def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     done = gateway("serve", str(path))
     assert 2 == done.returncode
     assert 1 == done.stderr.count("with 'workers: 2' this would make a region known"), done.stderr
+
+
+class OverUnix(HTTPConnection):
+    """A connection to a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=kit.PATIENCE_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(kit.PATIENCE_S)
+        self.sock.connect(str(self._path))
+
+
+def test_a_unix_socket_is_shared(tmp_path: Path) -> None:
+    """Workers take connections of one socket file, which stays when one of them leaves."""
+    path, socket_file = tmp_path / "unix.yaml", tmp_path / "g.sock"
+    text = CONFIG.format(port=0, transport="native", more="")
+    streams = f'streams: [{{protocol: grps, address: "unix:{socket_file}"}}], transport'
+    path.write_text(text.replace("transport", streams))
+    with serving(str(path)) as running:
+        births = len(kit.events(running, "worker started"))
+        # Either takes what it is woken for first.
+        kit.eventually(lambda: _asked(socket_file) and _all_have_answered(running), 30)
+        kit.end(kit.pids(running)[1], signal.SIGTERM)
+        kit.eventually(lambda: len(kit.events(running, "worker left")) == 1)
+        assert _asked(socket_file)
+        kit.eventually(lambda: len(kit.events(running, "worker started")) > births)
+        assert 0 == running.stop()
+    assert not socket_file.exists()
+
+
+def _asked(path: Path) -> bool:
+    """Ask over a unix socket whether the server lives, and return the answer."""
+    with closing(OverUnix(path)) as connection:
+        connection.request("GET", "/GrpsBrpcService/CheckLiveness")
+        with closing(connection.getresponse()) as answer:
+            return answer.status == 200
+
+
+def _all_have_answered(running: Running) -> bool:
+    return all(kit.of_workers(running, "worker_requests_total").values())
 
 
 def test_a_flag_starts_workers_too(tmp_path: Path) -> None:

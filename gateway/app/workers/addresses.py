@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from gateway.config.load import Loaded
-from gateway.config.models import ListenerConfig
+from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.config.units import Address, StreamAddress
 from gateway.transports.port_guard import PortGuard
+from gateway.transports.unix_socket import UnixSocket
+
+_BACKLOG = 1024
 
 
 class Addresses:
@@ -26,8 +30,13 @@ class Addresses:
 
     def __init__(self, loaded: Loaded) -> None:
         self._guards: list[PortGuard] = []
+        self._files: list[UnixSocket] = []
+        self._sockets: dict[str, socket.socket] = {}
         try:
             listeners = [_settled(each, self._hold) for each in loaded.config.listeners]
+            for each in loaded.config.listeners:
+                for stream in each.streams:
+                    self._open(stream)
         except BaseException:
             self.close()
             raise
@@ -38,6 +47,29 @@ class Addresses:
         for guard in self._guards:
             guard.close()
         self._guards.clear()
+        for sock in self._sockets.values():
+            sock.close()
+        self._sockets.clear()
+        for file in self._files:
+            file.remove()
+        self._files.clear()
+
+    @property
+    def sockets(self) -> dict[str, int]:
+        """Descriptors of unix sockets, by address.
+
+        All workers take connections from one queue, which is there from the start: clients that
+        come before the first worker wait.
+        """
+        return {address: sock.fileno() for address, sock in self._sockets.items()}
+
+    def _open(self, stream: StreamConfig) -> None:
+        if stream.address.tcp is not None:
+            return
+        file = UnixSocket(stream.address.path, int(stream.mode, 8))
+        sock = self._sockets[str(stream.address)] = file.bind()
+        self._files.append(file)
+        sock.listen(_BACKLOG)
 
     def _hold(self, address: Address) -> Address:
         guard = PortGuard(address.host, address.port)

@@ -11,7 +11,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -31,12 +31,14 @@ class Orders:
     Attributes:
         loaded: The configuration, with the ports that were settled.
         seat: Its place.
+        sockets: Descriptors of the unix sockets that all workers have, by address.
         first: Nobody has started with this configuration before: warnings about it are for its log.
     """
 
     loaded: Loaded
     seat: Seat
     first: bool
+    sockets: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_orders(line: socket.socket) -> Orders:

@@ -66,7 +66,7 @@ async def launch(orders: Orders) -> WorkerProcess:
             f"{orders.seat.number}/{orders.seat.count}",
             str(theirs.fileno()),
             stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *orders.sockets.values()),
             # What a terminal sends to all of a group is the supervisor's to pass on, once.
             process_group=0,
             # Models may come from wherever this process would find them.

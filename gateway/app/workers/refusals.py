@@ -62,10 +62,6 @@ def _found(config: Config) -> Iterator[Found]:
 def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:
     if listener.shared_memory == "map":
         yield (*at, "shared_memory"), "would make a region known to one of them"
-    for number, stream in enumerate(listener.streams):
-        if stream.address.tcp is None:
-            path: KeyPath = (*at, "streams", number, "address")
-            yield path, "would leave a unix socket to the last of them to open it"
     for option in _OPTIONS:
         value = listener.options.get(option.protocol, {}).get(option.key)
         if isinstance(value, str | bool) and value in option.values:

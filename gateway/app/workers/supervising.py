@@ -50,11 +50,12 @@ def supervise(loaded: Loaded, count: int, *, pace: Pace | None = None) -> int:
     except OSError as error:
         raise StartError(reason_of(error)) from error
     with contextlib.closing(addresses), asyncio.Runner() as runner:
-        return runner.run(_run(addresses.loaded, count, pace))
+        return runner.run(_run(addresses, count, pace))
 
 
-async def _run(loaded: Loaded, count: int, pace: Pace | None) -> int:
-    supervisor = Supervisor(loaded, count, launch, pace=pace)
+async def _run(addresses: Addresses, count: int, pace: Pace | None) -> int:
+    loaded = addresses.loaded
+    supervisor = Supervisor(loaded, count, launch, sockets=addresses.sockets, pace=pace)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -72,14 +73,14 @@ async def _run(loaded: Loaded, count: int, pace: Pace | None) -> int:
     except REASONS as error:
         raise StartError(reason_of(error)) from error
     try:
-        return await _serve(supervisor, count, stop, pages)
+        return await _serve(supervisor, addresses, stop, pages)
     finally:
         for page in pages.values():
             await page.stop()
 
 
 async def _serve(
-    supervisor: Supervisor, count: int, stop: asyncio.Event, pages: dict[str, Server]
+    supervisor: Supervisor, addresses: Addresses, stop: asyncio.Event, pages: dict[str, Server]
 ) -> int:
     starting = asyncio.create_task(supervisor.start())
     await _first(starting, stop.wait())
@@ -87,10 +88,13 @@ async def _serve(
         starting.cancel()
         await asyncio.wait({starting})
         return 0
-    addresses = {**starting.result(), **{name: page.address for name, page in pages.items()}}
-    log.info("started", version=__version__, workers=count, **addresses)
+    where = {**starting.result(), **{name: page.address for name, page in pages.items()}}
+    log.info("started", version=__version__, workers=supervisor.count, **where)
     await _first(asyncio.create_task(supervisor.failed()), stop.wait())
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
+    # When workers take no more connections, none is to wait for them.
+    pre_stop_s = addresses.loaded.config.lifecycle.pre_stop
+    asyncio.get_running_loop().call_later(pre_stop_s, addresses.close)
     status = await supervisor.stop()
     log.info("stopped")
     return status

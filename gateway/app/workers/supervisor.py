@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -36,6 +37,7 @@ class Supervisor:
         loaded: Their configuration, every address settled.
         count: How many there are to be.
         launch: Starts one.
+        sockets: Descriptors of the unix sockets they share, by address.
         pace: How patient to be with those that die.
         clock: Monotonic seconds; the loop's by default.
     """
@@ -46,11 +48,13 @@ class Supervisor:
         count: int,
         launch: Launch,
         *,
+        sockets: Mapping[str, int] = MappingProxyType({}),
         pace: Pace | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._loaded = loaded
         self._launch = launch
+        self._sockets = dict(sockets)
         self._pace = pace or Pace()
         self._clock = clock or asyncio.get_running_loop().time
         self._seats = [Seat(number, count) for number in range(1, count + 1)]
@@ -63,6 +67,11 @@ class Supervisor:
         self._failed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._status = 0
+
+    @property
+    def count(self) -> int:
+        """How many workers there are to be."""
+        return len(self._seats)
 
     async def start(self) -> Mapping[str, str]:
         """Start all workers, and return where they listen once each of them does.
@@ -141,7 +150,7 @@ class Supervisor:
             StartError: It cannot, or died.
         """
         # One tells of what is wrong with the configuration: the same is so in all.
-        orders = Orders(self._loaded, seat, first and seat.number == 1)
+        orders = Orders(self._loaded, seat, first and seat.number == 1, self._sockets)
         try:
             child = await self._launch(orders)
         except OSError as error:  # no memory, no descriptors, no more processes

@@ -52,7 +52,8 @@ async def _run(orders: Orders, line: socket.socket) -> int:
         loop.add_signal_handler(number, told.set)
     channel = await open_channel(line)
     try:
-        gateway = Gateway(orders.loaded, orders.seat)
+        sockets = {where: socket.socket(fileno=number) for where, number in orders.sockets.items()}
+        gateway = Gateway(orders.loaded, orders.seat, sockets)
     except (ConfigError, StartError) as error:
         return await _refused(channel, error)
     answering = asyncio.create_task(_answer(channel, gateway))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,24 @@ def test_one_that_cannot_be_had_frees_the_others() -> None:
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: "):
             Addresses(load_text(text))
     socket.create_server(("127.0.0.1", mine)).close()
+
+
+def test_unix_sockets_are_opened_once(tmp_path: Path) -> None:
+    """Workers are given the one socket there is; its file goes when it is closed."""
+    file = tmp_path / "g.sock"
+    text = TEXT.replace('address: "127.0.0.1:0"', f'address: "unix:{file}", mode: "0600"')
+    addresses = Addresses(load_text(text.replace("PORT", "0")))
+    ((where, descriptor),) = addresses.sockets.items()
+    assert f"unix:{file}" == where
+    assert 0o600 == stat.S_IMODE(file.stat().st_mode)
+    with (
+        socket.socket(fileno=os.dup(descriptor)) as worker,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        client.connect(str(file))
+        worker.accept()[0].close()
+    with pytest.raises(OSError, match="a server listens on it already"):
+        Addresses(load_text(text.replace("PORT", "0")))
+    addresses.close()
+    assert not file.exists()
+    assert {} == addresses.sockets

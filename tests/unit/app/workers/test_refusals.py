@@ -28,13 +28,6 @@ STATEFUL = """models:
     options: {callable: "x:y"}
     signature: {stateful: true}
 """
-SOCKET = """  - name: other
-    default_model: m
-    streams:
-      - protocol: graphpipe
-        address: unix:/run/g.sock
-upstreams:
-"""
 
 
 def test_what_upstreams_know_is_right_with_workers() -> None:
@@ -53,7 +46,6 @@ REFUSED = [
         "online or offline",
     ),
     ("online: true", "online: false", "12:11: lifecycle.online", "reach one of them"),
-    ("upstreams:\n", SOCKET, "13:18: listeners[1].streams[0].address", "unix socket"),
     ("lifecycle:", STATEFUL + "lifecycle:", "15:27: models.own.signature.stateful", "sequence"),
 ]
 
