@@ -49,15 +49,28 @@ def failure(error: BaseException | None) -> HttpResponse:
 
 
 class Exchange:
-    """A request of a connection, until its answer is written."""
+    """A request of a connection, until its answer is written.
 
-    def __init__(self, listener: Listener, connection: Connection, incoming: Incoming) -> None:
+    Args:
+        listener: Of the server.
+        connection: Where it came from.
+        incoming: The request.
+        task: What will run it.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        connection: Connection,
+        incoming: Incoming,
+        task: asyncio.Task[Any] | None,
+    ) -> None:
         self._listener = listener
         self._connection = connection
         self._incoming = incoming
         self._version = incoming.version
         self._head: Head | None = None
-        self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._task = task
         self._given_up = False
         self._frontend: HttpFrontend | None = None
         self._close = incoming.closes

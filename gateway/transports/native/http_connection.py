@@ -320,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._current = asked
                 if self._held and self._reading is None:
                     self.give_me()
-                if not await Exchange(self._door.listener, self, asked).run():
+                if not await Exchange(self._door.listener, self, asked, self._task).run():
                     break
                 self._current = None
         except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -48,6 +49,7 @@ class _Manager(web.Server):
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)  # noqa: S101  # the manager makes no other
-        keep = await Exchange(self._listener, connection, Incoming(request)).run()
+        task = asyncio.current_task()
+        keep = await Exchange(self._listener, connection, Incoming(request), task).run()
         sent: Any = Sent(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response
