@@ -29,6 +29,7 @@ class Contender:
         question: What it is asked.
         path: Of HTTP; of a gRPC method, "" for Open Inference's.
         read: Its answer's outputs.
+        others: Asked in turn with the question.
         exact: Those are the canned ones.
         with_back: Its upstream's CPU time counts as well.
     """
@@ -40,6 +41,7 @@ class Contender:
     question: Message
     path: str
     read: Callable[[Message], Arrays]
+    others: tuple[Message, ...] = ()
     exact: bool = True
     with_back: bool = False
 
@@ -100,6 +102,18 @@ def _http(case: Case, question: Message) -> Make:
     )
 
 
+def _json(case: Case) -> Make:
+    """Return the same for JSON, of whose small requests no two in a row are alike."""
+    varied = _varied(case, messages.json_request)
+    return partial(_http(case, messages.json_request(case)), others=varied)
+
+
+def _varied(case: Case, write: Callable[[Case], Message]) -> tuple[Message, ...]:
+    if case.name != messages.SMALL:
+        return ()
+    return tuple(write(each) for each in messages.variations(case))
+
+
 def _grpc(case: Case) -> Make:
     """Return what makes contenders that are asked over gRPC."""
     question = messages.grpc_request(case)
@@ -107,7 +121,7 @@ def _grpc(case: Case) -> Make:
 
 
 def _json_to_grpc(name: str, case: Case, connections: int) -> Job:
-    http = _http(case, messages.json_request(case))
+    http = _json(case)
     transcoder = Contender(
         "envoy transcoder",
         systems.envoy_transcoder,
@@ -116,6 +130,7 @@ def _json_to_grpc(name: str, case: Case, connections: int) -> Job:
         messages.transcoder_request(case),
         TRANSCODED_PATH,
         messages.read_transcoded,
+        _varied(case, messages.transcoder_request),
     )
     contenders = (
         http("gateway", systems.gateway, back="grpc"),
@@ -214,13 +229,12 @@ def _served(name: str, case: Case, connections: int, form: str) -> Job:
 def _asked(case: Case, form: str) -> Make:
     if form == "grpc":
         return _grpc(case)
-    binary = form == "binary"
-    return _http(case, messages.binary_request(case) if binary else messages.json_request(case))
+    return _http(case, messages.binary_request(case)) if form == "binary" else _json(case)
 
 
 def _before_triton(name: str, case: Case, connections: int) -> Job:
     """Return Triton asked in JSON, and the gateway before it; both share the core."""
-    http = _http(case, messages.json_request(case))
+    http = _json(case)
     contenders = (
         http("gateway", systems.gateway, back="grpc", with_back=True),
         http("gateway, without triton's share", systems.gateway, back="grpc"),

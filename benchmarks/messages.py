@@ -6,7 +6,7 @@ that loses something is noticed when answers are checked.
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,17 @@ def image() -> Case:
     pixels = np.random.default_rng(7).random((1, 3, 224, 224), np.float32)
     scores = np.linspace(0, 1, 1000, dtype=np.float32).reshape(1, 1000)
     return Case("602 KB", "sum_and_empty", {"X": pixels}, {"OUTPUT0": scores})
+
+
+def variations(case: Case) -> Iterator[Case]:
+    """Yield the case with other numbers, some shorter and some longer."""
+    random = np.random.default_rng(11)
+    for digits in (1, 2, 3, 5, 7, 9) * 5:
+        inputs = {
+            name: random.integers(-(10**digits), 10**digits, array.shape, array.dtype)
+            for name, array in case.inputs.items()
+        }
+        yield Case(case.name, case.model, inputs, case.outputs)
 
 
 def huge() -> Case:

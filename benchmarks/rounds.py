@@ -160,7 +160,7 @@ def _started(
 def _target(contender: Contender, running: Running) -> Target:
     ports = {"http": running.http_port, "grpc": running.grpc_port, "brpc": running.brpc_port}
     front = contender.front
-    return Target(front, ports[front], contender.path, contender.question)
+    return Target(front, ports[front], contender.path, contender.question, contender.others)
 
 
 def _check(job: Job, contender: Contender, target: Target) -> None:

@@ -1,0 +1,32 @@
+"""The questions of the jobs."""
+
+from __future__ import annotations
+
+from benchmarks.jobs import all_jobs
+from benchmarks.messages import image, json_request, small, transcoder_request, variations
+
+
+def test_variations_have_the_form_of_their_case() -> None:
+    """Names, shapes and datatypes stay; numbers, and so lengths, do not."""
+    case, found = small(), [*variations(small())]
+    for each in found:
+        assert {name: (a.shape, a.dtype) for name, a in case.inputs.items()} == {
+            name: (a.shape, a.dtype) for name, a in each.inputs.items()
+        }
+    bodies = {json_request(each).body for each in found}
+    assert 30 == len(bodies)
+    assert len({len(body) for body in bodies}) > 10
+
+
+def test_every_system_of_a_small_json_job_is_asked_as_much() -> None:
+    """None of them has the easier load."""
+    jobs = [job for job in all_jobs() if job.name.startswith("json-") and "small" in job.name]
+    assert 3 == len(jobs)
+    assert {30} == {len(each.others) for job in jobs for each in job.contenders}
+
+
+def test_requests_of_the_transcoder_are_as_many_numbers() -> None:
+    """Its JSON has the same tensors in another form."""
+    assert (
+        transcoder_request(image()).body.count(b",") == json_request(image()).body.count(b",") + 1
+    )
