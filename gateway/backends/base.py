@@ -266,9 +266,9 @@ class Backend(abc.ABC):
         if signature is None:
             raise self._not_ready()
         wanted = signature.wanted(call)
-        job = Job(
-            self.model, call.id, call.parameters, call.sequence, wanted, call.context.deadline
-        )
+        # A copy: codecs remember parameters, and a model may change its own.
+        parameters = dict(call.parameters)
+        job = Job(self.model, call.id, parameters, call.sequence, wanted, call.context.deadline)
         return signature.inputs(call), job, signature
 
     async def _enter(self, job: Job) -> Places:

@@ -518,6 +518,23 @@ async def test_job_tells_the_model_about_the_request() -> None:
     await model.stop()
 
 
+async def test_a_model_that_changes_its_parameters_changes_nobody_elses() -> None:
+    """Calls of equal text may share them: each call finds what its caller sent."""
+    seen = []
+
+    def take(inputs: Inputs, job: Job) -> Arrays:
+        seen.append(dict(job.parameters))
+        job.parameters.clear()  # type: ignore[attr-defined]  # a model's own code may be untyped
+        return double(inputs, job)
+
+    model = await started(take)
+    call = CALL.changed(parameters={"k": 1})
+    for _ in range(2):
+        await model(call)
+    assert [{"k": 1}, {"k": 1}] == seen
+    await model.stop()
+
+
 async def test_stream_of_a_plain_model_has_one_answer() -> None:
     """A model that is not decoupled answers a stream once, and the answer is final."""
     model = await started()
