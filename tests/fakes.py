@@ -133,6 +133,7 @@ class FakeArriving:
         self.end = len(body)
         self.left = self.end - start
         self.begun = False
+        self.moved = 0.0
         self.landed = 0
 
     def pour(self, taker: Taker, /) -> None:

@@ -40,6 +40,11 @@ class Arriving(Protocol):
         """Whether pouring has begun: it cannot begin again, nor can the whole be had."""
         ...
 
+    @property
+    def moved(self) -> float:
+        """When some of it was last poured, or received where it lands, on `time.monotonic`."""
+        ...
+
     def pour(self, taker: Taker, /) -> None:
         """Give *taker* what is here, before this returns, and the rest as it comes."""
         ...

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from gateway.ir.arriving import Arriving
 from gateway.ir.calls import Call, InferResponse, inference_of
 from gateway.ir.errors import DeadlineExceeded
+from gateway.ir.landing import arriving_in
 from gateway.ir.streams import close_stream, map_stream, streams
 from gateway.service import Alarm, Service
 from gateway.wheel import Wheel
@@ -22,7 +27,9 @@ class Timeout:
     The deadline is the earliest of the caller's, the route's, and the queue timeout that the
     request itself carries. It is passed on, so that upstreams know. Of a stream the route's time is
     that until the first answer, and a time of its own holds for each wait after that: how many
-    answers there are nobody can know. What the caller set holds for all of it.
+    answers there are nobody can know. What the caller set holds for all of it. While the bytes of a
+    call are still arriving, the route's time begins anew with each that moves: how long a client
+    sends is not the target's doing.
 
     Args:
         inner: Answers.
@@ -62,11 +69,14 @@ class Timeout:
         left_s = deadline - now
         if left_s <= 0:
             raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
+        arriving = arriving_in(call)
         # What an upstream is told of a stream ends all of it.
-        told = asked if streams(call) else deadline
+        told = asked if streams(call) or arriving is not None else deadline
         if told != call.context.deadline:
             call = call.within(deadline=told)
         alarm = Alarm(left_s, self._wheel)
+        if arriving is not None:
+            alarm = _Patient(left_s, partial(self._left, arriving, now, asked))
         try:
             with alarm:
                 reply = await self._inner(call)
@@ -85,6 +95,13 @@ class Timeout:
             deadline = queued if deadline is None or queued < deadline else deadline
         return deadline
 
+    def _left(self, arriving: Arriving, began: float, asked: float | None) -> float:
+        """Return how long to wait for a call whose bytes are arriving."""
+        until = math.inf if asked is None else asked
+        if self._timeout_s is not None:
+            until = min(until, max(began, arriving.moved) + self._timeout_s)
+        return until - self._clock()
+
     def _watched(self, call: Call[R], reply: R, whole: float | None, first: float | None) -> R:
         """Return *reply*, which is a stream, with its waits watched."""
         idle_s = self._stream_idle_s
@@ -92,6 +109,29 @@ class Timeout:
             return reply
         times = _Times(whole, first, idle_s, self._clock)
         return map_stream(call, reply, lambda items: _Timed(call, items, times))
+
+
+class _Patient(Alarm):
+    """An alarm that asks, when it would ring, whether it is time.
+
+    Args:
+        delay_s: When it would ring first.
+        left: Returns how long to wait from then on.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self, delay_s: float, left: Callable[[], float]) -> None:
+        super().__init__(delay_s)
+        self._left = left
+
+    def ring(self) -> None:
+        """Wake the task, or wait on."""
+        left_s = self._left()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.ring)
+        else:
+            super().ring()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ class Interleaved:
         """Whether pouring has begun."""
         return self._source.begun
 
+    @property
+    def moved(self) -> float:
+        """When some of the source was last poured."""
+        return self._source.moved
+
     def pour(self, taker: Taker, /) -> None:
         """Give *taker* what is here, and the rest as it comes."""
         self._taker = taker

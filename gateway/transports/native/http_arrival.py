@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import monotonic
 from typing import Final, Protocol
 
 import numpy as np
@@ -61,6 +62,7 @@ class Arrival:
         complete: All of it has come.
         left: What is still to be poured.
         begun: Pouring has begun.
+        moved: When some of it was last poured, or received where it lands.
     """
 
     def __init__(  # all there is to it
@@ -88,6 +90,7 @@ class Arrival:
         self._head: memoryview | None = None
         self.complete = False
         self.begun = False
+        self.moved = 0.0
 
     # -- what an exchange asks
 
@@ -219,7 +222,9 @@ class Arrival:
         self._pace.came(size)
         self._filled += size
         self.complete = self._filled == self.end
-        if self._whole is None:
+        if self._whole is not None:
+            self.moved = monotonic()
+        else:
             begin, self._at = self._at, self._at + size
             if self._dropping:
                 self._at = 0
@@ -272,6 +277,7 @@ class Arrival:
     def _give(self, piece: memoryview) -> None:
         assert self._taker is not None  # noqa: S101  # whoever calls has looked
         self.left -= piece.nbytes
+        self.moved = monotonic()
         self._taker.take(piece)
 
     def _read_on(self) -> None:

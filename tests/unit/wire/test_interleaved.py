@@ -85,6 +85,8 @@ async def test_all_else_is_the_sources() -> None:
     """Holding, going on and leaving are its affair, and so is the whole."""
     source = Pieces(b"..abc", 2, 2)
     poured = Interleaved(source, ())
+    source.moved = 7.0
+    assert 7.0 == poured.moved
     assert b"..abc" == bytes(await poured.whole())
     poured.hold()
     poured.go_on()
