@@ -54,7 +54,9 @@ def writable(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 @lru_cache(1024)  # the same few names, message for message
 def is_writable(name: str) -> bool:
     """Return whether a field of that name may be written: no framing, no odd name."""
-    return name.lower() not in FRAMING and _TOKEN.fullmatch(name) is not None
+    # Servers that put fields into variables do not tell "_" from "-".
+    plain = name.lower().replace("_", "-")
+    return plain not in FRAMING and _TOKEN.fullmatch(name) is not None
 
 
 def end_to_end(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

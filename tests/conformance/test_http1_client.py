@@ -63,8 +63,18 @@ class Recorder:
 
     def __init__(self) -> None:
         self.received = b""
+        self._open = 0
+        self._closed = asyncio.Event()
+        self._closed.set()
+
+    async def closed(self) -> None:
+        """Wait until no client is connected."""
+        async with asyncio.timeout(5):
+            await self._closed.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        self._closed.clear()
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -74,6 +84,9 @@ class Recorder:
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
+        self._open -= 1
+        if not self._open:
+            self._closed.set()
 
 
 @asynccontextmanager
@@ -101,7 +114,7 @@ def send_all(make: str, wires: list[HttpRequest]) -> bytes:
                 async with client_of(make, port, patch) as client:
                     for wire in wires:
                         await client.send(wire, deadline=None)
-        await asyncio.sleep(0)  # the connection's end is heard
+            await recorder.closed()
         return recorder.received
 
     return asyncio.run(run())
@@ -126,10 +139,18 @@ def _chunks_first(fields: list[tuple[bytes, bytes]]) -> int | None:
     return _last_length(fields)
 
 
+def _as_variables(fields: list[tuple[bytes, bytes]]) -> int | None:
+    names = [name.replace(b"_", b"-") for name, _ in fields]
+    assert names.count(b"content-length") <= 1
+    assert b"transfer-encoding" not in names
+    return _last_length(fields)
+
+
 LENIENT: dict[str, tuple[re.Pattern[bytes], Framing]] = {
     "first_length": (re.compile(rb"\r\n"), _first_length),
     "last_length": (re.compile(rb"\r\n"), _last_length),
     "chunks_before_lengths": (re.compile(rb"\r\n"), _chunks_first),
+    "underscores_are_dashes": (re.compile(rb"\r\n"), _as_variables),
     "lf_is_enough": (re.compile(rb"\r?\n"), _first_length),
     "cr_is_enough": (re.compile(rb"\r\n?|\n"), _last_length),
     "folded_lines": (re.compile(rb"\A\r\n|\r\n(?![ \t])"), _first_length),

@@ -34,6 +34,7 @@ def test_framing_is_not_writable() -> None:
     pairs = [
         ("Content-Length", "9"),
         ("transfer-encoding", "x"),
+        ("Transfer_Encoding", "chunked"),
         ("A:b", "c"),
         ("X", "y"),
         ("", ""),
