@@ -1,4 +1,4 @@
-"""What several processes cannot do right, because one of them knows what the others do not.
+"""What several workers cannot do right, because one of them knows what the others do not.
 
 Refused before anything starts, and for every number of workers but 1: whether a file is right does
 not depend on how many cores a machine has.
@@ -33,9 +33,9 @@ class _Option:
 
 
 _OPTIONS: Final = (
-    _Option("oip", "logging", frozenset({"gateway"}), "would change the log of one of them"),
-    _Option("oip", "statistics", frozenset({"gateway"}), "would tell what one of them has counted"),
-    _Option("grps", "switch", _YES, "would set one of them online or offline"),
+    _Option("oip", "logging", frozenset({"gateway"}), "would change the log of one worker alone"),
+    _Option("oip", "statistics", frozenset({"gateway"}), "would tell what one worker has counted"),
+    _Option("grps", "switch", _YES, "would set one worker alone online or offline"),
 )
 
 
@@ -52,16 +52,16 @@ def _found(config: Config) -> Iterator[Found]:
     for index, listener in enumerate(config.listeners):
         yield from _in_listener(("listeners", index), listener, config)
     if not config.lifecycle.online:
-        yield ("lifecycle", "online"), "waits for a call that would reach one of them"
+        yield ("lifecycle", "online"), "waits for a call that would reach one worker alone"
     for name, model in config.models.items():
         if model.backend is not None and model.signature is not None and model.signature.stateful:
             path: KeyPath = ("models", name, "signature", "stateful")
-            yield path, "would keep parts of a sequence in different processes"
+            yield path, "would keep parts of a sequence in different workers"
 
 
 def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:
     if listener.shared_memory == "map":
-        yield (*at, "shared_memory"), "would make a region known to one of them"
+        yield (*at, "shared_memory"), "would make a region known to one worker alone"
     for option in _OPTIONS:
         value = listener.options.get(option.protocol, {}).get(option.key)
         if isinstance(value, str | bool) and value in option.values:
@@ -74,12 +74,12 @@ def _about_models(at: KeyPath, options: Mapping[str, Any], config: Config) -> It
     kept = next((name for name, model in config.models.items() if model.cache is not None), None)
     if options.get("model_control") in _YES:
         if own is not None:
-            yield (*at, "model_control"), f"would load or unload model {own!r} in one of them"
+            yield (*at, "model_control"), f"would load or unload model {own!r} in one worker alone"
         elif kept is not None:
-            reason = f"would leave old answers of model {kept!r} in all but one of them"
+            reason = f"would leave old answers of model {kept!r} in all workers but one"
             yield (*at, "model_control"), reason
     if options.get("statistics") == "target" and own is not None:
-        reason = f"would tell what one of them has counted of model {own!r}"
+        reason = f"would tell what one worker has counted of model {own!r}"
         yield (*at, "statistics"), reason
 
 

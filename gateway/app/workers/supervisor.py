@@ -120,7 +120,7 @@ class Supervisor:
         """Return whether any worker takes requests: those that come go to it, or wait for it."""
         if self._stopping.is_set():
             return False
-        asked = [child.ready() for child in self._children.values()]
+        asked = [self._children[number].ready() for number in self._serving]
         return any(await asyncio.gather(*asked))
 
     async def page(self, accept: str) -> tuple[bytes, str]:

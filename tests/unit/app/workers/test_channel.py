@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from gateway.app.workers.channel import Channel, Message, Orders, open_channel, read_orders
 from gateway.app.workers.seat import Seat
-from gateway.config.load import load_text
+from gateway.config.load import load_file, load_text
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
+EXAMPLES = sorted((Path(__file__).parents[4] / "config").glob("*.yaml"))
 ORDERS = Orders(LOADED, Seat(2, 2), first=True)
 
 
@@ -59,6 +61,18 @@ async def test_orders_come_first() -> None:
     worker = await open_channel(theirs)
     assert {"ask": "ready"} == await worker.receive()
     await worker.close()
+    await supervisor.close()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+async def test_any_configuration_can_be_ordered(path: Path) -> None:
+    """Whatever stands in a file, a worker is told the same."""
+    loaded = load_file(path, environment={})
+    ours, theirs = socket.socketpair()
+    supervisor = await open_channel(ours)
+    supervisor.order(Orders(loaded, Seat(1, 2), first=False))
+    with theirs:
+        assert loaded.config == read_orders(theirs).loaded.config
     await supervisor.close()
 
 

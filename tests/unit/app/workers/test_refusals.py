@@ -37,15 +37,15 @@ def test_what_upstreams_know_is_right_with_workers() -> None:
 
 REFUSED = [
     ("shared_memory: forward", "shared_memory: map", "5:20: listeners[0].shared_memory", "region"),
-    ("logging: target", "logging: gateway", "7:", "the log of one of them"),
-    ("statistics: target", "statistics: gateway", "7:", "what one of them has counted"),
+    ("logging: target", "logging: gateway", "7:", "the log of one worker"),
+    ("statistics: target", "statistics: gateway", "7:", "what one worker has counted"),
     (
         "switch: false",
         "switch: true",
         "8:22: listeners[0].options.grps.switch",
         "online or offline",
     ),
-    ("online: true", "online: false", "12:11: lifecycle.online", "reach one of them"),
+    ("online: true", "online: false", "12:11: lifecycle.online", "reach one worker alone"),
     ("lifecycle:", STATEFUL + "lifecycle:", "15:27: models.own.signature.stateful", "sequence"),
 ]
 
