@@ -106,6 +106,22 @@ def called(step: Callable[[], object]) -> Step:
     return run
 
 
+async def tasks(count: int) -> None:
+    """Make as many tasks, each of which waits for a future of its own."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count // LANES):
+        futures = [loop.create_future() for _ in range(LANES)]
+        waiting = [loop.create_task(_waits(future)) for future in futures]
+        await asyncio.sleep(0)
+        for future in futures:
+            future.set_result(None)
+        await asyncio.wait(waiting)
+
+
+async def _waits(future: asyncio.Future[None]) -> None:
+    await future
+
+
 async def least(steps: dict[str, Step], batches: int) -> dict[str, float]:
     """Return microseconds for each step: the least of its batches, which take turns."""
     counts = {}
