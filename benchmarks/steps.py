@@ -5,6 +5,7 @@ A step does something so many times; CPU time, the least of many short batches, 
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -40,15 +41,20 @@ class Quick:
     Args:
         client: Asked everything else: a probe comes now and then.
         answer: Makes the answer.
+
+    Attributes:
+        wires: What it was asked last.
     """
 
     def __init__(self, client: Any, answer: Callable[[], Any]) -> None:
         self._client = client
         self._answer = answer
+        self.wires: deque[Any] = deque(maxlen=LANES)
 
     async def send(self, wire: Any, /, *, deadline: float | None) -> Any:
         asked = wire.method if isinstance(wire, GrpcRequest) else wire.path
         if asked == GRPC_METHOD or asked.endswith("/infer"):
+            self.wires.append(wire)
             return self._answer()
         return await self._client.send(wire, deadline=deadline)
 
