@@ -20,24 +20,25 @@ class Headers:
     Frozen. Of a repeated field `get` gives the first.
     """
 
-    __slots__ = ("_index", "_lowered", "pairs")
+    __slots__ = ("_lowered", "pairs")
 
     def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
         self.pairs = tuple(pairs)
-        self._index: dict[str, str] | None = None
         self._lowered: tuple[tuple[str, str], ...] | None = None
 
     def get(self, name: str) -> str | None:
         """Return the first value of the field *name*, given in lower case; None if absent."""
-        if self._index is None:
-            self._index = dict(reversed(self.lowered))
-        return self._index.get(name)
+        # A message has a dozen fields and is asked for two or three: an index would cost more.
+        size = len(name)
+        for key, value in self.pairs:
+            if len(key) == size and key.lower() == name:
+                return value
+        return None
 
     def repeats(self, name: str) -> bool:
         """Tell whether the field *name*, given in lower case, is there more than once."""
-        if self.get(name) is None or len(self._index or ()) == len(self.pairs):
-            return False
-        return [key for key, _ in self.lowered].count(name) > 1
+        size = len(name)
+        return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
 
     @property
     def lowered(self) -> tuple[tuple[str, str], ...]:

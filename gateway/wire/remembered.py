@@ -7,8 +7,9 @@ views of a received message, which would hold the whole of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -60,11 +61,20 @@ class Remembered(Generic[T]):
         self._kept[key] = value
 
 
-class _Outline(Struct, Generic[T]):
-    """Where the text of a message lies, and what texts that lie so say."""
+_Take = Callable[[memoryview], tuple[memoryview, ...]]
 
-    text: list[slice]
+
+class _Outline(Struct, Generic[T]):
+    """Where the text of a message lies, and what texts that lie so say.
+
+    Attributes:
+        text: Takes the text out of a message.
+        views: Takes the holes.
+    """
+
     holes: Sequence[slice]
+    text: _Take
+    views: _Take
     said: dict[bytes, T]
 
 
@@ -90,19 +100,19 @@ class Outlines(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
-    def find(self, view: memoryview) -> tuple[T, list[memoryview]] | None:
+    def find(self, view: memoryview) -> tuple[T, tuple[memoryview, ...]] | None:
         """Return what is remembered of a message, and its holes; None when nothing is."""
         for outline in self._outlines.get(len(view), ()):
-            said = outline.said.get(b"".join([view[part] for part in outline.text]))
+            said = outline.said.get(b"".join(outline.text(view)))
             if said is not None:
-                return said, [view[hole] for hole in outline.holes]
+                return said, outline.views(view)
         return None
 
     def keep(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
         """Remember what a message says; *holes* in their order, none within another."""
         edges = [0, *[edge for hole in holes for edge in (hole.start, hole.stop)], len(view)]
-        text = [slice(*part) for part in list(pairwise(edges))[::2]]
-        key = b"".join([view[part] for part in text])
+        text = _taking([slice(*part) for part in list(pairwise(edges))[::2]])
+        key = b"".join(text(view))
         once = hash((len(view), key))
         if len(key) > self._text_bytes or not self._again(once):
             return
@@ -114,7 +124,7 @@ class Outlines(Generic[T]):
         if outline is None:
             if len(known) == _OUTLINES:
                 self._count -= len(known.pop(0).said)
-            outline = _Outline(text, holes, {})
+            outline = _Outline(holes, text, _taking(holes), {})
             known.append(outline)
         self._count += key not in outline.said
         outline.said[key] = said
@@ -126,3 +136,11 @@ class Outlines(Generic[T]):
             self._once.clear()
         self._once.add(once)
         return False
+
+
+def _taking(parts: Sequence[slice]) -> _Take:
+    """Return what takes *parts* out of a view: `itemgetter` does so at half the cost of a loop."""
+    if len(parts) == 1:
+        only = parts[0]
+        return lambda view: (view[only],)  # for one part alone `itemgetter` makes no tuple
+    return itemgetter(*parts)

@@ -232,12 +232,12 @@ def _plain(found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tens
     """
     if len(raws) != len(found):
         return None
-    tensors = []
-    for one, raw in zip(found, raws, strict=True):
-        if len(raw) != one.size_bytes:
-            return None
-        tensors.append(Tensor(one.name, one.datatype, one.shape, RawData(raw), one.parameters))
-    return tuple(tensors)
+    tensors = [
+        Tensor(one.name, one.datatype, one.shape, RawData(raw), one.parameters)
+        for one, raw in zip(found, raws, strict=True)
+        if len(raw) == one.size_bytes
+    ]
+    return tuple(tensors) if len(tensors) == len(found) else None
 
 
 def _placed(described: Described, place: SharedData) -> Tensor:

@@ -100,7 +100,7 @@ class InferMessage(Struct, frozen=True):
     parameters: Parameters
     tensors: list[Described]
     outputs: list[tuple[str, Parameters]]
-    raws: list[memoryview]
+    raws: tuple[memoryview, ...]
 
 
 class Scanner:
@@ -142,7 +142,9 @@ class Scanner:
             self._remember(message, view, raw_tag)
             return message
         (known, has_id), raws = found
-        request_id = self._id(raws.pop(0)) if has_id else ""
+        request_id = ""
+        if has_id:
+            request_id, raws = self._id(raws[0]), raws[1:]
         return InferMessage(
             known.model_name,
             known.model_version,
@@ -180,7 +182,7 @@ class Scanner:
                 message.parameters,
                 message.tensors,
                 message.outputs,
-                [],
+                (),
             )
             self._outlines[raw_tag].keep(view, holes, (known, ids == 1))
 
@@ -221,7 +223,7 @@ class Scanner:
             _parameters(entries, limits),
             self._described(tensors),
             _requested(outputs, limits),
-            raws,
+            tuple(raws),
         )
 
     def _described(self, tensors: list[memoryview]) -> list[Described]:
