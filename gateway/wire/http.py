@@ -90,6 +90,11 @@ class HttpRequest(Struct, frozen=True):
         """The body as one view; copies only when it has several buffers."""
         return view_of(self.body)
 
+    def ending_in(self, rest: Arriving | None) -> HttpRequest:
+        """Return the same request with *rest* to come."""
+        parts = (self.method, self.path, self.query, self.headers, self.body, self.deadline)
+        return HttpRequest(*parts, rest)
+
 
 class HttpResponse(Struct, frozen=True):
     """One HTTP response, its content coding already undone, or one part of a streamed one.

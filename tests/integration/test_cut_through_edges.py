@@ -44,6 +44,23 @@ async def test_over_tls() -> None:
     assert body == far.seen[0].binary
 
 
+async def test_a_client_that_waits_to_be_told_to_go_on() -> None:
+    """With "Expect: 100-continue" nothing of the body is sent before it is asked for."""
+    async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:
+        raw = await gateway.connect()
+        head, body = request(("a", "UINT8", os.urandom(MIB)), headers=("Expect: 100-continue",))
+        fields, _, text = head.partition(b"\r\n\r\n")
+        await raw.send(fields + b"\r\n\r\n")
+        async with asyncio.timeout(5):
+            told, _ = await raw.head()
+        await raw.send(text + body)
+        answer = await answer_of(raw)
+        await raw.close()
+    assert 100 == told
+    assert 200 == answer.status
+    assert body == far.seen[0].binary
+
+
 async def test_a_drain_that_is_over_ends_both_sides() -> None:
     """The client is told that the gateway stops; the upstream's connection is reset."""
     async with Far() as far, near(lambda: HttpClient(far.url, ClientLimits())) as gateway:

@@ -57,11 +57,7 @@ class PassingHttpCodec(HttpCodec):
         """Write a request that ends in what is still to come; None where it must be whole."""
         if not isinstance(call, InferRequest) or not self._dialect.binary or not can_pass(call):
             return None
-        wire = self.encode_call(call)
-        rest = arriving_in(call)
-        return HttpRequest(
-            wire.method, wire.path, wire.query, wire.headers, wire.body, wire.deadline, rest
-        )
+        return self.encode_call(call).ending_in(arriving_in(call))
 
 
 class PassingGrpcCodec(GrpcCodec):

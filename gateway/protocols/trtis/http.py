@@ -38,6 +38,7 @@ from gateway.ir.errors import (
     MalformedMessage,
     Unsupported,
 )
+from gateway.ir.landing import arriving_in, can_pass
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis import paths, remote
 from gateway.protocols.trtis.answers import CONTROLS
@@ -199,6 +200,12 @@ class HttpCodec:
             Unsupported: TensorRT v1 cannot carry it, or has no such question.
         """
         return remote.encode_call(call, self._options)
+
+    def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
+        """Write a request whose last inputs are still arriving; None where it must be whole."""
+        if not isinstance(call, InferRequest) or not can_pass(call):
+            return None
+        return self.encode_call(call).ending_in(arriving_in(call))
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's answer to *call*; outputs are views of its body.

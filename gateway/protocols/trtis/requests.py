@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import RawData, ShareData, SharedData, TensorData, as_raw
+from gateway.ir.data import ArrivingData, RawData, ShareData, SharedData, TensorData, as_raw
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.tensor import Tensor
 from gateway.protocols.trtis.header import InferHeader, InputEntry
@@ -110,7 +110,7 @@ def _tensor(entry: InputEntry, data: TensorData) -> Tensor:
 
 
 def views_of(call: InferRequest) -> list[memoryview]:
-    """Return the bytes of the inputs that travel in the message, in order.
+    """Return the bytes of the inputs that travel in the message, in order, as far as they are here.
 
     Raises:
         InvalidTensor: The bytes are not as many as datatype and shape need, or not here.
@@ -119,14 +119,17 @@ def views_of(call: InferRequest) -> list[memoryview]:
     for tensor in call.inputs:
         if isinstance(tensor.data, SharedData):
             continue
-        view = as_raw(tensor)
+        arriving = isinstance(tensor.data, ArrivingData)
+        view = _NOTHING if arriving else as_raw(tensor)
+        found = tensor.nbytes if arriving else view.nbytes
         datatype, shape = tensor.datatype, tensor.shape
         if datatype is not None and datatype.size_bytes and shape is not None:
             expected = math.prod(shape) * (call.batch_size or 1) * datatype.size_bytes
-            if view.nbytes != expected:
+            if found != expected:
                 raise InvalidTensor(
-                    f"input {tensor.name!r} has {view.nbytes} bytes, batch size "
+                    f"input {tensor.name!r} has {found} bytes, batch size "
                     f"{call.batch_size} of shape {list(shape)} of {datatype.name} needs {expected}"
                 )
-        views.append(view)
+        if not arriving:
+            views.append(view)
     return views
