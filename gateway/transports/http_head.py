@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.transports.base import ServerLimits
 from gateway.transports.coding import coding_for
@@ -32,8 +33,7 @@ _VERSIONS = ((1, 0), (1, 1))
 Version = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """The head of a request.
 
     Attributes:

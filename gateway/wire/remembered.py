@@ -60,6 +60,11 @@ class Remembered(Generic[T]):
             del self._kept[next(iter(self._kept))]
         self._kept[key] = value
 
+    def clear(self) -> None:
+        """Forget everything: keys mean something else now."""
+        self._kept.clear()
+        self._once.clear()
+
 
 _Take = Callable[[memoryview], tuple[memoryview, ...]]
 

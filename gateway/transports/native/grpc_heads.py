@@ -12,10 +12,11 @@ import binascii
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
 
 from gateway import __version__
 from gateway.transports.deadlines import format_grpc_timeout, grpc_timeout
@@ -52,8 +53,7 @@ _OF_HTTP: Final = {
 _COARSE_FROM_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(Struct, frozen=True):
     """What a call says before its first message.
 
     Attributes:
@@ -75,8 +75,7 @@ class RequestHead:
     length: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(Struct, frozen=True):
     """What an answer says before its first message, or after the last.
 
     Attributes:

@@ -14,6 +14,7 @@ import httptools
 from gateway.transports.base import ServerLimits
 from gateway.transports.faults import HttpFault
 from gateway.transports.http_head import Head, Version, head_too_large, malformed, too_many_fields
+from gateway.wire.remembered import Remembered
 
 _END: Final = b"\r\n\r\n"
 _BLANKS: Final = b" \t"
@@ -92,23 +93,20 @@ class RequestHead:
         self.checked: Head | None = None
 
 
-class Memory:
+class Memory(Remembered[RequestHead]):
     """Heads that were read and found right, by their bytes.
 
-    Clients send the same head again and again; one that is known need not be read again. What is
-    remembered is bounded, and its bytes are the whole of what a head says.
+    Clients send the same head again and again; one that is known need not be read again. Its bytes
+    are the whole of what a head says.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, RequestHead] = {}
-        self.get = self._known.get
+        super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
 
-    def keep(self, head: RequestHead) -> None:
-        """Remember *head*, which was checked."""
-        if head.raw:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[head.raw] = head
+    def note(self, head: RequestHead) -> None:
+        """Remember *head*, which was checked, if it came before."""
+        if head.raw and self.wants(head.raw):
+            self.keep(head.raw, head)
 
 
 class HeadReader:

@@ -24,6 +24,7 @@ from gateway.transports.http_body import EMPTY
 from gateway.transports.native.chunks import ChunkReader
 from gateway.transports.native.http1 import end_of_head, tail_of
 from gateway.wire.http import Headers
+from gateway.wire.remembered import Remembered
 
 _BLANKS: Final = b" \t"
 _HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
@@ -56,8 +57,11 @@ class AnswerHead(NamedTuple):
     keeps: bool
 
 
-AnswerHeads = dict[bytes, AnswerHead]
-"""Heads that were found right, by their bytes: servers send the same ones again and again."""
+class AnswerHeads(Remembered[AnswerHead]):
+    """Heads that were found right, by their bytes: servers send the same ones again and again."""
+
+    def __init__(self) -> None:
+        super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
 
 
 class Answer:
@@ -161,14 +165,11 @@ class Answer:
             self._feed_head(raw, 0)
             if not self.head_read:  # an interim answer
                 return size
-            chunked = self._chunks is not None
-            keeps, length = self.keeps, self._length
-            if len(known) >= _REMEMBERED:
-                known.clear()
-            fields = answer_fields(self.fields)
-            self._head = known[raw] = AnswerHead(
-                self.status, self.fields, *fields, length, chunked, keeps
-            )
+            if known.wants(raw):
+                fields = answer_fields(self.fields)
+                chunked, keeps = self._chunks is not None, self.keeps
+                head = AnswerHead(self.status, self.fields, *fields, self._length, chunked, keeps)
+                known.keep(raw, head)
             return size
         self._head = head
         self.fields, self.keeps, self._length = head.fields, head.keeps, head.length

@@ -26,6 +26,7 @@ from gateway.transports.native.http2_frames import H2Fault, NoHead, StreamFault
 from gateway.transports.native.http2_reader import FRAME_BYTES, FrameReader
 from gateway.transports.native.http2_streams import Outlet, Stream
 from gateway.wire.http import Buffer
+from gateway.wire.remembered import Remembered
 
 Head = Any
 """What the driver's `read_head` makes of header fields."""
@@ -92,7 +93,7 @@ class Http2(FrameReader):
         self._client = client
         self._max_streams = streams
         self._decoder = HeaderDecoder(header_bytes)
-        self._known: dict[bytes, Head] = {}
+        self._known: Remembered[Head] = Remembered(_KNOWN_BLOCKS, _KNOWN_BYTES)
         self._window = CONNECTION_WINDOW
         self._last = 0
         self._next = 1
@@ -232,10 +233,8 @@ class Http2(FrameReader):
         head = self._read_head(self._decoder.decode(block))
         if version != self._decoder.version:
             self._known.clear()  # equal bytes mean something else now
-        elif len(block) <= _KNOWN_BYTES:
-            if len(self._known) >= _KNOWN_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+        elif self._known.wants(block):
+            self._known.keep(block, head)
         return head
 
     def _opened(self, number: int, head: Head | StreamFault) -> Stream | None:

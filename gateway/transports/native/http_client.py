@@ -65,7 +65,7 @@ class HttpClient:
         self._limits = limits
         self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
         self._buffer = read_buffer()
-        self._known: AnswerHeads = {}
+        self._known = AnswerHeads()
         self._wheel = Wheel()
         self._idle: list[UpstreamConnection] = []
         self._busy: set[UpstreamConnection] = set()

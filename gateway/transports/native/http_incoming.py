@@ -69,7 +69,7 @@ class Incoming:
         head = self._head
         if head.checked is None:
             head.checked = read_head(head.method, head.target, head.version, head.fields, limits)
-            self._memory.keep(head)
+            self._memory.note(head)
         return head.checked
 
     @property

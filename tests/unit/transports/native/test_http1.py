@@ -121,13 +121,17 @@ def test_refuses_or_waits_for_anything_else(data: bytes) -> None:
 
 
 def test_knows_a_head_again_once_it_was_found_right() -> None:
-    """A head that was checked is not read a second time; one that was not, is."""
+    """A head that was checked twice is not read a third time; one that was not, is."""
     memory = Memory()
     first, _ = read(HeadReader(LIMITS, memory), HEAD)
     again, _ = read(HeadReader(LIMITS, memory), HEAD)
-    assert first is not again
+    assert first is not None
     assert again is not None
-    memory.keep(again)
+    assert first is not again
+    memory.note(first)
+    unkept, _ = read(HeadReader(LIMITS, memory), HEAD)
+    assert unkept is not first
+    memory.note(again)
     known, rest = read(HeadReader(LIMITS, memory), HEAD + b"hello")
     assert known is again
     assert b"hello" == rest
