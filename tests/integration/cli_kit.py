@@ -55,8 +55,8 @@ class Running:
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[Running]:
-    """Run `gateway serve` with *arguments* and wait until it listens."""
+def serving(*arguments: str, patience_s: float = START_S) -> Iterator[Running]:
+    """Run `gateway serve` with *arguments* and wait until it listens, for so long at most."""
     command = [sys.executable, "-m", "gateway", "serve", *arguments]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -65,7 +65,7 @@ def serving(*arguments: str) -> Iterator[Running]:
     reader = threading.Thread(target=running.read)
     reader.start()
     try:
-        assert running.started.wait(START_S), "it does not start"
+        assert running.started.wait(patience_s), "it does not start"
         assert running.addresses, "".join(running.log)
         yield running
     finally:

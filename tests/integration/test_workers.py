@@ -17,7 +17,7 @@ from tests.integration import workers_kit as kit
 from tests.integration.cli_kit import Running, gateway, get, serving
 from tests.integration.workers_kit import BODY, CONFIG, Load, two_workers
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 
 FATAL = """  fatal:
     backend: python
@@ -192,10 +192,10 @@ def test_a_unix_socket_is_shared(tmp_path: Path) -> None:
     text = CONFIG.format(port=0, transport="native", more="")
     streams = f'streams: [{{protocol: grps, address: "unix:{socket_file}"}}], transport'
     path.write_text(text.replace("transport", streams))
-    with serving(str(path)) as running:
+    with serving(str(path), patience_s=kit.PATIENCE_S) as running:
         births = len(kit.events(running, "worker started"))
         # Either takes what it is woken for first.
-        kit.eventually(lambda: _asked(socket_file) and _all_have_answered(running), 30)
+        kit.eventually(lambda: _asked(socket_file) and _all_have_answered(running))
         kit.end(kit.pids(running)[1], signal.SIGTERM)
         kit.eventually(lambda: len(kit.events(running, "worker left")) == 1)
         assert _asked(socket_file)
@@ -219,7 +219,7 @@ def _all_have_answered(running: Running) -> bool:
 def test_a_flag_starts_workers_too(tmp_path: Path) -> None:
     """`--workers` stands beside every form of serving, and a wrong number is wrong usage."""
     flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    with serving("--demo", *flags, "--workers", "2") as running:
+    with serving("--demo", *flags, "--workers", "2", patience_s=kit.PATIENCE_S) as running:
         assert 2 == kit.events(running, "started")[0]["workers"]
         assert 2 == len(kit.pids(running))
         assert 0 == running.stop()
@@ -271,7 +271,7 @@ def test_workers_agree_where_a_sequence_is(tmp_path: Path) -> None:
         front.write_text(
             SEQUENCES.format(workers=2, more=f"upstreams: {{both: {{urls: {json.dumps(urls)}}}}}")
         )
-        with serving(str(front)) as running:
+        with serving(str(front), patience_s=kit.PATIENCE_S) as running:
             for sequence in range(1, 5):
                 sums = [_summed(running, sequence, number) for number in range(1, 9)]
                 assert [1, 3, 6, 10, 15, 21, 28, 36] == sums

@@ -31,7 +31,8 @@ lifecycle: {{pre_stop: 0s, drain: 5s}}
 """
 ROW = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
 BODY = json.dumps({"inputs": [{"name": f"INPUT{number}", **ROW} for number in range(2)]})
-PATIENCE_S = 10.0
+# Three processes take their time where others are busy too.
+PATIENCE_S = 45.0
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
 _SAMPLE = re.compile(r'^gateway_(worker_\w+)\{worker="(\d)"\} (\S+)$', re.MULTILINE)
 _IN_FLIGHT = re.compile(r"^gateway_in_flight_bytes (\S+)$", re.MULTILINE)
@@ -45,7 +46,7 @@ def two_workers(
     """Run a gateway of two workers."""
     path = folder / "workers.yaml"
     path.write_text(CONFIG.format(port=port, transport=transport, more=more))
-    with serving(str(path)) as running:
+    with serving(str(path), patience_s=PATIENCE_S) as running:
         yield running
 
 
