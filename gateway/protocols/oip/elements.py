@@ -124,12 +124,10 @@ class ElementReader:
     def _flatten(self, name: str, shape: Shape, data: list[Any]) -> list[Any]:
         flat = data
         if data and type(data[0]) is list:
-            rows = [data]
-            for dim in shape:
-                if any(type(row) is not list or len(row) != dim for row in rows):
-                    raise self._ragged(name, shape)
-                rows = list(chain.from_iterable(rows))
-            flat = rows
+            found = unnested(data, shape)
+            if found is None:
+                raise self._ragged(name, shape)
+            flat = found
         count = math.prod(shape)
         if len(flat) != count:
             raise self._miscounted(name, shape, len(flat))
@@ -230,6 +228,17 @@ class ElementReader:
 def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
     """Return what makes the wire form of *count* elements, which are numbers or truth values."""
     return struct.Struct(f"<{count}{CODES[datatype]}").pack
+
+
+def unnested(data: list[Any], shape: Shape) -> list[Any] | None:
+    """Return the elements of lists that are nested exactly as *shape*; None when they are not."""
+    rows = [data]
+    for dim in shape:
+        for row in rows:
+            if type(row) is not list or len(row) != dim:
+                return None
+        rows = list(chain.from_iterable(rows))
+    return rows
 
 
 def _is_flat(data: list[Any], shape: Shape) -> bool:

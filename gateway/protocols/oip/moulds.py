@@ -6,10 +6,11 @@ messages of a text are read as all are, by members.py; then a *mould* of it is k
 text around the holes, which says where which tensor's elements are. Reading by it is a third of
 the cost. Whatever does not fit its mould is read as all are, and refused in the same words.
 
-Why that is the same. A hole is a flat list of numbers or a plain string. That it is the value of
-one tensor's `data`, or of the message's `id`, is seen by reading the text once more with a mark in
-each hole: JSON is context-free, so any other list or string there leaves all the rest as it was.
-Limits are counted on the text around the holes, or by the tensors' shapes, which stand in it.
+Why that is the same. A hole is a list of numbers, flat or nested, or a plain string. That it is the
+value of one tensor's `data`, or of the message's `id`, is seen by reading the text once more with a
+mark in each hole: JSON is context-free, so any other list or string there leaves all the rest as it
+was. Limits are counted on the text around the holes, or by the tensors' shapes, which stand in it;
+lists are nested as their shape is, or not at all, as they were in the message that a mould is of.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape, Tensor
-from gateway.protocols.oip.elements import packer
+from gateway.protocols.oip.elements import packer, unnested
 from gateway.protocols.oip.json import SIMD_FROM_BYTES, text_of
 from gateway.wire.remembered import Remembered
 
@@ -61,6 +62,7 @@ class _Slot(Struct, frozen=True):
 
     Attributes:
         pack: Makes raw data of the numbers in a hole; None for a tensor behind the JSON.
+        nested: The numbers are in lists nested as the shape.
         start: Which hole it is; behind the JSON its first byte there.
         stop: One byte after its last; the same as *start* where it is in a hole.
     """
@@ -70,6 +72,7 @@ class _Slot(Struct, frozen=True):
     shape: Shape
     parameters: Parameters
     pack: Callable[..., bytes] | None
+    nested: bool
     start: int
     stop: int
 
@@ -143,8 +146,11 @@ class Moulds(Generic[T]):
                 if slot.pack is None:
                     data = tail[slot.start : slot.stop]
                 else:
-                    # struct counts the numbers, and knows their range; it takes no text.
-                    data = memoryview(slot.pack(*orjson.loads(holes[slot.start])))
+                    values = orjson.loads(holes[slot.start])
+                    if slot.nested:
+                        values = unnested(values, slot.shape) or ()
+                    # struct counts the numbers, and knows their range; it takes no text, no list.
+                    data = memoryview(slot.pack(*values))
                 tensors.append(
                     Tensor(slot.name, slot.datatype, slot.shape, RawData(data), slot.parameters)
                 )
@@ -169,7 +175,7 @@ class Moulds(Generic[T]):
             document = orjson.loads(_marked(key, holes))
             marks = {f"\0{hole}": hole for hole in range(len(holes))}
             id_hole = marks.pop(document.get("id"), None)
-            slots = _slots(document[self._tensors], tensors, marks)
+            slots = _slots(document[self._tensors], tensors, marks, holes)
         except (ValueError, LookupError):
             pass  # it was read leniently, or an element is in no hole
         else:
@@ -189,7 +195,10 @@ def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:
 
 
 def _slots(
-    members: Sequence[Any], tensors: Sequence[Tensor], marks: dict[str, int]
+    members: Sequence[Any],
+    tensors: Sequence[Tensor],
+    marks: dict[str, int],
+    holes: Sequence[bytes],
 ) -> tuple[_Slot, ...]:
     """Return where tensors are; takes their marks out of *marks*.
 
@@ -207,10 +216,13 @@ def _slots(
         size = len(data.view)
         listed = member.get("data")
         if listed is None:
-            pack, start, stop = None, at, at + size
+            pack, nested, start, stop = None, False, at, at + size
             at = stop
         else:
             pack = packer(datatype, size // datatype.size_bytes)
             start = stop = marks.pop(str(listed[0]))
-        slots.append(_Slot(tensor.name, datatype, shape, tensor.parameters, pack, start, stop))
+            nested = holes[start].count(b"[") > 1
+        slots.append(
+            _Slot(tensor.name, datatype, shape, tensor.parameters, pack, nested, start, stop)
+        )
     return tuple(slots)

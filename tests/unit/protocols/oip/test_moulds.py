@@ -48,6 +48,20 @@ REPLY = {
 }
 
 
+NESTED = [
+    b"[[4,5,6]]",
+    b"[4,5,6]",
+    b"[[4],[5],[6]]",
+    b"[[4,5],6]",
+    b"[[[4,5,6]]]",
+    b"[[4,5]]",
+    b"[[4,5,6],[7,8,9]]",
+    b"[[]]",
+    b"[4,[5],6]",
+    b"[[4,5,6]",
+]
+
+
 def compact(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -120,10 +134,13 @@ def test_a_request_of_a_known_text_says_what_any_does(spaced: bool) -> None:
     assert 1 == len(moulds_of(reader))
 
 
-def test_a_change_of_any_byte_is_seen() -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_change_of_any_byte_is_seen(nested: bool) -> None:
     """Each mutation of a known text is read, or refused, as by who has never seen the text."""
     reader = codec()
     text = compact(TWO)
+    if nested:
+        text = text.replace(b"[1,-2,3]", b"[[1,-2,3]]")
     whole = asked(codec(), request(text))
     for changed in mutations(text):
         first = asked(codec(), request(changed))
@@ -167,6 +184,19 @@ def test_a_change_of_any_byte_of_an_answer_is_seen() -> None:
         assert first == answered(reader, reply(changed, tail)), changed
         assert first == answered(reader, reply(changed, tail)), changed
     assert answered(codec(), reply(text, tail)) == answered(reader, reply(text, tail))
+
+
+def test_nested_elements_are_read_by_a_mould_too() -> None:
+    """As deep as the shape; flat ones then are read as all are, and the other way around."""
+    nested = compact(TWO).replace(b"[1,-2,3]", b"[[1,-2,3]]")
+    for known in (nested, compact(TWO)):
+        reader = codec()
+        for _ in range(3):
+            reader.decode_call(request(known))
+        for found in NESTED:
+            wire = request(compact(TWO).replace(b"[1,-2,3]", found))
+            assert asked(codec(), wire) == asked(reader, wire), found
+    assert 1 == len(moulds_of(reader))
 
 
 def test_a_leniently_read_answer_has_no_mould() -> None:
@@ -215,7 +245,6 @@ def test_an_output_in_shared_memory_is_not_remembered() -> None:
     [
         {"datatype": "BOOL", "data": [True, False]},
         {"datatype": "BYTES", "data": ["a", "b"]},
-        {"datatype": "INT32", "data": [[1, 2]]},
         {"datatype": "INT32", "shape": [0], "data": []},
         {"datatype": "INT32", "data": [1, 2], "parameters": {"data": [3]}},
         {"datatype": "INT32", "data": [1, 2], "more": {'a"data': [3]}},
