@@ -15,6 +15,7 @@ from gateway import __version__
 from gateway.app.admin import start_pages
 from gateway.app.check import check
 from gateway.app.listeners import Shared, build_listener, received_bytes
+from gateway.app.memory import GivesBack
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
 from gateway.app.readiness import forgiving
@@ -132,6 +133,7 @@ class Gateway:
         self._routes = [route for built in routes for route in built.routes()]
         self.service: Service = self._observed("", Refused())
         self._budget = Budget(config.in_flight_bytes or default_budget(self._seat))
+        self._freed = GivesBack(lambda: not self._budget.used_bytes)
         self.metrics.watch(
             "gateway_in_flight_bytes",
             "Bytes of requests held now.",
@@ -182,6 +184,7 @@ class Gateway:
             await self._pipelines.check()
             for server in self._data.values():
                 await server.start()
+            self._freed.start()
             if self._seat.is_alone:
                 self._admin = await start_pages(self._config.admin, self._page, self.ready)
         except REASONS as error:
@@ -278,6 +281,7 @@ class Gateway:
             await built.close()
         await self._models.close()
         self._regions.close()
+        self._freed.stop()
 
 
 _INFERENCES = frozenset({"InferRequest", "StreamInferRequest"})
