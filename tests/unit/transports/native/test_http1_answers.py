@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,23 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
         said.append((answer.status, answer.fields, headers, codings, answer.keeps, body))
     assert said[0] == said[1] == said[2]
     assert (framing != "interim") == len(known)
+
+
+def test_a_large_body_is_received_where_it_stays() -> None:
+    """What a socket is read into, once the head is known, is the body that is given."""
+    size = 1 << 20
+    answer = Answer(Peer("far:80", "far", ClientLimits()), "GET", streamed=False)
+    answer.feed(HEAD + b"Content-Length: %d\r\n\r\nfirst" % size)
+    rooms = []
+    while not answer.done:
+        room = answer.room()
+        assert room is not None
+        answer.came(min(60_000, len(room)))
+        rooms.append(room)
+    body = np.frombuffer(answer.body(), np.uint8)
+    assert size == body.nbytes
+    assert b"first" == body[:5].tobytes()
+    assert all(np.shares_memory(body, np.frombuffer(room, np.uint8)) for room in rooms)
 
 
 def test_a_known_head_is_checked_against_the_limit_each_time() -> None:
