@@ -37,12 +37,20 @@ def main() -> int:
         return _FAILED
     settings = orders.loaded.config.telemetry.log
     logs.configure(settings.level, settings.format, worker=orders.seat.number)
-    if settings.level != "debug":
-        # What each of them would say is said by the first, once.
-        logs.set_level("warning" if orders.first else "error")
+    logs.set_level(level_at_start(settings.level, first=orders.first))
     prepare(orders.seat)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(orders, line))
+
+
+def level_at_start(level: str, *, first: bool) -> str:
+    """Return from which level a worker logs until it listens, where it is to be *level* then.
+
+    What each of them would say of the configuration is said by the first, once.
+    """
+    if level in {"debug", "error"}:
+        return level
+    return "warning" if first else "error"
 
 
 async def _run(orders: Orders, line: socket.socket) -> int:

@@ -1,0 +1,22 @@
+"""What a worker says while it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app.workers.worker import level_at_start
+
+
+@pytest.mark.parametrize(
+    ("level", "first", "others"),
+    [
+        ("debug", "debug", "debug"),
+        ("info", "warning", "error"),
+        ("warning", "warning", "error"),
+        ("error", "error", "error"),
+    ],
+)
+def test_the_first_warns_for_all(level: str, first: str, others: str) -> None:
+    """Warnings of the start are logged once; nobody logs more than is configured."""
+    found = [level_at_start(level, first=one) for one in (True, False)]
+    assert [first, others] == found
