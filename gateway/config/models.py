@@ -40,7 +40,7 @@ class TlsConfig(Model):
 
 
 class ServerLimitsConfig(Model):
-    """Limits of a listener; what is left out has the default of the limits table."""
+    """Limits of a listener in each worker; what is left out has the limits table's default."""
 
     message_bytes: Size | None = None
     """Largest body or message, before and after decompression."""
@@ -94,7 +94,7 @@ class MessageLimitsConfig(Model):
 
 
 class ClientLimitsConfig(Model):
-    """Limits of an upstream."""
+    """Limits of an upstream, for each worker."""
 
     message_bytes: Size | None = None
     connections: int | None = Field(None, ge=1)
@@ -229,7 +229,7 @@ class CacheConfig(Model):
     """Answers kept for requests that are the same; for models that depend on nothing else."""
 
     max_bytes: Size = 64 << 20
-    """Most bytes of all answers that are kept."""
+    """Most bytes of all answers that a worker keeps."""
     max_age: Duration = 60.0
     """How long an answer holds."""
 
@@ -344,7 +344,7 @@ class LogConfig(Model):
     format: Literal["auto", "console", "json"] = "auto"
     """auto: console on a terminal, JSON otherwise."""
     calls_per_second: int = Field(100, ge=0)
-    """Most calls that get a line each second; a line after a gap says how many are missing."""
+    """Most calls a second, of all workers, that get a line; one after a gap says how many miss."""
 
 
 class MetricsConfig(Model):
