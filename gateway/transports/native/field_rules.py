@@ -29,15 +29,19 @@ def broken_fields(fields: Sequence[Field], pseudo: frozenset[bytes]) -> str | No
         fields: Of one block.
         pseudo: Names of the pseudo-header fields it may have.
     """
-    names = [name for name, _ in fields]
-    own = [name for name in names if name[:1] == b":"]
-    if b"".join(names).translate(None, _LEGAL) != b":" * len(own) or b"" in names:
+    if not fields:
+        return None
+    names, values = zip(*fields, strict=True)
+    # What is left of legal names are the colons that pseudo-header fields begin with.
+    colons = b"".join(names).translate(None, _LEGAL)
+    if colons.strip(b":") or b"" in names:
         return "a header field has a name that HTTP/2 does not allow"
-    values = b"".join([value for _, value in fields])
-    if b"\n" in values or b"\r" in values or b"\0" in values:
-        return "a header field has a value with NUL, CR or LF"
-    if own != names[: len(own)] or len(set(own)) != len(own) or not pseudo.issuperset(own):
+    own = frozenset(names[: len(colons)])
+    if len(own) != len(colons) or not own <= pseudo:
         return "pseudo-header fields are unknown, given twice or behind others"
+    text = b"".join(values)
+    if b"\n" in text or b"\r" in text or b"\0" in text:
+        return "a header field has a value with NUL, CR or LF"
     if not _OF_A_CONNECTION.isdisjoint(names):
         return "a header field is of a connection, which HTTP/2 does not allow"
     return None
