@@ -38,7 +38,9 @@ _MOULDS: Final = 256
 _MOULD_BYTES: Final = 2048
 # The one group makes `split` give text and hole by turns, and drops the key, which the hole's first
 # byte tells. No letters but those of exponents: no words, so what a list holds is a number.
-_HOLE: Final = re.compile(rb'"(?:data": ?(?=\[)|id": ?(?="))(\[[-+0-9.eE, ]*\]|"[-_.0-9A-Za-z]*")')
+_HOLE: Final = re.compile(
+    rb'"(?:data": ?(?=\[)|id": ?(?="))(\[[-+0-9.eE, \[\]]*\]|"[-_.0-9A-Za-z]*")'
+)
 _TEXT: Final = slice(0, None, 2)
 _HOLES: Final = slice(1, None, 2)
 # Stands where a key and its hole were. It is in no JSON: two texts with as many holes and the same
