@@ -1,0 +1,164 @@
+"""What compiling the hot modules with mypyc would gain: both builds in turn, in copies.
+
+    python -m benchmarks.compiled                       # all of MODULES; minutes of compiling
+    python -m benchmarks.compiled gateway/wheel.py --only json-grpc --rounds 1
+
+NOTES.md says what was found, and why the gateway is not compiled. Needs a C compiler. Each round
+runs `stages` once for each build, in a process of its own; what is compared is a whole small
+request on connections of memory, the least of the rounds.
+"""
+
+import argparse
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import stages
+
+_ROOT = Path(__file__).parent.parent
+
+MODULES = tuple(
+    f"gateway/{name}.py"
+    for name in (
+        "wheel",
+        "ir/streams",
+        *(f"wire/{name}" for name in ("beside", "protobuf")),
+        *(
+            f"protocols/oip/{name}"
+            for name in (
+                *("binary", "elements", "grpc_dialects", "http_stream", "json_write", "messages"),
+                *("moulds", "proto", "replies", "requests", "scan", "shared", "write"),
+            )
+        ),
+        *(
+            f"transports/{name}"
+            for name in (
+                *("admission", "deadlines", "grpc_admission", "headers", "http_answers"),
+                *("http_asking", "http_exchange", "http_head", "http_table"),
+            )
+        ),
+        *(
+            f"transports/native/{name}"
+            for name in (
+                *("chunks", "grpc_exchange", "grpc_heads", "grpc_messages", "grpc_pool"),
+                *("header_blocks", "http1", "http1_answers", "http2", "http2_credit"),
+                *("http2_frames", "http2_reader", "http2_streams"),
+                *("http_incoming", "http_upstream"),
+            )
+        ),
+        *(
+            f"policies/{name}"
+            for name in (
+                *("classify", "complete", "describe", "filling", "forward", "limit", "observe"),
+                *("retry", "single", "timeout"),
+            )
+        ),
+        *(f"routing/{name}" for name in ("discover", "endpoints", "match", "router", "status")),
+    )
+)
+"""On the path of a small request, and taken by mypyc.
+
+It does not take asynchronous generators (frontend, upstream, grpc_call, grpc_incoming), generic
+protocols checked at run time (wire/codec), classes that interpreted ones inherit from (oip/grpc,
+oip/http), or children of asyncio's classes (waiting).
+"""
+
+_FUTURE = "from __future__ import annotations\n"
+# mypyc looks for the types of a data class's fields among the names of its module alone.
+_NAMED = f"{_FUTURE}import builtins\n\nglobals()['memoryview'] = builtins.memoryview\n"
+
+
+def main() -> int:
+    """Build, run in turn, print a line for each way."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
+    parser.add_argument("modules", nargs="*", default=MODULES)
+    parser.add_argument("--only", default="", metavar="TEXT", help="ways named so in part")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=10, help="of each stage in a round")
+    parser.add_argument("--whole-of", metavar="WAY", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.whole_of is not None:
+        print(_whole(arguments.whole_of, arguments.batches))
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        builds = {"plain": Path(name) / "plain", "compiled": Path(name) / "compiled"}
+        for folder in builds.values():
+            _copy(folder)
+        build(builds["compiled"], arguments.modules)
+        for way in stages.ways():
+            if arguments.only not in way.name:
+                continue
+            us = {build: float("inf") for build in builds}
+            for _ in range(arguments.rounds):
+                for found, folder in builds.items():
+                    us[found] = min(us[found], _asked(folder, way.name, arguments.batches))
+            gain = us["plain"] / us["compiled"]
+            print(
+                f"{way.name:10} plain {us['plain']:6.1f} us, compiled {us['compiled']:6.1f} us, "
+                f"plain / compiled {gain:.2f}",
+                flush=True,
+            )
+    return 0
+
+
+def build(folder: Path, modules: Sequence[str]) -> None:
+    """Compile *modules* of the sources in *folder*, beside them.
+
+    Raises:
+        RuntimeError: mypyc or the compiler failed, or left something out; the text ends with what
+            they said.
+    """
+    for name in modules:
+        file = folder / name
+        source = file.read_text()
+        if "memoryview" in source:
+            file.write_text(source.replace(_FUTURE, _NAMED, 1))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypyc", *modules],
+        check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    missing = [name for name in modules if not [*folder.glob(f"{name[:-3]}.*.so")]]
+    if done.returncode or missing:
+        said = (done.stdout + done.stderr)[-2000:]
+        raise RuntimeError(f"mypyc ended with {done.returncode} without {missing}: {said}")
+
+
+def _copy(folder: Path) -> None:
+    for package in ("gateway", "benchmarks"):
+        shutil.copytree(
+            _ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
+    shutil.copy(_ROOT / "pyproject.toml", folder)
+
+
+def _asked(folder: Path, way: str, batches: int) -> float:
+    words = ["-m", "benchmarks.compiled", "--whole-of", way, "--batches", str(batches)]
+    done = subprocess.run(
+        [sys.executable, *words],
+        check=True,
+        cwd=folder,
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    return float(done.stdout)
+
+
+def _whole(way: str, batches: int) -> float:
+    """Return what a small request costs here, microseconds of CPU time."""
+    found = importlib.util.find_spec("gateway")
+    if found is None or Path(str(found.origin)).parent.parent != Path.cwd():
+        raise RuntimeError(f"{found} is not the build in {Path.cwd()}")
+    rows = stages.measure(way, lambda _text: None, batches)
+    return next(row.us for row in rows if row.stage == "whole")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
