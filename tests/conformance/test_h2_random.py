@@ -17,7 +17,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.transports.native import http2_frames as frames
@@ -31,6 +31,8 @@ REQUEST = b"".join(literal(name.encode(), value.encode()) for name, value in FIE
 ANSWER = literal(b":status", b"200")
 TRAILERS = literal(b"grpc-status", b"0")
 Codes = h2.settings.SettingCodes
+# Each example is a connection, with up to a megabyte that the library takes apart.
+FEWER = settings(max_examples=200)
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ def common(pair: Pair, step: Step) -> None:
         pair.piece = 100 + step.size % 3000 if step.odd else 1 << 20
 
 
+@FEWER
 @given(steps=STEPS, together=st.booleans())
 def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None:
     """Whatever it does, one stream after the other or all at once."""
@@ -235,6 +238,7 @@ def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None
     assert {} == pair.ours.core.streams
 
 
+@FEWER
 @given(steps=STEPS, together=st.booleans())
 def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None:
     """The same with the ends exchanged."""

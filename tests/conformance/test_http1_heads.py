@@ -28,6 +28,7 @@ from gateway.transports.native.http1 import HeadReader, Memory
 from tests.hostile.test_http_framing import CASES
 
 LIMITS = ServerLimits()
+PROTOCOL = mock.create_autospec(BaseProtocol, instance=True)
 NEXT = b"GET /next HTTP/1.1\r\nHost: n\r\n\r\n"
 
 
@@ -99,8 +100,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def by_aiohttp(data: bytes, loop: asyncio.AbstractEventLoop) -> Read | None:
     """Read by aiohttp's parser in Python."""
-    protocol = mock.create_autospec(BaseProtocol, instance=True)
-    parser = HttpRequestParserPy(protocol, loop, 2**16, max_line_size=2**16, max_field_size=2**16)
+    parser = HttpRequestParserPy(PROTOCOL, loop, 2**16, max_line_size=2**16, max_field_size=2**16)
     try:
         messages, _, _ = parser.feed_data(data[: data.index(b"\r\n\r\n") + 4])
     except (HttpProcessingError, ValueError):
