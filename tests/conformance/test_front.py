@@ -18,6 +18,9 @@ from tests.hostile.smuggling import CORPUS
 from tests.hostile.wire import GOOD_BODY, head, post
 from tests.integration.cli_kit import serving
 
+# Hundreds of requests that are never answered, each waited for a moment.
+pytestmark = pytest.mark.timeout(90)
+
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: hidden\r\n\r\n"
 MARK = "/mark/"
 
@@ -74,7 +77,7 @@ async def send(address: str, data: bytes, number: int) -> None:
     host, port = address.rsplit(":", 1)
     for each, patience_s in (
         (data, 0.15),
-        (head("GET", f"{MARK}{number}", "Connection: close"), 5),
+        (head("GET", f"{MARK}{number}", "Connection: close"), 15),
     ):
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
