@@ -148,7 +148,8 @@ def _parse_step(case: Case) -> dict[str, Step] | None:
 
     def parse() -> object:
         document: Any = parser.parse(body)
-        return len(document["inputs"][0]["data"].as_buffer(of_type=of_type))
+        numbers = document["inputs"][0]["data"].as_buffer(of_type=of_type)
+        return memoryview(numbers).nbytes
 
     return {"decode": parse}
 

@@ -1,0 +1,14 @@
+"""Codecs measured: what they are set beside does what it says."""
+
+from __future__ import annotations
+
+from benchmarks import codecs
+from benchmarks.messages import small
+
+
+def test_parsing_alone_reaches_the_numbers() -> None:
+    """The floor of JSON is parsing down to the numbers: 16 of them, in 8 bytes each."""
+    steps = codecs._parse_step(small())
+    assert steps is not None
+    assert 16 * 8 == steps["decode"]()
+    assert 16 * 8 == steps["decode"]()
