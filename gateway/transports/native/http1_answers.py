@@ -93,6 +93,7 @@ class Answer:
         self._complete = False
         self._length: int | None = None
         self._chunks: ChunkReader | None = None
+        self._odd_coding = False
         self._left = 0
         self._received = 0
         self._room: memoryview | None = None
@@ -209,6 +210,8 @@ class Answer:
         self._begin_body(status)
 
     def _begin_body(self, status: int) -> None:
+        if self._odd_coding:
+            raise self._peer.broken("a transfer coding that nobody asked for")
         self.status = status
         self.head_read = True
         if self._method == "HEAD" or status in _BODILESS:
@@ -270,6 +273,8 @@ class Answer:
         if lower == b"content-length":
             self._length = int(value)  # digits: llhttp takes nothing else
         elif lower == b"transfer-encoding":
+            # None was asked for; chunks are every server's right.
+            self._odd_coding = value.lower() != b"chunked" or self._chunks is not None
             self._chunks = ChunkReader()
 
     def on_headers_complete(self) -> None:
