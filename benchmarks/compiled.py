@@ -142,12 +142,14 @@ def _asked(folder: Path, way: str, batches: int) -> float:
     words = ["-m", "benchmarks.compiled", "--whole-of", way, "--batches", str(batches)]
     done = subprocess.run(
         [sys.executable, *words],
-        check=True,
+        check=False,
         cwd=folder,
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
     )
+    if done.returncode:
+        raise RuntimeError(f"{folder.name} ended with {done.returncode}: {done.stderr[-2000:]}")
     return float(done.stdout)
 
 
