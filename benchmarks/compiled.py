@@ -1,7 +1,7 @@
 """What compiling the hot modules with mypyc would gain: both builds in turn, in copies.
 
     python -m benchmarks.compiled                       # all of MODULES; minutes of compiling
-    python -m benchmarks.compiled gateway/wheel.py --only json-grpc --rounds 1
+    python -m benchmarks.compiled gateway/wire/beside.py --only json-grpc --rounds 1
 
 NOTES.md says what was found, and why the gateway is not compiled. Needs a C compiler. Each round
 runs `stages` once for each build, in a process of its own; what is compared is a whole small
@@ -24,7 +24,6 @@ _ROOT = Path(__file__).parent.parent
 MODULES = tuple(
     f"gateway/{name}.py"
     for name in (
-        "wheel",
         "ir/streams",
         *(f"wire/{name}" for name in ("beside", "protobuf")),
         *(
@@ -54,7 +53,7 @@ MODULES = tuple(
             f"policies/{name}"
             for name in (
                 *("classify", "complete", "describe", "filling", "forward", "limit", "observe"),
-                *("retry", "single", "timeout"),
+                *("retry", "single"),
             )
         ),
         *(f"routing/{name}" for name in ("discover", "endpoints", "match", "router", "status")),
@@ -64,7 +63,8 @@ MODULES = tuple(
 
 It does not take asynchronous generators (frontend, upstream, grpc_call, grpc_incoming), generic
 protocols checked at run time (wire/codec), classes that interpreted ones inherit from (oip/grpc,
-oip/http), or children of asyncio's classes (waiting).
+oip/http), classes with slots of others (policies/timeout, and so wheel), or children of asyncio's
+classes (waiting).
 """
 
 _FUTURE = "from __future__ import annotations\n"
