@@ -33,6 +33,7 @@ from benchmarks.jobs import all_jobs
 from benchmarks.rounds import Row, Settings
 from benchmarks.store import Store, load
 from benchmarks.systems import Absent
+from gateway.telemetry import log
 
 _HERE = Path(__file__).parent
 _RESULTS = _HERE / "results.json"
@@ -46,6 +47,7 @@ def main() -> int:
     arguments = _parsed()
     # Then what was started is ended on the way out.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    log.configure("warning", "json")
     if arguments.what in _WRITERS:
         _WRITERS[arguments.what](arguments, load(arguments.file))
         return 0

@@ -35,7 +35,6 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import array_tensor
 from gateway.policies.joining import WHOLE
 from gateway.registry import protocol
-from gateway.telemetry import log
 from gateway.wire.http import Headers, HttpRequest
 
 _MODELS = {"small": "simple", "602 KB": "sum_and_empty", "10 ms": "slow"}
@@ -71,7 +70,6 @@ class Row:
 
 def run(requests: int, say: Say) -> list[Row]:
     """Measure so many hits and misses of each size at each place."""
-    log.configure("warning", "json")
     rows: list[Row] = []
     with _triton() as port:
         for size, model in _MODELS.items():

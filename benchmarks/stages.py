@@ -32,7 +32,6 @@ from gateway.config.load import load_text
 from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol
-from gateway.telemetry import log
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -126,7 +125,6 @@ def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> st
 def _each(
     only: str, say: Callable[[str], None], ask: Callable[["_Bench"], Coroutine[Any, Any, T]]
 ) -> Iterator[T]:
-    log.configure("warning", "json")
     for way in ways():
         if only in way.name:
             say(f"  stages: {way.name}")
