@@ -178,7 +178,7 @@ class Frontend(Generic[Q, A]):
         try:
             call = self._codec.decode_call(wire)
         except GatewayError as error:
-            return error
+            return _bare(error)
         except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
             return _internal(error, None)
         if not call.context.request_id:
@@ -191,7 +191,7 @@ class Frontend(Generic[Q, A]):
         try:
             call = self._heads.decode_head(wire)
         except GatewayError as error:
-            return error
+            return _bare(error)
         except Exception as error:  # noqa: BLE001  # as above
             return _internal(error, None)
         if call is not None and not call.context.request_id:
@@ -269,6 +269,16 @@ class Frontend(Generic[Q, A]):
             _internal(bug, None)
             return self._codec.encode_error(None, error)
         return self._codec.encode_error(call, error)
+
+
+def _bare(error: GatewayError) -> GatewayError:
+    """Return *error* without the way it took.
+
+    Its frames hold the message and what was read of it, and a caller's frame in turn the error: all
+    that would stay until the garbage collector looks.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def _internal(error: Exception, call: Call[Any] | None) -> InternalError:

@@ -110,7 +110,10 @@ class Router:
 
 
 async def _refused(error: GatewayError) -> Any:
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # which holds this frame from here on
 
 
 def with_model(call: Call[R], model: ModelRef) -> Call[R]:

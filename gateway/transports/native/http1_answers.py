@@ -200,8 +200,8 @@ class Answer:
         return stop
 
     def _take_head(self, status: int) -> None:
+        self._parser = None  # it holds this answer, and so the body
         if status in _INTERIM and status != _SWITCHING:
-            self._parser = None
             self.fields, self._complete = [], False
             self._length, self._chunks, self._tail = None, None, b""
             return

@@ -323,6 +323,7 @@ class Connection(asyncio.BufferedProtocol):
                 if not await Exchange(self._door.listener, self, asked, self._task).run():
                     break
                 self._current = None
+                del asked  # a connection that waits for the next holds no body
         except asyncio.CancelledError:
             self.cut()
             raise
@@ -330,6 +331,7 @@ class Connection(asyncio.BufferedProtocol):
             self._say(failure(error))
         finally:
             self._current = None
+            self._task = None  # which holds what ended it, and that this frame
             self._end()
 
     async def _asked(self) -> bool:

@@ -1,0 +1,109 @@
+"""What calls leave behind: nothing that waits for the garbage collector.
+
+Values that hold one another stay until it looks, and with them the bodies of requests and answers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.config.load import load_text
+from gateway.transports.base import ClientLimits
+from gateway.transports.native.grpc_client import GrpcClient
+from gateway.transports.native.http_client import HttpClient
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import Headers, HttpRequest
+from tests.fakes import settle
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+READY = "/inference.GRPCInferenceService/ModelReady"
+SIMPLE = {"backend": "python", "options": {"callable": "gateway.backends.examples:simple"}}
+ROW = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+GOOD = json.dumps({"inputs": [{"name": f"INPUT{at}", **ROW} for at in (0, 1)]}).encode()
+BAD = (
+    b"{}",
+    b'{"inputs":[',
+    GOOD.replace(b"INT32", b"INT99"),
+    GOOD.replace(b"[1, 16]", b"[1, 17]"),
+)
+BAD_GRPC = (b"\xff\xff", b"\x0a\x06simple", b"\x0a\x04nope")
+
+Ask = Callable[[HttpClient, GrpcClient], Awaitable[None]]
+
+
+async def started(stack: AsyncExitStack, said: dict[str, object]) -> Gateway:
+    config = {
+        "version": 1,
+        "listeners": [{"http": "127.0.0.1:0", "grpc": "127.0.0.1:0"}],
+        "admin": {"address": None, "metrics": None},
+        **said,
+    }
+    gateway = Gateway(load_text(json.dumps(config), source="test", directory=Path()))
+    await gateway.start()
+    stack.push_async_callback(gateway.stop, 0, 0)
+    return gateway
+
+
+def post(body: bytes, model: str = "simple") -> HttpRequest:
+    headers = Headers((("content-type", "application/json"),))
+    return HttpRequest("POST", f"/v2/models/{model}/infer", "", headers, (body,))
+
+
+async def good(http: HttpClient, grpc: GrpcClient) -> None:
+    assert (await http.send(post(GOOD), deadline=None)).status == 200
+    asked = GrpcRequest(READY, (b"\x0a\x06simple",))
+    assert (await grpc.send(asked, deadline=None)).status.name == "OK"
+
+
+async def bad(http: HttpClient, grpc: GrpcClient) -> None:
+    for request in (*map(post, BAD), post(GOOD, "nope")):
+        assert (await http.send(request, deadline=None)).status in (400, 404)
+    for message in BAD_GRPC:
+        answer = await grpc.send(GrpcRequest(INFER, (message,)), deadline=None)
+        assert answer.status.name != "OK"
+
+
+def ours(found: object) -> str:
+    """Return what of the gateway *found* is; "" for what is not its own."""
+    if isinstance(found, FrameType):
+        return found.f_code.co_qualname if "/gateway/" in found.f_code.co_filename else ""
+    kind = type(found)
+    return kind.__qualname__ if kind.__module__.startswith("gateway.") else ""
+
+
+@pytest.mark.parametrize("ask", [good, bad])
+@pytest.mark.parametrize("way", ["model", "oip+http", "oip+grpc"])
+async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
+    """After calls of one kind there is no cycle of the gateway's own objects."""
+    async with AsyncExitStack() as stack:
+        gateway = await started(stack, {"models": {"simple": SIMPLE}})
+        if way != "model":
+            address = gateway.addresses["main.http" if way == "oip+http" else "main.grpc"]
+            upstream = {"url": f"{way}://{address}", "probe": {"interval": "1h"}}
+            gateway = await started(stack, {"upstreams": {"up": upstream}})
+        for last in (False, False, True):
+            if last:  # the first ones settle what is asked once
+                gc.collect()
+                gc.disable()
+                stack.callback(gc.enable)
+            http = HttpClient(f"http://{gateway.addresses['main.http']}", ClientLimits())
+            grpc = GrpcClient(gateway.addresses["main.grpc"], ClientLimits())
+            stack.push_async_callback(http.close)
+            stack.push_async_callback(grpc.close)
+            await ask(http, grpc)
+            await settle()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            gc.collect()
+            assert [] == [name for name in map(ours, gc.garbage) if name]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
