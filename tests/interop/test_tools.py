@@ -229,6 +229,8 @@ LOADS = {
 @pytest.mark.parametrize("how", LOADS)
 def test_h2load_over_grpc(gateway: Running, folder: Path, how: str) -> None:
     """Every request is answered with 200, over as many streams and connections as it likes."""
+    if how == "more_streams_than_allowed" and make() == "reference":
+        pytest.skip("grpcio resets what comes before the client knows how many streams it allows")
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
     _loaded(LOADS[how], *GRPC, "-d", f"{folder}/small.grpc", url)
 
