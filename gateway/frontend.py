@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+C = TypeVar("C", bound=Call[Any] | None)
 
 Refused = Callable[[str, GatewayError], None]
 """Told of a request that no service saw: codec name and error."""
@@ -98,7 +99,7 @@ class Frontend(Generic[Q, A]):
 
     async def ask(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Answer *wire* as calling does: with the one answer, or a generator where it streams."""
-        call = self._decoded(wire)
+        call = self._decoded(wire, self._codec.decode_call)
         if isinstance(call, GatewayError):
             return self.refuse(call)
         if isinstance(call, StreamInferRequest):
@@ -118,7 +119,8 @@ class Frontend(Generic[Q, A]):
         self, wire: Q, whole: Callable[[], Awaitable[Q]], /
     ) -> A | AsyncGenerator[A, None]:
         """Answer *wire*, of which the head has come; where more is needed, when *whole* has it."""
-        call = self._decoded_head(wire)
+        assert self._heads is not None  # noqa: S101  # `head_bytes` said so
+        call = self._decoded(wire, self._heads.decode_head)
         if isinstance(call, GatewayError):
             return self.refuse(call)
         if call is not None:
@@ -149,7 +151,7 @@ class Frontend(Generic[Q, A]):
                 yield answer
 
     def _asked(self, wire: Q, gate: Gate[Q, A], session: int) -> Asked[A]:
-        call = self._decoded(wire)
+        call = self._decoded(wire, self._codec.decode_call)
         if isinstance(call, GatewayError):
             return Asked(partial(self._refused_only, call))
         call = call.within(session=session)
@@ -173,30 +175,17 @@ class Frontend(Generic[Q, A]):
             self._refused(self._codec.name, error)
             yield Said(self._failed(call, error), alone=True)
 
-    def _decoded(self, wire: Q) -> Call[Any] | GatewayError:
-        """Read *wire*; return what is wrong with it rather than raise."""
+    def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
+        """Read *wire* with *decode*; return what is wrong with it rather than raise."""
         try:
-            call = self._codec.decode_call(wire)
+            call = decode(wire)
         except GatewayError as error:
             return _bare(error)
         except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
             return _internal(error, None)
-        if not call.context.request_id:
-            call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
-        return call
-
-    def _decoded_head(self, wire: Q) -> Call[Any] | GatewayError | None:
-        """Read the head of *wire*; None where it takes all of it."""
-        assert self._heads is not None  # noqa: S101  # `head_bytes` said so
-        try:
-            call = self._heads.decode_head(wire)
-        except GatewayError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  # as above
-            return _internal(error, None)
-        if call is not None and not call.context.request_id:
-            call = call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
-        return call
+        if call is None or call.context.request_id:
+            return call
+        return call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
 
     async def _stream(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
         async with aclosing(self._said(call)) as answers:
