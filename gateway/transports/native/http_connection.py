@@ -20,14 +20,12 @@ from gateway.transports.http_exchange import Exchange, failure
 from gateway.transports.http_head import Version, head_too_slow
 from gateway.transports.http_presence import Presence
 from gateway.transports.http_sides import Listener
-from gateway.transports.native.http1 import HeadReader, Memory
+from gateway.transports.native.http1 import READ_BYTES, HeadReader, Memory
 from gateway.transports.native.http_incoming import Incoming
 from gateway.transports.sockets import pause_until_taken, peer_missing, peer_refused, tune
 from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
 
-# For heads and what comes with them: of a large body, only what is read into this is copied.
-_READ_BYTES = 64 * 1024
 _LINGER_S = 1.0
 
 
@@ -47,7 +45,7 @@ class Door:
         self.connections: set[Connection] = set()
         self.memory = Memory()
         # Read into and emptied within one call of the loop, so one will do for all.
-        self.buffer = memoryview(bytearray(_READ_BYTES))
+        self.buffer = memoryview(bytearray(READ_BYTES))
 
     def __call__(self) -> Connection:
         """Return the protocol of one more connection."""

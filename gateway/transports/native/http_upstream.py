@@ -9,12 +9,11 @@ from typing import Any
 from gateway.ir.arriving import Arriving
 from gateway.ir.errors import GatewayError
 from gateway.transports.http_asking import Peer
+from gateway.transports.native.http1 import READ_BYTES
 from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.sockets import peer_refused, reset_when_closed, tune
 from gateway.wire.http import Buffer
 
-# For heads and what comes with them: of a large body, only what is read into this is copied.
-_READ_BYTES = 64 * 1024
 _WAITING_BYTES = 1 << 20
 
 
@@ -235,4 +234,4 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 def read_buffer() -> memoryview:
     """Return what the connections of a pool read into."""
-    return memoryview(bytearray(_READ_BYTES))
+    return memoryview(bytearray(READ_BYTES))
