@@ -18,10 +18,11 @@ R = TypeVar("R")
 
 def arriving_in(call: Call[Any], /) -> Arriving | None:
     """Return what the inputs of *call* wait for; None when everything is here."""
-    request = inference_of(call)
+    # On the path of every inference: a plain loop, and no call for the usual kind.
+    request = call if type(call) is InferRequest else inference_of(call)
     if request is None:
         return None
-    for tensor in request.inputs:  # on the path of every inference: a plain loop
+    for tensor in request.inputs:
         if type(tensor.data) is ArrivingData:
             return tensor.data.source
     return None

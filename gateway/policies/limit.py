@@ -14,8 +14,6 @@ from gateway.telemetry.taken import note_queued
 
 R = TypeVar("R")
 
-_INFERENCES = (InferRequest, StreamInferRequest)
-
 
 class Limit:
     """Refuse inferences beyond what a route may have in flight and waiting.
@@ -50,7 +48,8 @@ class Limit:
         Raises:
             Overloaded: The queue is full, or no place came free in time.
         """
-        if type(call) not in _INFERENCES:
+        is_stream = type(call) is StreamInferRequest
+        if not is_stream and type(call) is not InferRequest:
             return await self._inner(call)
         if self._free:
             self._free -= 1
@@ -61,7 +60,10 @@ class Limit:
         except BaseException:
             self._leave()
             raise
-        return watch(call, reply, self._ended)
+        if is_stream:
+            return watch(call, reply, self._ended)
+        self._leave()
+        return reply
 
     async def _wait(self, call: Call[Any]) -> None:
         """Wait for a place among those in flight."""

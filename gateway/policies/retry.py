@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, InferResponse, sequence_of
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest, sequence_of
 from gateway.ir.errors import NotSent
 from gateway.ir.landing import arriving_in
-from gateway.ir.streams import close_stream, map_stream, streams, watch
+from gateway.ir.streams import close_stream, map_stream, watch
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -64,6 +64,7 @@ class Retry:
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer, at the second attempt if need be."""
+        is_stream = type(call) is StreamInferRequest
         self._active += 1
         try:
             try:
@@ -71,14 +72,17 @@ class Retry:
             except NotSent as error:
                 reply = await self._again(call, error)
             else:
-                if streams(call):
+                if is_stream:
                     # It may be open without having been sent: its first answer tells.
                     again = partial(self._again, call)
                     reply = map_stream(call, reply, lambda items: _Fresh(items, again))
         except BaseException:
             self._active -= 1
             raise
-        return watch(call, reply, self._ended)
+        if is_stream:
+            return watch(call, reply, self._ended)
+        self._active -= 1
+        return reply
 
     async def _again(self, call: Call[R], error: NotSent) -> R:
         """Ask a second time after a pause, or raise *error*."""
