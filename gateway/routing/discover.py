@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from gateway.ir.calls import CONTROLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
-from gateway.service import Service
+from gateway.service import Answering, Service
 from gateway.telemetry.taken import note_target
 
 R = TypeVar("R")
@@ -36,18 +36,26 @@ class Discover:
         self, upstreams: Mapping[str, Service], *, ttl_s: float = 10.0, ask_timeout_s: float = 2.0
     ) -> None:
         self._upstreams = dict(upstreams)
+        self._only = next(iter(upstreams.items())) if len(upstreams) == 1 else None
         self._ttl_s = ttl_s
         self._ask_timeout_s = ask_timeout_s
         self._owners: dict[str, tuple[float, str | None]] = {}
         self._asking: dict[str, asyncio.Future[str | None]] = {}
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Answer by the model's upstream.
 
         Raises:
             ModelNotFound: No upstream serves it.
             Unavailable: None is known to, and some could not be asked.
         """
+        if self._only is None or call.model is None:
+            return self._found(call)
+        # There is nothing to find out, and nothing that could be forgotten.
+        note_target(self._only[0])
+        return self._only[1](call)
+
+    async def _found(self, call: Call[R]) -> R:
         if call.model is None:
             raise InvalidRequest("the call names no model")
         if type(call) in CONTROLS:
@@ -67,8 +75,6 @@ class Discover:
             raise
 
     async def _owner(self, model: str) -> str | None:
-        if len(self._upstreams) == 1:
-            return next(iter(self._upstreams))
         known = self._owners.get(model)
         if known is not None and known[0] > time.monotonic():
             return known[1]

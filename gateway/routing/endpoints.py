@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, sequence_of
+from gateway.ir.calls import Call, StreamInferRequest, sequence_of
 from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as Place
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
-from gateway.ir.streams import streams, watch
+from gateway.ir.streams import watch
 from gateway.routing.affinity import IDLE_S, Affinity
 from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
 from gateway.service import Answering, Service
@@ -67,7 +67,7 @@ class Endpoint:
         name: Its address, for logs, metrics and errors.
         service: Asks it.
         ready: What its prober last saw; True while nobody probes.
-        pending: Calls in flight.
+        pending: Calls in flight; counted where there is another to choose.
     """
 
     def __init__(self, name: str, service: Service) -> None:
@@ -110,6 +110,7 @@ class Endpoints:
             raise ValueError(f"upstream {name!r} has no endpoints")
         self.name = name
         self.endpoints = tuple(endpoints)
+        self._only = endpoints[0] if len(endpoints) == 1 else None
         self._picker = picker
         self._ejection = ejection
         self._clock = clock
@@ -118,14 +119,17 @@ class Endpoints:
 
     def __call__(self, call: Call[R], /) -> Answering[R]:
         """Ask one endpoint, or all of them what each must know itself."""
-        if type(call) in EVERYWHERE and len(self.endpoints) > 1:
+        sequence = sequence_of(call)
+        if sequence is not None:
+            return self._ask_holder(sequence, call)
+        if self._only is not None:
+            # Nothing to choose, nor to eject: the last one that can be had stays.
+            return self._only.service(call)
+        if type(call) in EVERYWHERE:
             return ask_everywhere(
                 call, [partial(self._ask, endpoint) for endpoint in self.endpoints]
             )
-        sequence = sequence_of(call)
-        if sequence is None:
-            return self._ask(self._choose(), call)
-        return self._ask_holder(sequence, call)
+        return self._ask(self._choose(), call)
 
     async def _ask_holder(self, sequence: Place, call: Call[R]) -> R:
         """Ask the endpoint that holds *sequence*; when it breaks off, the sequence is over."""
@@ -155,13 +159,14 @@ class Endpoints:
             self._affinity.lose(model, sequence, endpoint.name)
 
     async def _ask(self, endpoint: Endpoint, call: Call[R], /) -> R:
+        is_stream = type(call) is StreamInferRequest
         endpoint.pending += 1
         try:
             reply = await endpoint.service(call)
         except BaseException as error:
             self._ended(endpoint, error)
             raise
-        if streams(call):
+        if is_stream:
             return watch(call, reply, partial(self._ended, endpoint))
         self._ended(endpoint, None)
         return reply
@@ -177,8 +182,6 @@ class Endpoints:
         return found or list(self.endpoints)
 
     def _choose(self) -> Endpoint:
-        if len(self.endpoints) == 1:
-            return self.endpoints[0]
         candidates = self._candidates()
         self._turn += 1
         turn = self._turn % len(candidates)

@@ -82,12 +82,12 @@ async def test_idle_endpoints_share_under_least_pending() -> None:
 
 async def test_stream_is_pending_until_it_is_closed() -> None:
     """A stream counts as in flight while it is open."""
-    endpoint = Endpoint("e", ScriptedService(FakeStream([REPLY])))
-    endpoints = Endpoints("up", [endpoint])
+    both = [Endpoint(name, ScriptedService(FakeStream([REPLY]))) for name in ("a", "b")]
+    endpoints = Endpoints("up", both)
     items = await endpoints(StreamInferRequest(request=CALL))
-    assert 1 == endpoint.pending
+    assert [0, 1] == sorted(endpoint.pending for endpoint in both)
     await close_stream(items)
-    assert 0 == endpoint.pending
+    assert [0, 0] == [endpoint.pending for endpoint in both]
 
 
 async def test_five_unavailable_in_a_row_eject() -> None:
