@@ -16,6 +16,7 @@ from gateway.ir.context import (
     NO_CONTEXT,
     Context,
     Members,
+    Metadata,
     ModelRef,
     Origin,
     Originated,
@@ -71,6 +72,16 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
         For what the wire form does not hold: deadline, request id, needs, origin.
         """
         return replace(self, context=replace(self.context, **fields))
+
+    # The same for what every call is given, at half the cost.
+
+    def until(self, deadline: float | None) -> Self:
+        """Return a copy with another deadline; the origin stays."""
+        return replace(self, context=replace(self.context, deadline=deadline))
+
+    def carrying(self, metadata: Metadata) -> Self:
+        """Return a copy with other metadata; the origin stays."""
+        return replace(self, context=replace(self.context, metadata=metadata))
 
 
 class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):
@@ -316,9 +327,10 @@ class StreamInferRequest(Call[AsyncIterator[InferResponse]], frozen=True, kw_onl
 
 def inference_of(call: Call[Any], /) -> InferRequest | None:
     """Return the inference that *call* is, or opens a stream of; None for other questions."""
-    if isinstance(call, StreamInferRequest):
-        return call.request
-    return call if isinstance(call, InferRequest) else None
+    # On the path of every call, several times: by exact type, at a third of what isinstance takes.
+    if type(call) is InferRequest:
+        return call
+    return call.request if type(call) is StreamInferRequest else None
 
 
 def sequence_of(call: Call[Any], /) -> Sequence | None:

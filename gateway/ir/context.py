@@ -16,6 +16,7 @@ from msgspec.structs import replace
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 
+Metadata = tuple[tuple[str, str], ...]
 Members = Mapping[str, Parameter | tuple[Parameter, ...]]
 
 NO_PARAMETERS: Parameters = {}
@@ -145,7 +146,7 @@ class Context(Originated, frozen=True):
     """
 
     protocol: str = ""
-    metadata: tuple[tuple[str, str], ...] = ()
+    metadata: Metadata = ()
     request_id: str = ""
     deadline: float | None = None
     session: int | None = None

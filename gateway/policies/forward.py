@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from gateway.ir.calls import Call
-from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, TRACING
+from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, TRACING, Metadata
 from gateway.service import Answering, Service
 
 R = TypeVar("R")
 
-# These never cross as they came, whatever a configuration says: a hop has its own.
+# These never cross as they came, whatever a configuration says: a hop has its own. The id of the
+# call is in its context, and codecs write it from there.
 _NEVER = OF_ONE_MESSAGE | {REQUEST_ID}
 
 
@@ -34,17 +35,24 @@ class Forward:
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._own = frozenset(name for name, _ in self._added) | _NEVER
+        # Callers send the same again and again, and transports then hand on the very same tuple.
+        self._last: tuple[Metadata, Metadata] = ((), self._added)
 
     def __call__(self, call: Call[R], /) -> Answering[R]:
         """Pass the call on with the metadata of the target."""
-        context = call.context
-        metadata = [
-            (name, value)
-            for name, value in context.metadata
-            if name not in self._own
-            and (name in self._exact or (self._prefixes and name.startswith(self._prefixes)))
+        metadata = call.context.metadata
+        came, crosses = self._last
+        if metadata is not came:
+            crosses = self._crossing(metadata)
+            self._last = metadata, crosses
+        return self._inner(call.carrying(crosses))
+
+    def _crossing(self, metadata: Metadata) -> Metadata:
+        own, exact, prefixes = self._own, self._exact, self._prefixes
+        crosses = [
+            pair
+            for pair in metadata
+            if pair[0] not in own
+            and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
         ]
-        if context.request_id:
-            metadata.append((REQUEST_ID, context.request_id))
-        metadata.extend(self._added)
-        return self._inner(call.within(metadata=tuple(metadata)))
+        return (*crosses, *self._added)

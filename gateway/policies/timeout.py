@@ -73,7 +73,7 @@ class Timeout:
         # What an upstream is told of a stream ends all of it.
         told = asked if streams(call) or arriving is not None else deadline
         if told != call.context.deadline:
-            call = call.within(deadline=told)
+            call = call.until(told)
         alarm = Alarm(left_s, self._wheel)
         if arriving is not None:
             alarm = _Patient(left_s, partial(self._left, arriving, now, asked))

@@ -12,11 +12,10 @@ async def forwarded(
     *metadata: tuple[str, str],
     allowed: tuple[str, ...] = (),
     added: dict[str, str] | None = None,
-    request_id: str = "",
 ) -> tuple[tuple[str, str], ...]:
     service = ScriptedService(always=True)
     policy = Forward(service, allowed, added or {})
-    await policy(InferRequest(context=Context(metadata=metadata, request_id=request_id)))
+    await policy(InferRequest(context=Context(metadata=metadata)))
     context: Context = service.calls[0].context
     return context.metadata
 
@@ -44,9 +43,22 @@ async def test_some_never_cross_as_they_came(name: str) -> None:
 
 
 async def test_the_request_id_goes_on() -> None:
-    """The call's own id, not the header it came in."""
-    found = await forwarded(("x-request-id", "theirs"), request_id="ours")
-    assert (("x-request-id", "ours"),) == found
+    """The call's own id, in its context, and not the header it came in."""
+    service = ScriptedService(always=True)
+    theirs = Context(metadata=(("x-request-id", "theirs"),), request_id="ours")
+    await Forward(service, (), {})(InferRequest(context=theirs))
+    assert Context(request_id="ours") == service.calls[0].context
+
+
+async def test_callers_with_other_headers_get_their_own() -> None:
+    """What crossed of one caller's headers is never sent for another's."""
+    service = ScriptedService(always=True)
+    policy = Forward(service, ("x-tenant",), {})
+    first, second = ((("x-tenant", name), ("y", "z")) for name in "ab")
+    for metadata in (first, first, second, first, ()):
+        await policy(InferRequest(context=Context(metadata=metadata)))
+    found = [call.context.metadata for call in service.calls]
+    assert [first[:1], first[:1], second[:1], first[:1], ()] == found
 
 
 async def test_added_headers_win() -> None:
