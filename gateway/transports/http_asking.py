@@ -28,6 +28,8 @@ HEADER_COUNT = 100
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that may be sent once more when nothing came back."""
 
+_CODING = "accept-encoding"
+_CODING_CHARS = len(_CODING)
 _LOOPBACK_CONNECT_S = 1.0
 _RATIO = 200
 _RATIO_FLOOR_BYTES = 1 << 20
@@ -53,17 +55,20 @@ class Peer:
         own = self._limits.connect_timeout_s
         return min(own, _LOOPBACK_CONNECT_S) if _is_loopback(self._host) else own
 
+    def takes(self, size: int) -> bool:
+        """Return whether an answer may have *size* bytes."""
+        return size <= self._limits.message_bytes
+
     def check_size(self, size: int) -> None:
         """Refuse an answer of *size* bytes or more, if that is too many.
 
         Raises:
             TooLarge: It is.
         """
-        limit = self._limits.message_bytes
-        if size > limit:
+        if not self.takes(size):
             raise TooLarge(
                 f"the answer of upstream {self.name} has {size} bytes or more, "
-                f"at most {limit} are allowed",
+                f"at most {self._limits.message_bytes} are allowed",
                 limit="message_bytes",
             )
 
@@ -106,27 +111,44 @@ class Peer:
         return NotSent(f"the client of upstream {self.name} is closed")
 
 
-def sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
-    """Return the fields of a request, Host and framing left out; what is left of time is said."""
-    fields = []
-    coding_said = False
+def sent_lines(wire: HttpRequest, left_s: float | None) -> str:
+    """Return the fields of a request as lines of its head, Host and framing left out.
+
+    Args:
+        wire: The request.
+        left_s: What is left of time, which is said; None for no deadline.
+    """
+    lines = ""
+    coding = "Accept-Encoding: identity\r\n"
     for name, value in wire.headers.pairs:
-        lower = _sent_name(name)
-        if lower is not None:
-            fields.append((name, safe_value(value)))
-            coding_said = coding_said or lower == "accept-encoding"
-    if not coding_said:
-        fields.append(("Accept-Encoding", "identity"))
-    if deadline is not None:
-        fields.append(("grpc-timeout", coarse_timeout(deadline - time.monotonic())))
-    return fields
+        begin = _begin_of_line(name)
+        if begin is None:
+            continue
+        if not (value.isascii() and value.isprintable()):
+            value = safe_value(value)  # noqa: PLW2901  # as it is sent
+        lines = f"{lines}{begin}{value}\r\n"
+        if len(name) == _CODING_CHARS and name.lower() == _CODING:
+            coding = ""
+    if left_s is None:
+        return lines + coding
+    return f"{lines}{coding}grpc-timeout: {coarse_timeout(left_s)}\r\n"
+
+
+def sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:
+    """Return what `sent_lines` does, as names and values."""
+    lines = sent_lines(wire, None if deadline is None else deadline - time.monotonic())
+    return [(name, value) for name, _, value in map(_parts, lines.split("\r\n")[:-1])]
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    return line.partition(": ")
 
 
 @lru_cache(1024)  # the same few names, message for message
-def _sent_name(name: str) -> str | None:
-    """Return *name* in lower case; None for a field that is not sent on."""
-    lower = name.lower()
-    return lower if is_writable(name) and lower not in ("host", "grpc-timeout") else None
+def _begin_of_line(name: str) -> str | None:
+    """Return what stands before the value of a field; None for one that is not sent on."""
+    sent = is_writable(name) and name.lower() not in ("host", "grpc-timeout")
+    return f"{name}: " if sent else None
 
 
 def answer_fields(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, list[str]]:

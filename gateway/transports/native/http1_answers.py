@@ -7,10 +7,11 @@ body of known length goes straight into one buffer, or out in pieces where the a
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 
 import httptools
 import numpy as np
+from msgspec import Struct
 
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.http_asking import (
@@ -36,7 +37,7 @@ _REMEMBERED: Final = 512
 _REMEMBERED_BYTES: Final = 1024
 
 
-class AnswerHead(NamedTuple):
+class AnswerHead(Struct, frozen=True):
     """What the head of an answer says.
 
     Attributes:
@@ -46,6 +47,7 @@ class AnswerHead(NamedTuple):
         length: Content-Length; None for none.
         chunked: The body comes in chunks.
         keeps: The connection may be used again.
+        plain: Length of a body that has one and is not too long; -1 for any other.
     """
 
     status: int
@@ -55,6 +57,7 @@ class AnswerHead(NamedTuple):
     length: int | None
     chunked: bool
     keeps: bool
+    plain: int
 
 
 class AnswerHeads(Remembered[AnswerHead]):
@@ -78,10 +81,38 @@ class Answer:
         head_read: Status and fields are known.
         done: It is whole.
         keeps: The connection may be used again after it.
+        lands: Its body is received in `room`.
     """
 
+    __slots__ = (
+        "_chunks",
+        "_complete",
+        "_head",
+        "_known",
+        "_left",
+        "_length",
+        "_method",
+        "_odd_coding",
+        "_parser",
+        "_peer",
+        "_received",
+        "_room",
+        "_size",
+        "_tail",
+        "_whole",
+        "begun",
+        "done",
+        "fields",
+        "head_read",
+        "keeps",
+        "lands",
+        "pieces",
+        "status",
+        "streamed",
+    )
+
     def __init__(
-        self, peer: Peer, method: str, *, streamed: bool, known: AnswerHeads | None = None
+        self, peer: Peer, method: str, known: AnswerHeads | None = None, *, streamed: bool = False
     ) -> None:
         self._peer = peer
         self._method = method
@@ -106,6 +137,7 @@ class Answer:
         self.head_read = False
         self.done = False
         self.keeps = False
+        self.lands = False
 
     def feed(self, data: bytes) -> int:
         """Take *data*; return how much of it belongs to the answer.
@@ -117,7 +149,15 @@ class Answer:
         at, end = 0, len(data)
         if not self.begun:
             self.begun = True
-            at = self._feed_known(data)
+            at = data.find(_END) + len(_END)
+            head = None if self._known is None else self._known.get(data[:at])
+            if head is None:
+                at = self._feed_new(data, at)
+            elif head.plain == end - at and self._method != "HEAD" and not self.streamed:
+                self._take_whole(head, memoryview(data)[at:])
+                return end
+            else:
+                self._take_known(head)
         while at < end and not self.done:
             at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
         return at
@@ -155,28 +195,46 @@ class Answer:
         head = self._head
         return answer_fields(self.fields) if head is None else (head.headers, head.codings)
 
-    def _feed_known(self, data: bytes) -> int:
-        """Take a head that came in one piece and is known, or becomes so; return its end, or 0."""
-        known, size = self._known, data.find(_END) + len(_END)
+    def _take_whole(self, head: AnswerHead, body: memoryview) -> None:
+        """Take an answer that came in one piece, as nearly all do: no copy."""
+        self._take_fields(head)
+        self.status = head.status
+        self._whole = body
+        self.head_read = self.done = True
+
+    def _take_known(self, head: AnswerHead) -> None:
+        """Take a head that came in one piece and is known."""
+        self._take_fields(head)
+        self._length = head.length
+        self._chunks = ChunkReader() if head.chunked else None
+        self._begin_body(head.status)
+
+    def _take_fields(self, head: AnswerHead) -> None:
+        self._head = head
+        self.fields, self.keeps = head.fields, head.keeps
+
+    def _feed_new(self, data: bytes, size: int) -> int:
+        """Take a head of *size* bytes that came in one piece and becomes known; return its end.
+
+        It may be none, then 0 is returned.
+        """
+        known = self._known
         if known is None or not len(_END) < size <= _REMEMBERED_BYTES:
             return 0
         raw = data[:size]
-        head = known.get(raw)
-        if head is None:
-            self._feed_head(raw, 0)
-            if not self.head_read:  # an interim answer
-                return size
-            if known.wants(raw):
-                fields = answer_fields(self.fields)
-                chunked, keeps = self._chunks is not None, self.keeps
-                head = AnswerHead(self.status, self.fields, *fields, self._length, chunked, keeps)
-                known.keep(raw, head)
-            return size
-        self._head = head
-        self.fields, self.keeps, self._length = head.fields, head.keeps, head.length
-        self._chunks = ChunkReader() if head.chunked else None
-        self._begin_body(head.status)
+        self._feed_head(raw, 0)
+        if self.head_read and known.wants(raw):  # not of an interim answer
+            known.keep(raw, self._said())
         return size
+
+    def _said(self) -> AnswerHead:
+        headers, codings = answer_fields(self.fields)
+        length, chunked, plain = self._length, self._chunks is not None, -1
+        if length is not None and not chunked and self.status not in _BODILESS:
+            plain = length if self._peer.takes(length) else -1
+        return AnswerHead(
+            self.status, self.fields, headers, codings, length, chunked, self.keeps, plain
+        )
 
     def _feed_head(self, data: bytes, at: int) -> int:
         stop = end_of_head(self._tail, data, at)
@@ -244,6 +302,7 @@ class Answer:
         else:
             if self._room is None:
                 self._room = np.empty(self._length, np.uint8).data
+                self.lands = True
             self._room[self._received : self._received + size] = view[at : at + size]
             self.came(size)
         return at + size

@@ -7,11 +7,10 @@ piece, within the limits. No redirects, no cookies, no proxies.
 from __future__ import annotations
 
 import asyncio
-import math
 import ssl
-import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,13 +18,13 @@ from gateway.ir.errors import Unavailable
 from gateway.transports.admission import Slots
 from gateway.transports.base import ClientLimits
 from gateway.transports.coding import coding_of
-from gateway.transports.http_asking import IDEMPOTENT, Peer, sent_fields
+from gateway.transports.http_asking import IDEMPOTENT, Peer, sent_lines
 from gateway.transports.native.addresses import Upstream
 from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.native.http_upstream import UpstreamConnection, read_buffer
 from gateway.transports.waiting import until
 from gateway.wheel import Wheel
-from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
+from gateway.wire.http import Buffer, HttpRequest, HttpResponse
 
 _PORTS = {"http": 80, "https": 443}
 _JOIN_BYTES = 64 * 1024
@@ -57,7 +56,7 @@ class HttpClient:
         port = parts.port or _PORTS[parts.scheme]
         self._peer = Peer(f"{parts.hostname}:{port}", parts.hostname, limits)
         self._prefix = parts.path.rstrip("/")
-        self._authority = parts.netloc.rpartition("@")[2]
+        self._said = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
         self._upstream = Upstream(parts.hostname, port, floor_s=limits.resolve_floor_s)
         self._tls: dict[str, Any] = {}
         if parts.scheme == "https":
@@ -68,31 +67,37 @@ class HttpClient:
         self._known = AnswerHeads()
         self._wheel = Wheel()
         self._idle: list[UpstreamConnection] = []
-        self._busy: set[UpstreamConnection] = set()
+        self._open: set[UpstreamConnection] = set()
         self._pruning: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
         """Send one request and return its whole answer; raises as `base.Client` says."""
-        if wire.rest is None and not self._closed and self._slots.take():
-            try:
-                if deadline is not None and deadline <= time.monotonic():
-                    raise self._peer.late()
-                connection = self._idle_connection(math.inf)
-                if connection is None:
-                    async with until(deadline, self._peer.name):
-                        connection = await self._connect()
-                answer = await self._answered(connection, wire, deadline)
-            finally:
-                self._slots.release()
+        now = monotonic()
+        if deadline is not None and deadline <= now:
+            raise self._peer.late()
+        connection = self._at_hand(now) if wire.rest is None else None
+        if connection is None:
+            answer = await self._asked_in_turn(wire, deadline)
         else:
-            async with until(deadline, self._peer.name):
-                await self._enter()
-                try:
-                    connection, answer = await self._asked(wire, deadline, streamed=False)
-                    self._put_back(connection)
-                finally:
-                    self._slots.release()
+            # What nearly every request does: without a task's alarm, since the connection itself
+            # is told when the time is over.
+            step = 0 if deadline is None else self._wheel.enter(connection, deadline)
+            try:
+                buffers = self._buffers(wire, None if deadline is None else deadline - now)
+                answer = connection.ask(wire.method, buffers)
+                await connection.coming()
+                if connection.failure is not None:
+                    raise connection.failure
+            except Unavailable:
+                if not self._unread(connection, wire):
+                    raise
+                answer = await self._asked_again(wire, deadline)
+            finally:
+                if step:
+                    self._wheel.leave(connection, step)
+                self._put_back(connection)
+                self._slots.release()
         headers, codings = answer.headers()
         body = answer.body()
         if codings:
@@ -100,34 +105,32 @@ class HttpClient:
                 body = await self._peer.plain(body, codings)
         return HttpResponse(answer.status, headers, (body,))
 
-    async def _answered(
-        self, connection: UpstreamConnection, wire: HttpRequest, deadline: float | None
-    ) -> Answer:
-        """Send *wire* on *connection* and return its whole answer; once more where that is safe.
+    def _at_hand(self, now: float) -> UpstreamConnection | None:
+        """Take a connection that was used before, and a place; None where either must be made."""
+        if not self._idle or not self._slots.take():
+            return None
+        connection = self._idle_connection(self._limits.keepalive_s, now)
+        if connection is None:
+            self._slots.release()
+        return connection
 
-        What nearly every request does, without a task's alarm: the connection itself is told when
-        the time is over.
-        """
-        step = 0 if deadline is None else self._wheel.enter(connection, deadline)
-        reused = connection.uses > 0
-        answer: Answer | None = None
-        try:
-            answer = self._write(connection, wire, deadline, streamed=False)
-            if not answer.done:
-                await connection.more()
-        except Unavailable:
-            if not (reused and self._unread(connection, answer, wire)):
-                raise
-        else:
-            return answer
-        finally:
-            if step:
-                self._wheel.leave(connection, step)
-            self._put_back(connection)
+    async def _asked_in_turn(self, wire: HttpRequest, deadline: float | None) -> Answer:
+        """Send *wire* once there is a place and a connection for it; return its whole answer."""
+        async with until(deadline, self._peer.name):
+            await self._enter()
+            try:
+                connection, answer = await self._asked(wire, deadline, streamed=False)
+                self._put_back(connection)
+            finally:
+                self._slots.release()
+        return answer
+
+    async def _asked_again(self, wire: HttpRequest, deadline: float | None) -> Answer:
+        """Send *wire* a second and last time; return its whole answer."""
         async with until(deadline, self._peer.name):
             connection, answer = await self._asked_anew(wire, deadline, streamed=False)
             self._put_back(connection)
-            return answer
+        return answer
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None
@@ -161,9 +164,9 @@ class HttpClient:
         """Close every connection; harmless the second time."""
         self._closed = True
         self._wheel.close()
-        for connection in (*self._idle, *self._busy):
-            connection.cut()
         self._idle.clear()
+        for connection in [*self._open]:
+            self._cut(connection)
         if self._pruning is not None:
             self._pruning.cancel()
             self._pruning = None
@@ -177,16 +180,17 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
     ) -> tuple[UpstreamConnection, Answer]:
         """Send *wire* and return its answer with its head read; once more where that is safe."""
-        rest = wire.rest
-        connection = await self._connection(_TRUSTED_S if rest is not None else math.inf)
+        rest, keepalive_s = wire.rest, self._limits.keepalive_s
+        connection = await self._connection(
+            keepalive_s if rest is None else min(keepalive_s, _TRUSTED_S)
+        )
         reused = connection.uses > 0
-        answer: Answer | None = None
         try:
             answer = self._write(connection, wire, deadline, streamed=streamed)
             while not (answer.done or (streamed and answer.head_read)):
                 await connection.more()
         except Unavailable:
-            unread = self._unread(connection, answer, wire)
+            unread = self._unread(connection, wire)
             self._put_back(connection)
             if not (reused and unread):
                 raise
@@ -212,10 +216,11 @@ class HttpClient:
         return connection, answer
 
     @staticmethod
-    def _unread(connection: UpstreamConnection, answer: Answer | None, wire: HttpRequest) -> bool:
+    def _unread(connection: UpstreamConnection, wire: HttpRequest) -> bool:
         """Return whether nobody can have acted on a request that went wrong."""
         if wire.rest is not None and wire.rest.begun:
             return False
+        answer = connection.answer
         if answer is None:
             return True
         return not answer.begun and (connection.refused or wire.method in IDEMPOTENT)
@@ -232,21 +237,22 @@ class HttpClient:
             raise self._peer.lost("it was closed before the request was sent")
         if wire.rest is not None and wire.rest.begun:
             raise self._peer.lost("the request was passed on already and cannot be sent again")
-        buffers: Sequence[Buffer] = (self._head(wire, deadline), *wire.body)
-        if size_of(wire.body) <= _JOIN_BYTES:
-            buffers = (b"".join(buffers),)
-        return connection.ask(wire.method, buffers, streamed=streamed, rest=wire.rest)
+        buffers = self._buffers(wire, None if deadline is None else deadline - monotonic())
+        return connection.ask(wire.method, buffers, wire.rest, streamed=streamed)
 
-    def _head(self, wire: HttpRequest, deadline: float | None) -> bytes:
-        target = f"{self._prefix}{wire.path}"
-        if wire.query:
-            target = f"{target}?{wire.query}"
-        lines = [f"{wire.method} {target} HTTP/1.1\r\nHost: {self._authority}"]
-        lines += [f"{name}: {value}" for name, value in sent_fields(wire, deadline)]
-        size = size_of(wire.body) + (0 if wire.rest is None else wire.rest.left)
-        if size or wire.method in _WITH_BODY:
-            lines.append(f"Content-Length: {size}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+    def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
+        """Return *wire* as it is written: one buffer, unless it is large."""
+        body = wire.body
+        size = sum(map(len, body))
+        target = (
+            f"{self._prefix}{wire.path}?{wire.query}" if wire.query else self._prefix + wire.path
+        )
+        length = size if wire.rest is None else size + wire.rest.left
+        framing = f"Content-Length: {length}\r\n" if length or wire.method in _WITH_BODY else ""
+        head = (
+            f"{wire.method} {target}{self._said}{sent_lines(wire, left_s)}{framing}\r\n"
+        ).encode("ascii")
+        return (head, *body) if size > _JOIN_BYTES else (b"".join((head, *body)),)
 
     # -- the pool
 
@@ -254,21 +260,17 @@ class HttpClient:
         """Return a connection that is clean, not too old and not idle for more than *idle_s*."""
         if self._closed:
             raise self._peer.closed()
-        return self._idle_connection(idle_s) or await self._connect()
+        return self._idle_connection(idle_s, monotonic()) or await self._connect()
 
-    def _idle_connection(self, idle_s: float) -> UpstreamConnection | None:
+    def _idle_connection(self, idle_s: float, now: float) -> UpstreamConnection | None:
         """Return such a connection, if there is one."""
-        if not self._idle:
-            return None
-        now = self._idle[-1].loop.time()
         limits = self._limits
         while self._idle:
             connection = self._idle.pop()
-            fresh = now - connection.since <= min(limits.keepalive_s, idle_s)
+            fresh = now - connection.since <= idle_s
             if fresh and connection.usable and now - connection.born <= limits.connection_age_s:
-                self._busy.add(connection)
                 return connection
-            connection.cut()
+            self._cut(connection)
         return None
 
     async def _connect(self) -> UpstreamConnection:
@@ -292,17 +294,20 @@ class HttpClient:
             raise self._peer.unreached(f"no connection within {timeout_s} s") from error
         except OSError as error:  # ssl's errors are such, too
             raise self._peer.unreached(error) from error
-        self._busy.add(connection)
+        self._open.add(connection)
         return connection
 
     def _put_back(self, connection: UpstreamConnection) -> None:
-        self._busy.discard(connection)
         if not connection.release() or self._closed:
-            connection.cut()
+            self._cut(connection)
             return
         self._idle.append(connection)
         if self._pruning is None:
             self._prune_after(self._limits.keepalive_s)
+
+    def _cut(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        connection.cut()
 
     def _prune_after(self, delay_s: float) -> None:
         self._pruning = asyncio.get_running_loop().call_later(delay_s, self._prune)
@@ -310,9 +315,8 @@ class HttpClient:
     def _prune(self) -> None:
         """Close connections that have idled too long; those used last stand last."""
         self._pruning = None
-        now = asyncio.get_running_loop().time()
-        stale = now - self._limits.keepalive_s
+        stale = monotonic() - self._limits.keepalive_s
         while self._idle and (self._idle[0].since <= stale or not self._idle[0].usable):
-            self._idle.pop(0).cut()
+            self._cut(self._idle.pop(0))
         if self._idle:
             self._prune_after(self._idle[0].since - stale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from gateway.ir.arriving import Arriving
@@ -27,11 +28,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         known: Heads of answers, of all connections to this peer.
 
     Attributes:
-        loop: Its clock.
-        born: When it was made, on that clock.
+        loop: Its own.
+        born: When it was made, on the clock of `time.monotonic`.
         since: When it was last used.
         uses: Requests sent on it.
+        usable: Another request may be sent on it.
         refused: The peer has reset it: what was sent last was not read.
+        failure: Why there will be no answer.
+        answer: The one that is to come, or was not let go of.
     """
 
     def __init__(
@@ -46,47 +50,44 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.loop = loop
         self._buffer = buffer
         self._socket: Any = None
-        self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._failure: Exception | None = None
         self._paused = False
         self._rest: Arriving | None = None
         self._first: list[Buffer] | None = None
         self.transport: Any = None
-        self.born = self.since = loop.time()
+        self.born = self.since = monotonic()
         self.uses = 0
+        self.usable = False
         self.refused = False
-
-    @property
-    def usable(self) -> bool:
-        """Whether another request may be sent on it."""
-        return self.transport is not None and not self.transport.is_closing()
+        self.failure: Exception | None = None
+        self.answer: Answer | None = None
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options."""
         self.transport = transport
+        self.usable = True
         self._socket = transport.get_extra_info("socket")
         tune(self._socket)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """Return where the next bytes go: into the body that is being read, if it is large."""
-        room = None if self._answer is None else self._answer.room()
+        answer = self.answer
+        room = answer.room() if answer is not None and answer.lands else None
         return self._buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take a part of an answer; what comes unasked ends the connection."""
-        answer = self._answer
+        answer = self.answer
         if answer is None:
             self.cut()
             return
-        if answer.room() is not None:
+        if answer.lands and not answer.done:
             answer.came(nbytes)
         else:
-            data = bytes(self._buffer[:nbytes])
             try:
-                if answer.feed(data) != len(data):
+                if answer.feed(bytes(self._buffer[:nbytes])) != nbytes:
                     answer.keeps = False  # an answer that nobody asked for follows
             except GatewayError as error:
                 self._fail(error)
@@ -103,6 +104,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         # A peer that closed an idle connection resets it when the request arrives; one that took
         # the request and then failed merely ends it.
         self.refused = peer_refused(self._socket)
+        self.usable = False
         self._end("it was closed before the answer was whole")
         return False
 
@@ -110,6 +112,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Note a reset: what was sent was not read."""
         if isinstance(exc, ConnectionResetError | BrokenPipeError):
             self.refused = True
+        self.usable = False
         self._end(str(exc) if exc else "it was closed before the answer was whole")
         self.transport = None
         if self._rest is not None:
@@ -131,9 +134,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self,
         method: str,
         buffers: Sequence[Buffer],
-        *,
-        streamed: bool,
         rest: Arriving | None = None,
+        *,
+        streamed: bool = False,
     ) -> Answer:
         """Send a request; return its answer, which is to come.
 
@@ -145,8 +148,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """
         self.uses += 1
         self.refused = False
-        self._failure = None
-        self._answer = answer = Answer(self._peer, method, streamed=streamed, known=self._known)
+        self.failure = None
+        self.answer = answer = Answer(self._peer, method, self._known, streamed=streamed)
         if rest is not None:
             self._rest = rest
             self._first = [*buffers]  # what is here already goes with the head
@@ -164,8 +167,21 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def ring(self) -> None:
         """The time for the answer is over."""
-        if self._answer is not None and not self._answer.done:
+        if self.answer is not None and not self.answer.done:
             self._fail(self._peer.late())
+
+    def coming(self) -> asyncio.Future[None]:
+        """Return what ends when all of the answer has come, of a streamed one more; or none will.
+
+        Why is `failure` then.
+        """
+        self._waiter = waiter = self.loop.create_future()
+        if self.failure is not None:
+            waiter.set_result(None)
+        elif self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        return waiter
 
     async def more(self) -> None:
         """Wait until all of the answer has come; of a streamed one, more of it.
@@ -174,29 +190,24 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             Unavailable: The connection broke.
             UpstreamProtocolError, TooLarge: The answer cannot be used.
         """
-        if self._failure is None:
-            self._waiter = self.loop.create_future()
-            if self._paused:
-                self._paused = False
-                self.transport.resume_reading()
-            await self._waiter
-            self._waiter = None
-        if self._failure is not None:
-            raise self._failure
+        await self.coming()
+        if self.failure is not None:
+            raise self.failure
 
     def release(self) -> bool:
         """Let go of the answer, read to its end; return whether the connection may be kept.
 
         Not one on which a body is not all sent: what is missing would be taken from what follows.
         """
-        answer, self._answer = self._answer, None
-        self.since = self.loop.time()
-        keeps = answer is not None and answer.done and answer.keeps and self.usable
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            rest.leave()
-            keeps = keeps and not rest.left
-        return keeps and not self._paused
+        answer, self.answer = self.answer, None
+        self._waiter = self.failure = None  # an error holds who waited, and so this
+        self.since = monotonic()
+        keeps = answer is not None and answer.done and answer.keeps
+        if self._rest is not None:
+            self._rest.leave()
+            keeps = keeps and not self._rest.left
+            self._rest = None
+        return keeps and self.usable and not self._paused
 
     def cut(self) -> None:
         """Close at once; closing in good order would first send what is still unsent.
@@ -205,6 +216,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         and work on.
         """
         if self.transport is not None:
+            self.usable = False
             reset_when_closed(self._socket)
             self.transport.abort()
 
@@ -214,7 +226,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def _end(self, why: str) -> None:
-        answer = self._answer
+        answer = self.answer
         if answer is None or answer.done:
             return
         if answer.ended():
@@ -223,8 +235,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._fail(self._peer.lost(why))
 
     def _fail(self, error: Exception) -> None:
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
         self._wake()
 
     def _wake(self) -> None:

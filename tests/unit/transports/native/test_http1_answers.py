@@ -44,10 +44,15 @@ def fed(answer: Answer, *pieces: bytes) -> Answer:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("framing", FRAMED)
-@given(cuts=st.sets(st.integers(1, 80)))
-def test_reads_the_same_however_it_is_cut(framing: str, streamed: bool, cuts: set[int]) -> None:
-    """Status, fields and body do not depend on the pieces they come in, nor on the framing."""
-    answer = fed(Answer(PEER, "GET", streamed=streamed), *cut(FRAMED[framing], cuts))
+@given(cuts=st.sets(st.integers(1, 80)), heads=st.booleans())
+def test_reads_the_same_however_it_is_cut(
+    framing: str, streamed: bool, cuts: set[int], heads: bool
+) -> None:
+    """Status, fields and body do not depend on pieces, framing, and whether the head is known."""
+    known = AnswerHeads()
+    for _ in range(2 * heads):
+        fed(Answer(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
+    answer = fed(Answer(PEER, "GET", streamed=streamed, known=known), *cut(FRAMED[framing], cuts))
     assert answer.ended()
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
     assert (200, b"hello") == (answer.status, body)
@@ -104,8 +109,9 @@ def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
         fed(Answer(PEER, "GET", streamed=False, known=known), FRAMED["length"])
     answer = Answer(PEER, "HEAD", streamed=False, known=known)
     head = FRAMED["length"].removesuffix(b"hello")
-    assert answer.feed(head) == len(head)
+    assert answer.feed(FRAMED["length"]) == len(head)
     assert answer.done
+    assert b"" == answer.body()
 
 
 @pytest.mark.parametrize(
@@ -124,10 +130,14 @@ def test_answers_without_a_body_end_with_their_head(method: str, head: bytes) ->
 
 
 def test_leaves_what_follows_an_answer() -> None:
-    """Bytes behind the end do not belong to the answer."""
-    answer = Answer(PEER, "GET", streamed=False)
+    """Bytes behind the end do not belong to the answer, whether its head is known or not."""
+    known = AnswerHeads()
     data = FRAMED["length"]
-    assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
+    for _ in range(3):
+        answer = Answer(PEER, "GET", streamed=False, known=known)
+        assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
+        assert b"hello" == answer.body()
+    assert 1 == len(known)
 
 
 @pytest.mark.parametrize(
