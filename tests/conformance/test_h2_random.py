@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from gateway.transports.native import http2_frames as frames
 from gateway.transports.native.header_blocks import Field, literal
-from gateway.transports.native.http2 import STREAM_WINDOW, Http2
+from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_frames import NoHead
+from gateway.transports.native.http2_receiving import STREAM_WINDOW
 from gateway.transports.native.http2_streams import Stream
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
@@ -94,6 +95,12 @@ class Echo:
         self.bodies.setdefault(stream.number, b"")
         if end:
             self.data(stream, memoryview(b""), end=True)
+
+    def whole(self, stream: Stream, head: Any, view: memoryview, tail: Any) -> None:
+        self.head(stream, head, end=False)
+        self.data(stream, view, end=tail is None)
+        if tail is not None:
+            self.head(stream, tail, end=True)
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         self.bodies[stream.number] += view

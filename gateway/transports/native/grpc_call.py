@@ -129,9 +129,9 @@ class Call:
         if one and self.task is not None:
             return  # the one message was there: nobody reads what follows
         if one and self._incoming is None:
-            message = whole_message(view, method.limits.message_bytes)
-            if message is not None:
-                self._start(message)
+            whole = whole_message(view, method.limits.message_bytes)
+            if whole is not None:
+                self._start(Message(whole, None))
                 return
         incoming = self._receiving()
         try:

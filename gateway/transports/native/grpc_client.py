@@ -22,6 +22,7 @@ from gateway.transports.native.grpc_messages import framed
 from gateway.transports.native.grpc_pool import ClientConnection, Pool
 from gateway.wheel import Wheel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.http import size_of
 
 # The deadline is sent rounded down, and both ends keep it.
 _CLOCK_SLACK_S: Final = 0.02
@@ -59,15 +60,15 @@ class GrpcClient:
 
         Metadata that gRPC cannot carry is left out.
         """
-        left_s = self._left(deadline)
+        now = self._now(deadline)
         if not self._slots.take():
-            await self._place(left_s, deadline)
+            now = await self._place(now, deadline)
         try:
-            connection = self._pool.find() or await self._pool.take(deadline)
+            connection = self._pool.find(now) or await self._pool.take(deadline)
             exchange = self._begin(connection, wire, deadline)
             step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
             try:
-                answer = await exchange.one()
+                answer = await exchange.ending() or await exchange.one()
             except asyncio.CancelledError:
                 exchange.abandon()
                 raise
@@ -85,11 +86,11 @@ class GrpcClient:
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[GrpcResponse, None]:
         """Send one message and iterate over its answers; a status other than OK is the last."""
-        left_s = self._left(deadline)
+        now = self._now(deadline)
         if not self._slots.take():
-            await self._place(left_s, deadline)
+            now = await self._place(now, deadline)
         try:
-            connection = self._pool.find() or await self._pool.take(deadline)
+            connection = self._pool.find(now) or await self._pool.take(deadline)
             exchange = self._begin(connection, wire, deadline)
             step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
             try:
@@ -120,7 +121,8 @@ class GrpcClient:
         left_s = None if deadline is None else deadline - monotonic()
         block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
         rest = wire.rest
-        message = framed(wire.message) if rest is None else framed(wire.message, rest.left)
+        size = size_of(wire.message)
+        message = framed(wire.message, size if rest is None else size + rest.left)
         return connection.call(block, message, self._limits.message_bytes, rest)
 
     def _check_time(self, deadline: float | None) -> None:
@@ -128,21 +130,20 @@ class GrpcClient:
         if deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S:
             raise DeadlineExceeded(f"no answer from {self._target} in time")
 
-    async def _place(self, left_s: float | None, deadline: float | None) -> None:
-        """Wait for a place among the calls in flight."""
+    async def _place(self, now: float, deadline: float | None) -> float:
+        """Wait for a place among the calls in flight; return the time then."""
         try:
-            await self._slots.acquire(left_s)
+            await self._slots.acquire(None if deadline is None else deadline - now)
         except Overloaded as error:
-            self._left(deadline)
+            self._now(deadline)
             raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
+        return monotonic()
 
-    def _left(self, deadline: float | None) -> float | None:
-        """Return the seconds left. Raises DeadlineExceeded when there are none."""
+    def _now(self, deadline: float | None) -> float:
+        """Return the time. Raises DeadlineExceeded when it is past *deadline*."""
         if self._closed:
             raise NotSent(f"the client of {self._target} is closed")
-        if deadline is None:
-            return None
-        left_s = deadline - monotonic()
-        if left_s <= 0:
+        now = monotonic()
+        if deadline is not None and deadline <= now:
             raise DeadlineExceeded(f"the call's time was over before {self._target} was asked")
-        return left_s
+        return now

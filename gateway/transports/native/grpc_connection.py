@@ -90,8 +90,9 @@ class ServerConnection(H2Protocol):
         if self._address is not None:
             self._count.leave(self._address)
             self._address = None
-        streams, self.core.streams = self.core.streams, {}
-        for stream in streams.values():
+        streams = [*self.core.streams.values()]
+        self.core.streams.clear()
+        for stream in streams:
             self.core.outlet.forget(stream)
             if stream.owner is not None:
                 stream.owner.reset()
@@ -120,6 +121,19 @@ class ServerConnection(H2Protocol):
         call.begin()
         if end and stream.owner is not None:
             call.data(memoryview(b""), end=True)
+
+    def whole(self, stream: Stream, head: RequestHead, view: memoryview, _tail: object) -> None:
+        """Begin a call whose one message is here."""
+        method = self._methods.get(head.path)
+        if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
+            self._turn_away(stream, head)
+        elif head.length is not None and head.length != len(view):
+            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+        else:
+            call = stream.owner = Call(self, stream, head, method)
+            call.begin()
+            if stream.owner is not None:
+                call.data(view, end=True)
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of it."""

@@ -21,7 +21,8 @@ from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.grpc_heads import ResponseHead, status_of_http
 from gateway.transports.native.grpc_messages import Message, MessageReader, whole_message
 from gateway.transports.native.grpc_plain import plain
-from gateway.transports.native.http2 import STREAM_WINDOW, Http2
+from gateway.transports.native.http2 import Http2
+from gateway.transports.native.http2_receiving import STREAM_WINDOW
 from gateway.transports.native.http2_streams import Stream
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
@@ -87,7 +88,7 @@ class Exchange:
         self._single = False
         self._end: ResponseHead | None = None
         self._error: GatewayError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[GrpcResponse | None] | None = None
         self._rest: Arriving | None = None
 
     # -- what the connection tells
@@ -111,13 +112,36 @@ class Exchange:
         if end or self._end is not None or self._error is not None:
             self._finish(head)
 
+    def whole(self, head: ResponseHead, view: memoryview, tail: ResponseHead) -> None:
+        """Take all of an answer: what `head`, `data` and `head` again would be told."""
+        message = whole_message(view, self._limit)
+        if (
+            message is not None
+            and self._single
+            and self._head is None
+            and not self._done
+            and head.http_status == 200  # noqa: PLR2004  # OK
+            and head.is_grpc
+            and head.status is None
+            and tail.status is GrpcStatus.OK
+            and tail.http_status is None
+        ):
+            self._end = tail
+            self._tell(GrpcResponse((message,), metadata=tail.metadata))
+            if not self.stream.ended_here:
+                self.abandon()
+            return
+        self.head(head, end=False)
+        self.data(view, end=False)
+        self.head(tail, end=True)
+
     def data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the answer."""
         if self._end is not None or self._error is not None:
             return
         message = whole_message(view, self._limit) if self._reader is None else None
         if message is not None and self._head is not None and not end:
-            self._messages.append(message)
+            self._messages.append(Message(message, None))
             self._came()
         else:
             self._piece(view, end=end)
@@ -223,16 +247,24 @@ class Exchange:
             self._rest.leave()
             self._rest = None
 
-    async def one(self) -> GrpcResponse:
-        """Return the one answer, or the status that came instead; to be asked for at once."""
+    def ending(self) -> asyncio.Future[GrpcResponse | None]:
+        """Return what is done when the call has ended; to be asked for at once.
+
+        It has the one answer, where that came whole; else `one` says what came.
+        """
         self._single = True
-        while self._end is None and self._error is None:
-            self._waiter = self._line.loop.create_future()
-            await self._waiter
+        self._waiter = waiter = self._line.loop.create_future()
+        if self._done:
+            waiter.set_result(None)
+        return waiter
+
+    async def one(self) -> GrpcResponse:
+        """Return the one answer of a call that has ended, or the status that came instead."""
         if self._error is not None:
             raise self._error
         end = self._end
-        if end is None or end.status is not GrpcStatus.OK:
+        assert end is not None  # noqa: S101  # there was no error
+        if end.status is not GrpcStatus.OK:
             return self._ended()
         if not self._messages:
             raise self._broken("status OK without an answer")
@@ -289,8 +321,12 @@ class Exchange:
         return self._end is not None or self._error is not None
 
     def _wake(self) -> None:
+        """Let whoever waits look at what came."""
+        self._tell(None)
+
+    def _tell(self, answer: GrpcResponse | None) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(answer)
 
     def _ended(self) -> GrpcResponse:
         end = self._end

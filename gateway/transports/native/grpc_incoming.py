@@ -15,7 +15,8 @@ from typing import Final, Protocol
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
 from gateway.transports.base import Budget, ServerLimits
 from gateway.transports.native.grpc_messages import Message, MessageReader
-from gateway.transports.native.http2 import STREAM_WINDOW, Http2
+from gateway.transports.native.http2 import Http2
+from gateway.transports.native.http2_receiving import STREAM_WINDOW
 from gateway.transports.native.http2_streams import Stream
 
 # Messages of a stream that have come and were not yet taken: the window bounds their bytes.

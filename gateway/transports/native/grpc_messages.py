@@ -160,17 +160,22 @@ class MessageReader:
 _NOTHING: Final = memoryview(b"")
 
 
-def whole_message(view: memoryview, limit_bytes: int) -> Message | None:
-    """Return the message that *view*, the first of a stream, is one of and nothing else.
+def whole_message(view: memoryview, limit_bytes: int) -> memoryview | None:
+    """Return the message that *view*, the first of a stream, has and nothing else.
 
     None for all that is not as simple: it is for a `MessageReader` to say what it is.
     """
     size = len(view) - PREFIX_BYTES
     if not 0 <= size <= limit_bytes or _PREFIX.unpack_from(view) != (0, size):
         return None
-    return Message(view[PREFIX_BYTES:], None)
+    return view[PREFIX_BYTES:]
 
 
-def framed(message: Sequence[Buffer], rest_bytes: int = 0) -> list[Buffer]:
-    """Return a message with its prefix, not compressed; *rest_bytes* of it are to follow."""
-    return [_PREFIX.pack(0, size_of(message) + rest_bytes), *message]
+def framed(message: Sequence[Buffer], size: int | None = None) -> list[Buffer]:
+    """Return a message with its prefix, not compressed.
+
+    Args:
+        message: Its bytes; more of them may follow.
+        size: Of all of it, where that is known.
+    """
+    return [_PREFIX.pack(0, size_of(message) if size is None else size), *message]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from gateway.transports.native.h2_protocol import H2Protocol
 from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_frames import NO_ERROR, H2Fault
 from gateway.transports.native.http2_streams import Stream
+from gateway.wire.http import Buffer
 
 # What servers allow on one connection (RELIABILITY.md D1), unless they allow less.
 _STREAMS: Final = 100
@@ -46,7 +48,6 @@ class ClientConnection(H2Protocol):
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.used = False
         self._pool = pool
-        self._turn = 0
         self._going: str | None = None
 
     @property
@@ -65,27 +66,28 @@ class ClientConnection(H2Protocol):
             and not self.core.exhausted
         )
 
-    @property
     def has_room(self) -> bool:
-        """Whether it takes one more call now."""
+        """Return whether it takes one more call now."""
         core = self.core
         users = len(core.streams)
         return users < _STREAMS and users < core.peer_streams and self.open
 
     def call(
-        self, block: bytes, message: Any, limit_bytes: int, rest: Arriving | None = None
+        self, block: bytes, message: Sequence[Buffer], limit_bytes: int, rest: Arriving | None
     ) -> Exchange:
         """Begin a call and write its one message; what is arriving of it, as it comes."""
         self.used = True
-        stream = self.core.open(None)
-        exchange = stream.owner = Exchange(self, stream, limit_bytes, self._turn)
+        core = self.core
+        stream = core.open(None)
+        exchange = stream.owner = Exchange(self, stream, limit_bytes, self.turn)
         if rest is None:
-            self.core.outlet.send(stream, block, message, None)
+            core.outlet.send(stream, block, message, None)
         else:
-            self.core.outlet.head(stream, block)
-            self.core.outlet.data(stream, message)
+            core.outlet.head(stream, block)
+            core.outlet.data(stream, message)
             exchange.send_rest(rest)
-        self.flush_soon()
+        if not self.flushing:
+            self.flush_soon()
         return exchange
 
     # -- asyncio's protocol
@@ -97,11 +99,6 @@ class ClientConnection(H2Protocol):
             self.cut()
             return
         super().data_received(data)
-
-    def flush(self) -> None:
-        """Write, and begin the next turn."""
-        self._turn += 1
-        super().flush()
 
     def broken(self, fault: H2Fault) -> None:
         """End every call: what the server says cannot be read."""
@@ -120,7 +117,7 @@ class ClientConnection(H2Protocol):
         for exchange in self._exchanges():
             self.core.outlet.forget(exchange.stream)
             self.core.streams.pop(exchange.stream.number, None)
-            exchange.lost(why, written=exchange.turn != self._turn)
+            exchange.lost(why, written=exchange.turn != self.turn)
         self._pool.lost(self)
 
     # -- what the core tells
@@ -129,6 +126,14 @@ class ClientConnection(H2Protocol):
         """Take calls from now on."""
         if not self.ready.done():
             self.ready.set_result(None)
+
+    def whole(
+        self, stream: Stream, head: ResponseHead, view: memoryview, tail: ResponseHead | None
+    ) -> None:
+        """Give a call all of its answer."""
+        stream.owner.whole(head, view, tail)
+        if not self.core.streams or self._pool.waiting:
+            self._pool.left(self)
 
     def head(self, stream: Stream, head: ResponseHead, *, end: bool) -> None:
         """Give a call its header fields, or its trailers."""
@@ -208,23 +213,24 @@ class Pool:
         self._name = name
         self._upstream = upstream
         self._limits = limits
+        self._age_s = limits.connection_age_s
         self._tls = tls
         self._connections: list[ClientConnection] = []
         self._all: set[ClientConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
-        self._room: set[asyncio.Future[None]] = set()
+        self.waiting: set[asyncio.Future[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def find(self) -> ClientConnection | None:
+    def find(self, now: float) -> ClientConnection | None:
         """Return a connection with room, if there is one."""
-        oldest = monotonic() - self._limits.connection_age_s
+        oldest = now - self._age_s
         for connection in self._connections:
             if connection.born < oldest and connection.used:
                 self._connections.remove(connection)
                 connection.retire()
-                return self.find()
-            if connection.has_room:
+                return self.find(now)
+            if connection.has_room():
                 return connection
         return None
 
@@ -238,7 +244,7 @@ class Pool:
         try:
             async with asyncio.timeout(None if deadline is None else deadline - monotonic()):
                 while not self._closed:
-                    found = self.find()
+                    found = self.find(monotonic())
                     if found is not None:
                         return found
                     await self._more()
@@ -260,12 +266,12 @@ class Pool:
             connection.idle_since = monotonic()
             if connection not in self._connections and connection.transport is not None:
                 connection.retire()
-        if self._room:
+        if self.waiting:
             self._wake()
 
     def _wake(self) -> None:
         """Let those who wait for room look again."""
-        waiting, self._room = self._room, set()
+        waiting, self.waiting = self.waiting, set()
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -291,11 +297,11 @@ class Pool:
         """Wait for a connection, or for room on one. Raises NotSent."""
         if len(self._connections) >= self._limits.connections:
             future = asyncio.get_running_loop().create_future()
-            self._room.add(future)
+            self.waiting.add(future)
             try:
                 await future
             finally:
-                self._room.discard(future)
+                self.waiting.discard(future)
             return
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())

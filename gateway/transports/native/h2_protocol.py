@@ -27,6 +27,8 @@ class H2Protocol(asyncio.Protocol):
         core: The connection without its socket.
         transport: None before the connection is made and after it is lost.
         fault: What the peer did wrong, where that ended the connection.
+        flushing: Whether what is in the core is written at the end of this turn of the loop.
+        turn: Another number after each time that something could be written.
     """
 
     core: Http2
@@ -35,7 +37,8 @@ class H2Protocol(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.transport: Any = None
         self.fault: H2Fault | None = None
-        self._flushing = False
+        self.flushing = False
+        self.turn = 0
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
 
@@ -59,7 +62,7 @@ class H2Protocol(asyncio.Protocol):
             if self.transport is not None:
                 self.transport.close()
             return
-        if self.core.out:
+        if self.core.out and not self.flushing:
             self.flush_soon()
 
     def broken(self, fault: H2Fault) -> None:
@@ -67,13 +70,14 @@ class H2Protocol(asyncio.Protocol):
 
     def flush_soon(self) -> None:
         """Write what the core has to say at the end of this turn of the loop."""
-        if not self._flushing:
-            self._flushing = True
+        if not self.flushing:
+            self.flushing = True
             self.loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write what the core has to say now."""
-        self._flushing = False
+        self.flushing = False
+        self.turn += 1
         out = self.core.out
         if not out:
             return

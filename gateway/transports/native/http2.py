@@ -1,8 +1,9 @@
 """HTTP/2 without sockets: bytes in, calls of a receiver and bytes out; client and server alike.
 
-Here live streams, both windows and settings; frames are read in `http2_reader`.  Not here: sockets,
-time (the driver calls `credit.tick` once a second), what fields mean (`read_head`), messages
-(`grpc`).
+Here live what the driver asks and what frames about the connection say; frames are read in
+`http2_reader`, what comes on streams in `http2_receiving`, and written in `http2_streams`.  Not
+here: sockets, time (the driver calls `credit.tick` once a second), what fields mean (`read_head`),
+messages (`grpc`).
 Priorities are ignored, pushes refused, floods bounded (`http2_credit`).
 
 Source: RFC 9113.
@@ -11,58 +12,24 @@ Source: RFC 9113.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any
 
 from gateway.transports.native import http2_frames as h2
-from gateway.transports.native.header_blocks import TABLE_BYTES, Field, HeaderDecoder
-from gateway.transports.native.http2_credit import (
-    ANSWER_EARNS,
-    EARNS_FROM_BYTES,
-    MESSAGE_EARNS,
-    REFUSAL_COST,
-    RESET_COST,
+from gateway.transports.native.header_blocks import TABLE_BYTES, Field
+from gateway.transports.native.http2_credit import EARNS_FROM_BYTES, MESSAGE_EARNS, RESET_COST
+from gateway.transports.native.http2_frames import H2Fault, StreamFault
+from gateway.transports.native.http2_reader import FRAME_BYTES
+from gateway.transports.native.http2_receiving import (
+    CONNECTION_WINDOW,
+    STREAM_WINDOW,
+    Head,
+    Receiver,
+    Receiving,
 )
-from gateway.transports.native.http2_frames import H2Fault, NoHead, StreamFault
-from gateway.transports.native.http2_reader import FRAME_BYTES, FrameReader
-from gateway.transports.native.http2_streams import Outlet, Stream
-from gateway.wire.http import Buffer
-from gateway.wire.remembered import Remembered
-
-Head = Any
-"""What the driver's `read_head` makes of header fields."""
-
-STREAM_WINDOW: Final = h2.DEFAULT_WINDOW
-"""What a peer may send on one stream before it is granted more."""
-
-CONNECTION_WINDOW: Final = 1 << 20
-_KNOWN_BLOCKS: Final = 64
-_KNOWN_BYTES: Final = 1024
-_EMPTY: Final = memoryview(b"")
+from gateway.transports.native.http2_streams import Stream
 
 
-class Receiver(Protocol):
-    """Told of what a peer sends; its methods are called from within `feed`."""
-
-    def settled(self) -> None:
-        """The peer's settings have come."""
-
-    def head(self, stream: Stream, head: Head, *, end: bool) -> None:
-        """A stream began (on a server), or its header fields or trailers came (on a client)."""
-
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
-        """A part of a stream came; *view* lives on."""
-
-    def reset(self, stream: Stream, code: int) -> None:
-        """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
-
-    def sent(self, stream: Stream) -> None:
-        """All that waited for the peer's windows has been written."""
-
-    def went_away(self, code: int, message: str) -> None:
-        """The peer takes no new streams."""
-
-
-class Http2(FrameReader):
+class Http2(Receiving):
     """One end of a connection.
 
     Args:
@@ -76,6 +43,7 @@ class Http2(FrameReader):
     Attributes:
         out: What is to be written; the driver empties it.
         peer_streams: How many streams the peer allows at once.
+        exhausted: Whether a client has used all its stream numbers.
     """
 
     def __init__(
@@ -87,21 +55,12 @@ class Http2(FrameReader):
         streams: int,
         header_bytes: int,
     ) -> None:
-        super().__init__(b"" if client else h2.PREFACE, header_bytes)
-        self._receiver = receiver
-        self._read_head = read_head
-        self._client = client
-        self._max_streams = streams
-        self._decoder = HeaderDecoder(header_bytes)
-        self._known: Remembered[Head] = Remembered(_KNOWN_BLOCKS, _KNOWN_BYTES)
-        self._window = CONNECTION_WINDOW
-        self._last = 0
-        self._next = 1
-        self._accepting = True
+        super().__init__(
+            receiver, read_head, client=client, streams=streams, header_bytes=header_bytes
+        )
         self._peer_table = TABLE_BYTES
         self.peer_streams = 100
-        self.out: list[Buffer] = []
-        self.outlet = Outlet(self.out, self.credit, self._ended_here, receiver.sent)
+        self.exhausted = False
         self._greet(header_bytes)
 
     def _greet(self, header_bytes: int) -> None:
@@ -116,28 +75,18 @@ class Http2(FrameReader):
 
     # -- what the driver asks
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether a client has used all its stream numbers."""
-        return self._next > h2.MAX_WINDOW
-
-    def feed(self, data: bytes) -> None:
-        """Take what came from the peer.
-
-        Raises:
-            H2Fault: It breaks the protocol. GOAWAY is in `out`; feed it no more.
-        """
-        try:
-            self._feed(data)
-        except H2Fault as fault:
-            self.out.append(h2.goaway(self._last, fault.code, fault.message))
-            raise
+    def _refused(self, fault: H2Fault) -> None:
+        self.out.append(h2.goaway(self._last, fault.code, fault.message))
 
     def open(self, owner: Any) -> Stream:
         """Return a new stream of a client."""
-        stream = Stream(self._next, self.outlet.initial_window, STREAM_WINDOW, owner)
-        self._next += 2
-        self.streams[stream.number] = stream
+        number = self._next
+        self._next = number + 2
+        if number >= h2.MAX_WINDOW:
+            self.exhausted = True
+        stream = self.streams[number] = Stream(
+            number, self.outlet.initial_window, STREAM_WINDOW, owner
+        )
         return stream
 
     def reset(self, stream: Stream, code: int) -> None:
@@ -156,119 +105,6 @@ class Http2(FrameReader):
         """Tell the peer to open no more streams; after the *final* time they are not taken."""
         self._accepting = not final
         self.out.append(h2.goaway(self._last if final else h2.MAX_WINDOW, h2.NO_ERROR))
-
-    # -- reading
-
-    def _received_on(self, number: int, length: int) -> Stream | None:
-        """Count *length* against the windows; return the stream, None when it has ended."""
-        self._window -= length
-        if self._window < 0:
-            raise H2Fault(h2.FLOW_CONTROL_ERROR, "more was sent than the connection's window")
-        if self._window < CONNECTION_WINDOW // 2:
-            self.out.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
-            self._window = CONNECTION_WINDOW
-        stream = self.streams.get(number)
-        if stream is None:
-            self._require_known(number)
-            self.credit.spend(1)
-            return None
-        stream.window -= length
-        if stream.window < 0:
-            raise H2Fault(h2.FLOW_CONTROL_ERROR, "more was sent than the stream's window")
-        if stream.ended_there:
-            raise H2Fault(h2.STREAM_CLOSED, f"data after the end of stream {number}")
-        return stream
-
-    def _require_known(self, number: int) -> None:
-        """Refuse what is said of a stream that never was."""
-        highest = self._next - 2 if self._client else self._last
-        if number > highest or not number % 2:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} is idle")
-
-    def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
-        if stream.owed is not None:
-            stream.owed -= len(view)
-            if stream.owed < 0 or (end and stream.owed):
-                self._refuse(stream, h2.PROTOCOL_ERROR)
-                return
-        if end:
-            self._ended_there(stream)
-        self._receiver.data(stream, view, end=end)
-
-    def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
-        if not self._settled:
-            raise H2Fault(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-        head = self._known.get(block)
-        if head is None:
-            head = self._fresh_head(block)
-        stream = self.streams.get(number)
-        if stream is None:
-            stream = self._opened(number, head)
-            if stream is None:
-                return
-        elif stream.ended_there:
-            raise H2Fault(h2.STREAM_CLOSED, f"header fields after the end of stream {number}")
-        elif not self._client:
-            self._trailers(stream, head, end=end)
-            return
-        if isinstance(head, StreamFault):
-            self.reset(stream, head.code)
-            if self._client:
-                self._receiver.reset(stream, head.code)
-            self.credit.spend(REFUSAL_COST)
-            return
-        if end:
-            self._ended_there(stream)
-        self._receiver.head(stream, head, end=end)
-
-    def _trailers(self, stream: Stream, head: Head | StreamFault, *, end: bool) -> None:
-        """Take the end of a request; what its trailers say is read by nobody."""
-        if end and isinstance(head, NoHead):
-            self._deliver(stream, _EMPTY, end=True)
-        else:
-            self._refuse(stream, h2.PROTOCOL_ERROR)
-
-    def _fresh_head(self, block: bytes) -> Head | StreamFault:
-        version = self._decoder.version
-        head = self._read_head(self._decoder.decode(block))
-        if version != self._decoder.version:
-            self._known.clear()  # equal bytes mean something else now
-        elif self._known.wants(block):
-            self._known.keep(block, head)
-        return head
-
-    def _opened(self, number: int, head: Head | StreamFault) -> Stream | None:
-        """Return the stream that a peer begins; None when it is not taken."""
-        if self._client or number <= self._last:
-            self._require_known(number)
-            if not self._client and not isinstance(head, StreamFault):
-                raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
-            self.credit.spend(1)
-            return None
-        if not number % 2:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
-        if not self._accepting:
-            self.credit.spend(1)
-            return None
-        self._last = number
-        if len(self.streams) >= self._max_streams:
-            self.credit.spend(REFUSAL_COST)
-            self.out.append(h2.reset(number, h2.REFUSED_STREAM))
-            return None
-        stream = Stream(number, self.outlet.initial_window, STREAM_WINDOW, None)
-        self.streams[number] = stream
-        return stream
-
-    def _ended_there(self, stream: Stream) -> None:
-        stream.ended_there = True
-        if stream.ended_here:
-            self.streams.pop(stream.number, None)
-
-    def _ended_here(self, stream: Stream) -> None:
-        stream.ended_here = True
-        self.credit.left += ANSWER_EARNS
-        if stream.ended_there:
-            self.streams.pop(stream.number, None)
 
     # -- frames about the connection
 
@@ -298,7 +134,7 @@ class Http2(FrameReader):
             stream = self.streams.get(number)
             if stream is None:
                 raise H2Fault(h2.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
-            self._refuse(stream, h2.FRAME_SIZE_ERROR)
+            self.refuse(stream, h2.FRAME_SIZE_ERROR)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
@@ -312,20 +148,15 @@ class Http2(FrameReader):
         if not size:
             if stream is None:
                 raise H2Fault(h2.PROTOCOL_ERROR, "a window enlarged by nothing")
-            self._refuse(stream, h2.PROTOCOL_ERROR)
+            self.refuse(stream, h2.PROTOCOL_ERROR)
             return
         if not self.outlet.widen(stream, size):
             if stream is None:
                 raise H2Fault(h2.FLOW_CONTROL_ERROR, "a window enlarged too far")
-            self._refuse(stream, h2.FLOW_CONTROL_ERROR)
+            self.refuse(stream, h2.FLOW_CONTROL_ERROR)
             return
         if self.outlet.pump() >= EARNS_FROM_BYTES:
             self.credit.left += MESSAGE_EARNS
-
-    def _refuse(self, stream: Stream, code: int) -> None:
-        self.credit.spend(REFUSAL_COST)
-        self.reset(stream, code)
-        self._receiver.reset(stream, code)
 
     def _reset_by_peer(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number

@@ -9,6 +9,7 @@ Source: RFC 9113 4 and 6.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 from gateway.transports.native import http2_frames as h2
@@ -22,7 +23,7 @@ FRAME_BYTES: Final = 1 << 20
 _BLOCK_FRAMES: Final = 32
 _PRIORITY_BYTES: Final = 5
 _NO_PART: Final = (0, 0, 0, False)
-_PLAIN: Final = h2.END_HEADERS | h2.END_STREAM
+PLAIN: Final = h2.END_HEADERS | h2.END_STREAM
 _unpack = FRAME_HEAD.unpack_from
 
 
@@ -34,9 +35,13 @@ class FrameReader(ABC):
         block_bytes: Largest header block.
 
     Attributes:
+        _whole: Takes a header block together with what follows it, if that is all of its stream;
+            returns how far, 0 where nothing was done. Given number, block, data, view and place.
         credit: Of the peer.
         streams: Those that have not ended both ways.
     """
+
+    _whole: Callable[[int, bytes, bytes, memoryview, int], int]
 
     def __init__(self, preface: bytes, block_bytes: int) -> None:
         self.credit = Credit()
@@ -72,6 +77,10 @@ class FrameReader(ABC):
         """Take a header block."""
 
     @abstractmethod
+    def _refused(self, fault: H2Fault) -> None:
+        """Say what the peer did wrong, before the connection ends."""
+
+    @abstractmethod
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take any other frame."""
 
@@ -81,21 +90,30 @@ class FrameReader(ABC):
 
     # -- reading
 
-    def _feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
+        """Take what came from the peer.
+
+        Raises:
+            H2Fault: It breaks the protocol. GOAWAY has been written; feed it no more.
+        """
         if self._held:
             data = self._held + data
             self._held = b""
         at = 0
-        if self._preface:
-            at = self._read_preface(data)
-        if self._part[0]:
-            at = self._more_data(data, at)
-        size = len(data)
-        before = -1
-        while before < at < size:
-            at = before = self._plain_frames(data, at)
-            if size - at >= h2.HEAD_BYTES:
-                at = self._frame(data, at)
+        try:
+            if self._preface:
+                at = self._read_preface(data)
+            if self._part[0]:
+                at = self._more_data(data, at)
+            size = len(data)
+            before = -1
+            while before < at < size:
+                at = before = self._plain_frames(data, at)
+                if size - at >= h2.HEAD_BYTES:
+                    at = self._frame(data, at)
+        except H2Fault as fault:
+            self._refused(fault)
+            raise
         if at < size:
             self._held = data[at:]
 
@@ -119,9 +137,14 @@ class FrameReader(ABC):
                 if stream is not None:
                     self._deliver(stream, view[begin:end], end=flags == h2.END_STREAM)
             elif (
-                kind == h2.HEADERS and flags | h2.END_STREAM == _PLAIN and length <= self._max_block
+                kind == h2.HEADERS and flags | h2.END_STREAM == PLAIN and length <= self._max_block
             ):
-                self._whole_block(number, data[begin:end], end=flags == _PLAIN)
+                block = data[begin:end]
+                after = self._whole(number, block, data, view, end) if flags != PLAIN else 0
+                if after:
+                    end = after
+                else:
+                    self._whole_block(number, block, end=flags == PLAIN)
             else:
                 return at
             at = end

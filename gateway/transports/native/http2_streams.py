@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.header_blocks import EMPTY_TABLE
-from gateway.transports.native.http2_credit import MESSAGE_EARNS, Credit
+from gateway.transports.native.http2_credit import ANSWER_EARNS, MESSAGE_EARNS, Credit
 from gateway.transports.native.http2_frames import FRAME_HEAD, frame_head
 from gateway.wire.http import Buffer, size_of
 
@@ -92,7 +92,7 @@ class Outlet:
     Args:
         out: Where frames go.
         credit: Of the peer, which earns by messages it is sent.
-        ended: Told when a stream's end has been written.
+        streams: Of the connection: one that has ended both ways goes.
         sent: Told when nothing of a stream waits any more.
 
     Attributes:
@@ -107,12 +107,12 @@ class Outlet:
         self,
         out: list[Buffer],
         credit: Credit,
-        ended: Callable[[Stream], None],
+        streams: dict[int, Stream],
         sent: Callable[[Stream], None],
     ) -> None:
         self._out = out
         self._credit = credit
-        self._ended = ended
+        self._streams = streams
         self._sent = sent
         self._room = h2.DEFAULT_WINDOW
         self._waiting: dict[int, Stream] = {}
@@ -260,6 +260,13 @@ class Outlet:
         if total:
             stream.moved()
         return total
+
+    def _ended(self, stream: Stream) -> None:
+        """The end of a stream is written."""
+        stream.ended_here = True
+        self._credit.left += ANSWER_EARNS
+        if stream.ended_there:
+            self._streams.pop(stream.number, None)
 
     def _finish(self, stream: Stream) -> None:
         stream.end_waits = False

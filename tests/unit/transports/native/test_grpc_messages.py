@@ -53,8 +53,8 @@ def test_data_that_is_one_message_needs_no_reader(message: bytes, limit: int) ->
     found = whole_message(memoryview(data), limit)
     assert (len(message) <= limit) == (found is not None)
     if found is not None:
-        assert [found] == MessageReader(limit, "identity").feed(memoryview(data))
-        assert found.view.obj is data
+        assert [(found, None)] == MessageReader(limit, "identity").feed(memoryview(data))
+        assert found.obj is data
     for other in (data[:-1], data + b"\0", b"\1" + data[1:], data[:4]):
         assert whole_message(memoryview(other), limit) is None
 

@@ -52,6 +52,12 @@ class Seen:
     def head(self, stream: Stream, head: Any, *, end: bool) -> None:
         self.log.append(("head", stream.number, dict(head), end))
 
+    def whole(self, stream: Stream, head: Any, view: memoryview, tail: Any) -> None:
+        self.head(stream, head, end=False)
+        self.data(stream, view, end=tail is None)
+        if tail is not None:
+            self.head(stream, tail, end=True)
+
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         self.data_of[stream.number] = self.data_of.get(stream.number, b"") + view
         if end:
