@@ -8,6 +8,7 @@ carrier cannot hold, and what belongs to one message or connection, is left out.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, Context, Need, Origin
@@ -34,15 +35,13 @@ def grpc_context(
     wire: GrpcRequest, codec: str, needs: frozenset[Need], form: object = None
 ) -> Context:
     """Return what travels beside a client's gRPC message; *form* is noted for the answer."""
-    metadata = []
+    texts = [(key, value) for key, value in wire.metadata if isinstance(value, str)]
     request_id = ""
-    for key, value in wire.metadata:
-        if type(value) is str:
-            metadata.append((key, value))
-            if key == REQUEST_ID:
-                request_id = sane_id(value)
+    for key, value in texts:
+        if key == REQUEST_ID:
+            request_id = sane_id(value)
     origin = Origin(codec, wire, form)
-    return Context(codec, tuple(metadata), request_id, wire.deadline, None, needs, origin)
+    return Context(codec, tuple(texts), request_id, wire.deadline, None, needs, origin)
 
 
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:
@@ -72,16 +71,16 @@ def grpc_metadata(context: Context) -> Metadata:
     """Return the metadata of a request to an upstream, the id of the call among it."""
     if not context.metadata:
         return ((REQUEST_ID, context.request_id),) if context.request_id else ()
-    metadata: Metadata = tuple(
-        [
-            (name, value)
-            for name, value in context.metadata
-            if _may_cross(name, value) and _KEY.fullmatch(name)
-        ]
-    )
-    if context.request_id and REQUEST_ID not in dict(metadata):
-        metadata = (*metadata, (REQUEST_ID, context.request_id))
-    return metadata
+    metadata = []
+    named = False
+    for pair in context.metadata:  # on the path of every inference: a plain loop
+        name, value = pair
+        if _is_key(name) and value.isascii() and value.isprintable():
+            metadata.append(pair)
+            named = named or name == REQUEST_ID
+    if context.request_id and not named:
+        metadata.append((REQUEST_ID, context.request_id))
+    return tuple(metadata)
 
 
 def sane_id(text: str) -> str:
@@ -90,6 +89,12 @@ def sane_id(text: str) -> str:
         return ""
     sane = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
     return text if sane else ""
+
+
+@lru_cache(1024)  # the same few, message for message
+def _is_key(name: str) -> bool:
+    """Tell whether metadata of this name may cross and be sent as text."""
+    return name not in OF_ONE_MESSAGE and _KEY.fullmatch(name) is not None
 
 
 def _may_cross(name: str, value: str) -> bool:

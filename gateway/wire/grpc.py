@@ -55,7 +55,8 @@ class GrpcRequest(Struct, frozen=True):
     @property
     def view(self) -> memoryview:
         """The message as one view; copies only when it has several buffers."""
-        return view_of(self.message)
+        message = self.message
+        return memoryview(message[0]) if len(message) == 1 else view_of(message)
 
 
 class GrpcResponse(Struct, frozen=True):
@@ -76,7 +77,8 @@ class GrpcResponse(Struct, frozen=True):
     @property
     def view(self) -> memoryview:
         """The message as one view; copies only when it has several buffers."""
-        return view_of(self.message)
+        message = self.message
+        return memoryview(message[0]) if len(message) == 1 else view_of(message)
 
 
 class MethodKind(enum.Enum):

@@ -8,9 +8,9 @@ views of a received message, which would hold the whole of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from operator import itemgetter
-from typing import Final, Generic, TypeVar
+from struct import Struct as Layout
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -67,18 +67,19 @@ class Remembered(Generic[T]):
 
 
 _Take = Callable[[memoryview], tuple[memoryview, ...]]
+_Texts = Callable[[memoryview], tuple[Any, ...]]
 
 
 class _Outline(Struct, Generic[T]):
     """Where the text of a message lies, and what texts that lie so say.
 
     Attributes:
-        text: Takes the text out of a message.
+        texts: Takes the text out of a message, in pieces of bytes.
         views: Takes the holes.
     """
 
     holes: Sequence[slice]
-    text: _Take
+    texts: _Texts
     views: _Take
     said: dict[bytes, T]
 
@@ -108,16 +109,15 @@ class Outlines(Generic[T]):
     def find(self, view: memoryview) -> tuple[T, tuple[memoryview, ...]] | None:
         """Return what is remembered of a message, and its holes; None when nothing is."""
         for outline in self._outlines.get(len(view), ()):
-            said = outline.said.get(b"".join(outline.text(view)))
+            said = outline.said.get(b"".join(outline.texts(view)))
             if said is not None:
                 return said, outline.views(view)
         return None
 
     def keep(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
         """Remember what a message says; *holes* in their order, none within another."""
-        edges = [0, *[edge for hole in holes for edge in (hole.start, hole.stop)], len(view)]
-        text = _taking([slice(*part) for part in list(pairwise(edges))[::2]])
-        key = b"".join(text(view))
+        texts = _around(holes, len(view))
+        key = b"".join(texts(view))
         once = hash((len(view), key))
         if len(key) > self._text_bytes or not self._again(once):
             return
@@ -129,7 +129,7 @@ class Outlines(Generic[T]):
         if outline is None:
             if len(known) == _OUTLINES:
                 self._count -= len(known.pop(0).said)
-            outline = _Outline(holes, text, _taking(holes), {})
+            outline = _Outline(holes, texts, _taking(holes), {})
             known.append(outline)
         self._count += key not in outline.said
         outline.said[key] = said
@@ -141,6 +141,16 @@ class Outlines(Generic[T]):
             self._once.clear()
         self._once.add(once)
         return False
+
+
+def _around(holes: Sequence[slice], size: int) -> _Texts:
+    """Return what copies the text around *holes*: one call, where slices are an object each."""
+    at = 0
+    layout = []
+    for hole in holes:
+        layout.append(f"{hole.start - at}s{hole.stop - hole.start}x")
+        at = hole.stop
+    return Layout("".join([*layout, f"{size - at}s"])).unpack
 
 
 def _taking(parts: Sequence[slice]) -> _Take:
