@@ -156,15 +156,15 @@ def slow_response(data: bytes) -> Any:
 
 def comparable(read: Read) -> Any:
     """Give what was read in the form of the slow reading."""
-    message, found = read
+    message, request_id, found = read
 
     def plain(held: Any) -> dict[str, str]:
         return {name: repr(value) for name, value in held.items()}
 
     return (
-        message.model_name,
-        message.model_version,
-        message.id,
+        message.model.name,
+        message.model.version,
+        request_id,
         plain(message.parameters),
         [(name, plain(held)) for name, held in message.outputs],
         [(t.name, t.datatype, t.shape, plain(t.parameters), bytes(as_raw(t))) for t in found],

@@ -62,8 +62,12 @@ from gateway.protocols.oip.grpc_stream import (
 from gateway.protocols.oip.messages import SERVICE
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.outputs import requested_output, with_c_values
-from gateway.protocols.oip.parameters import join_parameters, split_parameters
-from gateway.protocols.oip.proto import InferReader
+from gateway.protocols.oip.parameters import (
+    NO_REQUEST_PARAMETERS,
+    join_parameters,
+    split_parameters,
+)
+from gateway.protocols.oip.proto import NOWHERE, InferReader
 from gateway.protocols.oip.shared import placed
 from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
@@ -260,16 +264,20 @@ class GrpcCodec:
         return reply.changed(outputs=(), error=failed)
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
-        message, inputs = self._reader.request(wire.view)
-        reserved = split_parameters(message.parameters, self._limits)
+        message, request_id, inputs = self._reader.request(wire.view)
+        reserved = NO_REQUEST_PARAMETERS
+        if message.parameters:
+            reserved = split_parameters(message.parameters, self._limits)
+        form = StreamForm(reserved.empty_final) if wire.method == STREAM else None
+        outputs: tuple[RequestedOutput, ...] = ()
+        if message.outputs:
+            outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
         return InferRequest(
-            model=ModelRef(message.model_name, message.model_version),
-            context=context_of(
-                wire, StreamForm(reserved.empty_final) if wire.method == STREAM else None
-            ),
+            model=message.model,
+            context=context_of(wire, form),
             inputs=inputs,
-            outputs=tuple([_requested(*output, self._limits) for output in message.outputs]),
-            id=message.id,
+            outputs=outputs,
+            id=request_id,
             sequence=reserved.sequence,
             priority=reserved.priority,
             timeout_us=reserved.timeout_us,
@@ -314,18 +322,21 @@ class GrpcCodec:
         stream: bool = False,
         final: bool = True,
     ) -> InferResponse:
-        message, outputs = self._reader.response(view, placed(call.outputs))
-        if call.id and message.id and message.id != call.id:
-            raise MalformedMessage(f"answer has id {message.id!r}, the request had {call.id!r}")
+        where = placed(call.outputs) if call.outputs else NOWHERE
+        message, reply_id, outputs = self._reader.response(view, where)
+        if call.id and reply_id and reply_id != call.id:
+            raise MalformedMessage(f"answer has id {reply_id!r}, the request had {call.id!r}")
         parameters = message.parameters
         if FINAL in parameters:
             said, parameters = said_final(parameters)
             final = final and said
         if call.outputs and (outputs or not stream):
             outputs = self._selected(call, outputs)
-        name = message.model_name or ("" if call.model is None else call.model.name)
+        model = message.model
+        if not model.name and call.model is not None:
+            model = ModelRef(call.model.name, model.version)
         return InferResponse(
-            model=ModelRef(name, message.model_version),
+            model=model,
             outputs=outputs,
             id=call.id,
             parameters=parameters,

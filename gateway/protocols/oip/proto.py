@@ -29,11 +29,12 @@ from gateway.protocols.oip.shared import KEYS, located
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from gateway.wire.protobuf import TooManyFields, WireError
 
-Read = tuple[InferMessage, tuple[Tensor, ...]]
+Read = tuple[InferMessage, str, tuple[Tensor, ...]]
+"""What a message says, its id, and its tensors with their data."""
 M = TypeVar("M", bound=Message)
 
 _NOTHING = memoryview(b"")
-_NOWHERE: Mapping[str, SharedData] = {}
+NOWHERE: Mapping[str, SharedData] = {}
 
 
 class InferReader:
@@ -68,7 +69,7 @@ class InferReader:
         except WireError as error:
             raise MalformedMessage(f"message is not a usable ModelInferRequest: {error}") from error
 
-    def response(self, view: memoryview, placed: Mapping[str, SharedData] = _NOWHERE) -> Read:
+    def response(self, view: memoryview, placed: Mapping[str, SharedData] = NOWHERE) -> Read:
         """Read a ModelInferResponse; tensors share *view*'s memory.
 
         Outputs that were to be *placed* in shared memory have no data in the message.
@@ -89,16 +90,20 @@ class InferReader:
             ) from error
 
     def _request(self, view: memoryview) -> Read:
-        message = self._scanner.scan(view, RAW_INPUTS)
-        found, raws = message.tensors, message.raws
-        plain = _plain(found, raws)
-        if plain is not None:
-            return message, plain
+        message, request_id, raws = self._scanner.scan(view, RAW_INPUTS)
+        found = message.tensors
+        return (
+            message,
+            request_id,
+            _plain(found, raws) if message.plain else self._inputs(found, raws),
+        )
+
+    def _inputs(self, found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
         for one in found:
             if one.parameters and not KEYS.isdisjoint(one.parameters):
-                return message, self._with_shared(found, raws)
+                return self._with_shared(found, raws)
         if not raws:
-            return message, tuple([self._typed_input(one) for one in found])
+            return tuple([self._typed_input(one) for one in found])
         if len(raws) != len(found):
             # Said of a tensor with contents first: that is the cause.
             for one in found:
@@ -108,7 +113,7 @@ class InferReader:
         for one, raw in zip(found, raws, strict=True):
             self._check_raw_input(one, len(raws))
             tensors.append(_raw(one, raw, self._limits))
-        return message, tuple(tensors)
+        return tuple(tensors)
 
     def _with_shared(
         self, found: Sequence[Described], raws: Sequence[memoryview]
@@ -156,27 +161,33 @@ class InferReader:
             )
 
     def _response(self, view: memoryview, placed: Mapping[str, SharedData]) -> Read:
+        message, request_id, raws = self._scanner.scan(view, RAW_OUTPUTS)
+        found = message.tensors
+        plain = message.plain and not placed
+        outputs = _plain(found, raws) if plain else self._outputs(found, raws, placed)
+        return message, request_id, outputs
+
+    def _outputs(
+        self,
+        described: Sequence[Described],
+        raws: Sequence[memoryview],
+        placed: Mapping[str, SharedData],
+    ) -> tuple[Tensor, ...]:
         limits = self._limits
-        message = self._scanner.scan(view, RAW_OUTPUTS)
-        plain = None if placed else _plain(message.tensors, message.raws)
-        if plain is not None:
-            return message, plain
         # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
         # contents beside raw ones), in order; those without an element may have been left out.
-        found = [
-            (one, _data(one, limits) if len(one.contents) else None) for one in message.tensors
-        ]
+        found = [(one, _data(one, limits) if len(one.contents) else None) for one in described]
         bare = [one for one, data in found if data is None]
-        if len(message.raws) != len(bare):
+        if len(raws) != len(bare):
             bare = [one for one in bare if one.count and one.name not in placed]
-            if len(message.raws) != len(bare):
-                raise _wrong_raw_count(len(message.raws), len(bare), "outputs without contents")
-        raws = dict(zip([one.name for one in bare], message.raws, strict=True))
-        return message, tuple(
+            if len(raws) != len(bare):
+                raise _wrong_raw_count(len(raws), len(bare), "outputs without contents")
+        raw_of = dict(zip([one.name for one in bare], raws, strict=True))
+        return tuple(
             [
                 _placed(one, placed[one.name])
                 if one.name in placed
-                else _raw(one, raws.get(one.name, _NOTHING), limits)
+                else _raw(one, raw_of.get(one.name, _NOTHING), limits)
                 if data is None
                 else _tensor(one, data)
                 for one, data in found
@@ -225,19 +236,14 @@ def _tensor(described: Described, data: TensorData) -> Tensor:
     return Tensor(described.name, described.datatype, described.shape, data, described.parameters)
 
 
-def _plain(found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...] | None:
-    """Return the tensors of most messages: each has raw contents, of which the size says all.
-
-    None where there is more to look at.
-    """
-    if len(raws) != len(found):
-        return None
-    tensors = [
-        Tensor(one.name, one.datatype, one.shape, RawData(raw), one.parameters)
-        for one, raw in zip(found, raws, strict=True)
-        if len(raw) == one.size_bytes
-    ]
-    return tuple(tensors) if len(tensors) == len(found) else None
+def _plain(found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
+    """Return the tensors of most messages: their raw contents were looked at by their sizes."""
+    return tuple(
+        [
+            Tensor(one.name, one.datatype, one.shape, RawData(raw), one.parameters)
+            for one, raw in zip(found, raws, strict=True)
+        ]
+    )
 
 
 def _placed(described: Described, place: SharedData) -> Tensor:

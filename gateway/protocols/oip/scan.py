@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from gateway.ir.context import NO_PARAMETERS, Parameter, Parameters
+from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
@@ -87,20 +87,22 @@ class Described(Struct, frozen=True):
 
 
 class InferMessage(Struct, frozen=True):
-    """What an inference message holds.
+    """What an inference message says, but for its id and its raw contents.
 
     Attributes:
         outputs: Name and parameters of each requested output; requests only.
-        raws: Raw contents, in order.
+        plain: Each tensor has raw contents, of which the size says all, and it is right.
     """
 
-    model_name: str
-    model_version: str
-    id: str
+    model: ModelRef
     parameters: Parameters
     tensors: list[Described]
     outputs: list[tuple[str, Parameters]]
-    raws: tuple[memoryview, ...]
+    plain: bool
+
+
+Scanned = tuple[InferMessage, str, tuple[memoryview, ...]]
+"""What a message says, its id, and its raw contents in order."""
 
 
 class Scanner:
@@ -123,7 +125,7 @@ class Scanner:
             raw_tag: Outlines(_OUTLINES, _OUTLINE_BYTES) for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
         }
 
-    def scan(self, view: memoryview, raw_tag: int) -> InferMessage:
+    def scan(self, view: memoryview, raw_tag: int) -> Scanned:
         """Scan one message.
 
         Args:
@@ -138,27 +140,19 @@ class Scanner:
         """
         found = self._outlines[raw_tag].find(view)
         if found is None:
-            message = self._scan(view, raw_tag)
-            self._remember(message, view, raw_tag)
-            return message
-        (known, has_id), raws = found
-        request_id = ""
+            scanned = self._scan(view, raw_tag)
+            self._remember(scanned, view, raw_tag)
+            return scanned
+        (message, has_id), raws = found
         if has_id:
-            request_id, raws = self._id(raws[0]), raws[1:]
-        return InferMessage(
-            known.model_name,
-            known.model_version,
-            request_id,
-            known.parameters,
-            known.tensors,
-            known.outputs,
-            raws,
-        )
+            return message, self._id(raws[0]), raws[1:]
+        return message, "", raws
 
-    def _remember(self, message: InferMessage, view: memoryview, raw_tag: int) -> None:
+    def _remember(self, scanned: Scanned, view: memoryview, raw_tag: int) -> None:
         """Keep what stands around id and raw contents, if it stands as writers put it."""
+        message, _, raws = scanned
         # Contents would hold the memory of the message they lie in.
-        if not message.raws or any(len(each.contents) for each in message.tensors):
+        if not raws or any(len(each.contents) for each in message.tensors):
             return
         holes: list[slice] = []
         ids = at = 0
@@ -175,23 +169,14 @@ class Scanner:
                 holes.append(slice(start, at))
         # Where numbers are longer than they need be, places are others than those counted here.
         if at == len(view) and ids <= 1:
-            known = InferMessage(
-                message.model_name,
-                message.model_version,
-                "",
-                message.parameters,
-                message.tensors,
-                message.outputs,
-                (),
-            )
-            self._outlines[raw_tag].keep(view, holes, (known, ids == 1))
+            self._outlines[raw_tag].keep(view, holes, (message, ids == 1))
 
     def _id(self, value: memoryview) -> str:
         request_id = text(value, "id")
         check_name("id", request_id, self._limits.name_bytes, "name_bytes")
         return request_id
 
-    def _scan(self, view: memoryview, raw_tag: int) -> InferMessage:
+    def _scan(self, view: memoryview, raw_tag: int) -> Scanned:
         name = version = request_id = ""
         raws: list[memoryview] = []
         tensors: list[memoryview] = []
@@ -216,15 +201,16 @@ class Scanner:
         check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
         check_name("model version", version, limits.name_bytes, "name_bytes")
         check_name("id", request_id, limits.name_bytes, "name_bytes")
-        return InferMessage(
-            name,
-            version,
-            request_id,
-            _parameters(entries, limits),
-            self._described(tensors),
+        parameters = _parameters(entries, limits)
+        described = self._described(tensors)
+        message = InferMessage(
+            ModelRef(name, version),
+            parameters,
+            described,
             _requested(outputs, limits),
-            tuple(raws),
+            [one.size_bytes for one in described] == [len(raw) for raw in raws],
         )
+        return message, request_id, tuple(raws)
 
     def _described(self, tensors: list[memoryview]) -> list[Described]:
         check_count("tensors", len(tensors), self._limits.tensors, "tensors")

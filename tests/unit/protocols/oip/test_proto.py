@@ -130,14 +130,14 @@ def test_reads_every_form_of_empty_tensor() -> None:
     empty = fp32("X", shape=(0, 3))
     described = fp32("X", shape=(0, 3), contents=pb.InferTensorContents())
     for view in (request(empty), request(described), request(empty, raw=[b""])):
-        _, (tensor,) = READER.request(view)
+        _, _, (tensor,) = READER.request(view)
         assert ((0, 3), b"") == (tensor.shape, bytes(as_raw(tensor)))
 
 
 def test_empty_contents_beside_raw_are_no_data() -> None:
     """A message of contents that holds nothing does not forbid raw contents."""
     view = request(fp32("X", contents=pb.InferTensorContents()), raw=[FLOATS])
-    _, (tensor,) = READER.request(view)
+    _, _, (tensor,) = READER.request(view)
     assert FLOATS == bytes(as_raw(tensor))
 
 
@@ -149,7 +149,7 @@ def test_raw_scalar_bool_and_text() -> None:
         Tensor(name="T", datatype="BYTES", shape=[1, 2]),
     ]
     raw = [FLOATS[:4], b"\0\1\1", b"\4\0\0\0plum\0\0\0\0"]
-    _, found = READER.request(request(*tensors, raw=raw))
+    _, _, found = READER.request(request(*tensors, raw=raw))
     assert raw == [bytes(as_raw(tensor)) for tensor in found]
 
 
@@ -158,7 +158,7 @@ def test_long_bytes_element_is_refused() -> None:
     reader = InferReader(MessageLimits(bytes_element_size=4))
     tensor = Tensor(name="T", datatype="BYTES", shape=[2])
     short = b"\4\0\0\0plum\0\0\0\0"
-    _, (found,) = reader.request(request(tensor, raw=[short]))
+    _, _, (found,) = reader.request(request(tensor, raw=[short]))
     assert short == bytes(as_raw(found))
     with pytest.raises(TooLarge, match="'T' has an element of 5 bytes, at most 4") as caught:
         reader.request(request(tensor, raw=[b"\5\0\0\0plums\0\0\0\0"]))
@@ -174,7 +174,7 @@ def test_answers_may_mix_raw_and_typed() -> None:
         output("C"),
         raw=[other, other],
     )
-    _, found = READER.response(view)
+    _, _, found = READER.response(view)
     assert [other, FLOATS, other] == [bytes(as_raw(tensor)) for tensor in found]
 
 
@@ -182,7 +182,7 @@ def test_answers_may_leave_out_empty_outputs() -> None:
     """An output without an element needs no raw contents, and may have them."""
     empty = output("E", shape=(0,))
     for raw in ([FLOATS], [b"", FLOATS]):
-        _, found = READER.response(response(empty, output("A"), raw=raw))
+        _, _, found = READER.response(response(empty, output("A"), raw=raw))
         assert [b"", FLOATS] == [bytes(as_raw(tensor)) for tensor in found]
 
 
@@ -199,7 +199,7 @@ def test_split_contents_are_merged() -> None:
     second = Tensor(contents=pb.InferTensorContents(fp32_contents=[2])).SerializeToString()
     inner = fp32("X").SerializeToString() + first + second
     view = memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner)
-    _, (tensor,) = READER.request(view)
+    _, _, (tensor,) = READER.request(view)
     assert FLOATS == bytes(as_raw(tensor))
 
 
@@ -209,7 +209,7 @@ def test_split_contents_of_an_answer_are_merged() -> None:
     second = Output(contents=pb.InferTensorContents(fp32_contents=[2])).SerializeToString()
     inner = output("X").SerializeToString() + first + second
     view = memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner)
-    _, (tensor,) = READER.response(view)
+    _, _, (tensor,) = READER.response(view)
     assert FLOATS == bytes(as_raw(tensor))
 
 
@@ -217,7 +217,7 @@ def test_parameter_in_two_parts_is_merged() -> None:
     """A parameter whose value comes twice has the last one, as the library has it."""
     values = [pb.InferParameter(int64_param=number).SerializeToString() for number in (1, 2)]
     entry = b"\x0a\x01k" + b"".join(b"\x12" + varint(len(one)) + one for one in values)
-    message, _ = READER.request(memoryview(b"\x22" + varint(len(entry)) + entry))
+    message, _, _ = READER.request(memoryview(b"\x22" + varint(len(entry)) + entry))
     assert {"k": 2} == message.parameters
 
 
@@ -227,7 +227,7 @@ def test_many_unpacked_elements_are_read() -> None:
     inner = Tensor(name="X", datatype="UINT8", shape=[count]).SerializeToString()
     contents = (varint(tag(4, VARINT)) + b"\7") * count
     inner += varint(tag(5, LEN)) + varint(len(contents)) + contents
-    _, (tensor,) = READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
+    _, _, (tensor,) = READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
     assert b"\7" * count == bytes(as_raw(tensor))
 
 
@@ -268,7 +268,7 @@ def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
     view = request(
         fp32("X", parameters=SHARED), fp32("Y"), fp32("Z", parameters=SHARED), raw=[FLOATS]
     )
-    _, tensors = InferReader(DEFAULT_LIMITS).request(view)
+    _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
     place = SharedData("r", 0, 4)
     assert [place, FLOATS, place] == [
         tensor.data if isinstance(tensor.data, SharedData) else bytes(as_raw(tensor))
@@ -286,12 +286,12 @@ def test_outputs_in_shared_memory_have_no_data() -> None:
         ]
         message = pb.ModelInferResponse(outputs=outputs, raw_output_contents=raw)
         view = memoryview(message.SerializeToString())
-        _, tensors = InferReader(DEFAULT_LIMITS).response(view, {"A": place})
+        _, _, tensors = InferReader(DEFAULT_LIMITS).response(view, {"A": place})
         assert (place, FLOATS) == (tensors[0].data, bytes(as_raw(tensors[1])))
 
 
 def test_inputs_beside_shared_memory_may_be_typed() -> None:
     """Without raw contents the other inputs have their own."""
     view = request(fp32("X", parameters=SHARED), fp32("Y", contents=TYPED))
-    _, tensors = InferReader(DEFAULT_LIMITS).request(view)
+    _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
     assert FLOATS == bytes(as_raw(tensors[1]))

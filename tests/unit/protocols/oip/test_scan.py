@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, InferMessage, Scanner
+from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, Scanned, Scanner
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import LEN, VARINT, WireError, tag, varint
 
@@ -19,7 +19,7 @@ Tensor = pb.ModelInferRequest.InferInputTensor
 Wanted = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
-def scan(data: bytes, limits: MessageLimits = DEFAULT_LIMITS) -> InferMessage:
+def scan(data: bytes, limits: MessageLimits = DEFAULT_LIMITS) -> Scanned:
     return Scanner(limits).scan(memoryview(data), RAW_INPUTS)
 
 
@@ -49,12 +49,12 @@ def test_finds_everything_of_a_request() -> None:
         outputs=[Wanted(name="Y", parameters={"q": pb.InferParameter(double_param=0.5)})],
         raw_input_contents=[b"123456"],
     )
-    found = scan(data)
+    found, request_id, raws = scan(data)
     (tensor,) = found.tensors
     assert ("m", "1", "abc", {"k": -1}) == (
-        found.model_name,
-        found.model_version,
-        found.id,
+        found.model.name,
+        found.model.version,
+        request_id,
         found.parameters,
     )
     assert ("X", Datatype.INT8, (2, 3), 6, {"p": True}) == (
@@ -64,14 +64,14 @@ def test_finds_everything_of_a_request() -> None:
         tensor.count,
         tensor.parameters,
     )
-    assert ([("Y", {"q": 0.5})], [b"123456"]) == (found.outputs, [bytes(raw) for raw in found.raws])
+    assert ([("Y", {"q": 0.5})], [b"123456"]) == (found.outputs, [bytes(raw) for raw in raws])
 
 
 def test_responses_have_raw_contents_in_another_field() -> None:
     """In a response field 6 is raw contents, and field 7 is none of its own."""
     data = nested(6, b"raw") + nested(7, b"unknown")
-    found = Scanner(DEFAULT_LIMITS).scan(memoryview(data), RAW_OUTPUTS)
-    assert ([b"raw"], []) == ([bytes(raw) for raw in found.raws], found.outputs)
+    found, _, raws = Scanner(DEFAULT_LIMITS).scan(memoryview(data), RAW_OUTPUTS)
+    assert ([b"raw"], []) == ([bytes(raw) for raw in raws], found.outputs)
 
 
 def read(scanner: Scanner, data: bytes) -> object:
@@ -88,8 +88,8 @@ def test_descriptions_are_the_same_the_second_time(name: str) -> None:
     """A description that was seen before is read as the first time, a long one too."""
     scanner = Scanner(DEFAULT_LIMITS)
     view = memoryview(request(inputs=[Tensor(name=name, datatype="INT8", shape=[1])]))
-    first = scanner.scan(view, RAW_INPUTS).tensors
-    assert first == scanner.scan(view, RAW_INPUTS).tensors
+    first, _, _ = scanner.scan(view, RAW_INPUTS)
+    assert first == scanner.scan(view, RAW_INPUTS)[0]
 
 
 PIECES = st.sampled_from(
@@ -128,10 +128,10 @@ def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> N
         )
         for each in (b"1", b"2", b"3", b"4")
     ]
-    assert ["1", "2", "3", "4"] == [each.id for each in found]
-    assert [b"1", b"2", b"3", b"4"] == [bytes(each.raws[0]) for each in found]
-    assert found[1].tensors is found[2].tensors
-    assert found[2].tensors is found[3].tensors
+    assert ["1", "2", "3", "4"] == [request_id for _, request_id, _ in found]
+    assert [b"1", b"2", b"3", b"4"] == [bytes(raws[0]) for _, _, raws in found]
+    assert found[1][0] is found[2][0]
+    assert found[2][0] is found[3][0]
 
 
 def test_a_change_of_any_byte_is_seen() -> None:
@@ -166,20 +166,20 @@ def test_contents_are_not_remembered() -> None:
     contents = pb.InferTensorContents(uint_contents=[7])
     data = request(inputs=[Tensor(name="X", datatype="UINT8", shape=[1], contents=contents)])
     for view in (memoryview(data), memoryview(bytearray(data))):
-        (tensor,) = scanner.scan(view, RAW_INPUTS).tensors
+        (tensor,) = scanner.scan(view, RAW_INPUTS)[0].tensors
         assert view.obj is tensor.contents.obj
 
 
 def test_of_single_fields_the_last_counts() -> None:
     """A name that comes again replaces the one before."""
-    assert "b" == scan(request(model_name="a") + request(model_name="b")).model_name
+    assert "b" == scan(request(model_name="a") + request(model_name="b"))[0].model.name
 
 
 def test_of_a_parameter_the_last_entry_counts() -> None:
     """A key that comes again replaces the one before, even when that had no value."""
     data = request(parameters={"k": pb.InferParameter()})
     data += request(parameters={"k": pb.InferParameter(string_param="v")})
-    assert {"k": "v"} == scan(data).parameters
+    assert {"k": "v"} == scan(data)[0].parameters
 
 
 def test_of_the_arms_of_a_parameter_the_last_counts() -> None:
@@ -190,14 +190,14 @@ def test_of_the_arms_of_a_parameter_the_last_counts() -> None:
         {"string_param": "v"},
     ]
     inner = b"".join(pb.InferParameter(**arm).SerializeToString() for arm in arms)
-    assert {"k": "v"} == scan(nested(4, b"\x0a\x01k" + nested(2, inner))).parameters
+    assert {"k": "v"} == scan(nested(4, b"\x0a\x01k" + nested(2, inner)))[0].parameters
 
 
 def test_shape_may_be_unpacked() -> None:
     """Dimensions may come one by one, and in several runs."""
     inner = Tensor(name="X", datatype="INT8", shape=[2]).SerializeToString()
     inner += varint(tag(3, VARINT)) + b"\3" + nested(3, b"\4")
-    assert (2, 3, 4) == scan(nested(5, inner)).tensors[0].shape
+    assert (2, 3, 4) == scan(nested(5, inner))[0].tensors[0].shape
 
 
 def test_unknown_fields_are_passed_over() -> None:
@@ -205,7 +205,7 @@ def test_unknown_fields_are_passed_over() -> None:
     unknown = nested(99, b"\xff") + b"\xa3\x06\xa4\x06"
     inner = Tensor(name="X", datatype="INT8", shape=[1]).SerializeToString() + unknown
     wanted = Wanted(name="Y").SerializeToString() + unknown
-    found = scan(unknown + nested(5, inner) + nested(6, wanted))
+    found, _, _ = scan(unknown + nested(5, inner) + nested(6, wanted))
     assert (["X"], [("Y", {})]) == ([tensor.name for tensor in found.tensors], found.outputs)
 
 
@@ -301,7 +301,7 @@ def test_limits_of_shapes(limit: str, good: list[int], bad: list[int]) -> None:
 def test_limit_of_tensors() -> None:
     """The number of tensors is bounded."""
     tensors = [Tensor(name=name, datatype="INT8", shape=[1]) for name in "XY"]
-    assert 1 == len(scan(request(inputs=tensors[:1]), SMALL).tensors)
+    assert 1 == len(scan(request(inputs=tensors[:1]), SMALL)[0].tensors)
     with pytest.raises(TooLarge, match="2 tensors, at most 1 are allowed"):
         scan(request(inputs=tensors), SMALL)
 
