@@ -79,6 +79,8 @@ from gateway.wire.protobuf import Parts
 R = TypeVar("R")
 
 _INFER = SERVICE + "ModelInfer"
+# To look an enumeration's member up costs as much as a call.
+_OK = GrpcStatus.OK
 
 # Every method of the service, so that a refusal is in our words.
 METHODS: Mapping[str, MethodKind] = {
@@ -219,7 +221,7 @@ class GrpcCodec:
             GatewayError: What the upstream's status says.
             MalformedMessage: The answer cannot be read, or is not to this call.
         """
-        if wire.status is not GrpcStatus.OK:
+        if wire.status is not _OK:
             if isinstance(call, ModelReadyRequest) and wire.status in NOT_READY:
                 return cast("R", False)
             raise error_of_status(call, wire)
@@ -244,7 +246,7 @@ class GrpcCodec:
 
         An error that does not end the answers to the request is an answer, with that error.
         """
-        if wire.status is not GrpcStatus.OK:
+        if wire.status is not _OK:
             raise error_of_status(call, wire)
         request = call.request
         try:

@@ -24,7 +24,14 @@ from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, raw_tensor
 from gateway.protocols.oip.contents import typed_data
-from gateway.protocols.oip.scan import RAW_INPUTS, RAW_OUTPUTS, Described, InferMessage, Scanner
+from gateway.protocols.oip.scan import (
+    RAW_INPUTS,
+    RAW_OUTPUTS,
+    Columns,
+    Described,
+    InferMessage,
+    Scanner,
+)
 from gateway.protocols.oip.shared import KEYS, located
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from gateway.wire.protobuf import TooManyFields, WireError
@@ -48,8 +55,12 @@ class InferReader:
         self._limits = limits
         self._scanner = Scanner(limits)
 
-    def request(self, view: memoryview) -> Read:
+    def request(self, view: memoryview, *, rewritten: bool = False) -> Read:
         """Read a ModelInferRequest; tensors share *view*'s memory.
+
+        Args:
+            view: The message.
+            rewritten: The library wrote it, after one that the scan did not follow.
 
         Raises:
             MalformedMessage: The bytes are no such message.
@@ -59,17 +70,26 @@ class InferReader:
             TooLarge: A limit is exceeded.
         """
         try:
-            return self._request(view)
-        except TooManyFields as error:
-            raise _too_many(error) from error
-        except WireError:
-            plain = _by_library(view, ModelInferRequest)
-        try:
-            return self._request(plain)
+            message, request_id, raws = self._scanner.scan(view, RAW_INPUTS)
+            if message.columns is not None:
+                return message, request_id, _plain(message.columns, raws)
+            return message, request_id, self._inputs(message.tensors, raws)
         except WireError as error:
-            raise MalformedMessage(f"message is not a usable ModelInferRequest: {error}") from error
+            if rewritten:
+                raise MalformedMessage(
+                    f"message is not a usable ModelInferRequest: {error}"
+                ) from error
+            if isinstance(error, TooManyFields):
+                raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+        return self.request(_by_library(view, ModelInferRequest), rewritten=True)
 
-    def response(self, view: memoryview, placed: Mapping[str, SharedData] = NOWHERE) -> Read:
+    def response(
+        self,
+        view: memoryview,
+        placed: Mapping[str, SharedData] = NOWHERE,
+        *,
+        rewritten: bool = False,
+    ) -> Read:
         """Read a ModelInferResponse; tensors share *view*'s memory.
 
         Outputs that were to be *placed* in shared memory have no data in the message.
@@ -77,26 +97,18 @@ class InferReader:
         Raises as `request`, but raw and typed contents may be mixed: servers do so.
         """
         try:
-            return self._response(view, placed)
-        except TooManyFields as error:
-            raise _too_many(error) from error
-        except WireError:
-            plain = _by_library(view, ModelInferResponse)
-        try:
-            return self._response(plain, placed)
+            message, reply_id, raws = self._scanner.scan(view, RAW_OUTPUTS)
+            if message.columns is not None and not placed:
+                return message, reply_id, _plain(message.columns, raws)
+            return message, reply_id, self._outputs(message.tensors, raws, placed)
         except WireError as error:
-            raise MalformedMessage(
-                f"message is not a usable ModelInferResponse: {error}"
-            ) from error
-
-    def _request(self, view: memoryview) -> Read:
-        message, request_id, raws = self._scanner.scan(view, RAW_INPUTS)
-        found = message.tensors
-        return (
-            message,
-            request_id,
-            _plain(found, raws) if message.plain else self._inputs(found, raws),
-        )
+            if rewritten:
+                raise MalformedMessage(
+                    f"message is not a usable ModelInferResponse: {error}"
+                ) from error
+            if isinstance(error, TooManyFields):
+                raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+        return self.response(_by_library(view, ModelInferResponse), placed, rewritten=True)
 
     def _inputs(self, found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
         for one in found:
@@ -160,13 +172,6 @@ class InferReader:
                 "needed is one of the two"
             )
 
-    def _response(self, view: memoryview, placed: Mapping[str, SharedData]) -> Read:
-        message, request_id, raws = self._scanner.scan(view, RAW_OUTPUTS)
-        found = message.tensors
-        plain = message.plain and not placed
-        outputs = _plain(found, raws) if plain else self._outputs(found, raws, placed)
-        return message, request_id, outputs
-
     def _outputs(
         self,
         described: Sequence[Described],
@@ -218,10 +223,6 @@ def _by_library(view: memoryview, kind: type[Message]) -> memoryview:
     return memoryview(message.SerializeToString())
 
 
-def _too_many(error: TooManyFields) -> TooLarge:
-    return TooLarge(f"{error}; repeated numbers are to be packed")
-
-
 def _wrong_raw_count(found: int, needed: int, what: str) -> InvalidTensor:
     return InvalidTensor(f"message has {found} raw contents for {needed} {what}")
 
@@ -236,14 +237,10 @@ def _tensor(described: Described, data: TensorData) -> Tensor:
     return Tensor(described.name, described.datatype, described.shape, data, described.parameters)
 
 
-def _plain(found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
+def _plain(columns: Columns, raws: tuple[memoryview, ...]) -> tuple[Tensor, ...]:
     """Return the tensors of most messages: their raw contents were looked at by their sizes."""
-    return tuple(
-        [
-            Tensor(one.name, one.datatype, one.shape, RawData(raw), one.parameters)
-            for one, raw in zip(found, raws, strict=True)
-        ]
-    )
+    names, datatypes, shapes, parameters = columns
+    return tuple(map(Tensor, names, datatypes, shapes, map(RawData, raws), parameters))
 
 
 def _placed(described: Described, place: SharedData) -> Tensor:

@@ -86,19 +86,23 @@ class Described(Struct, frozen=True):
     contents: memoryview
 
 
+Columns = tuple[tuple[str, ...], tuple[Datatype, ...], tuple[Shape, ...], tuple[Parameters, ...]]
+
+
 class InferMessage(Struct, frozen=True):
     """What an inference message says, but for its id and its raw contents.
 
     Attributes:
         outputs: Name and parameters of each requested output; requests only.
-        plain: Each tensor has raw contents, of which the size says all, and it is right.
+        columns: Names, datatypes, shapes and parameters of the tensors, where each of these has raw
+            contents, of which the size says all, and it is right; else None.
     """
 
     model: ModelRef
     parameters: Parameters
     tensors: list[Described]
     outputs: list[tuple[str, Parameters]]
-    plain: bool
+    columns: Columns | None
 
 
 Scanned = tuple[InferMessage, str, tuple[memoryview, ...]]
@@ -208,7 +212,7 @@ class Scanner:
             parameters,
             described,
             _requested(outputs, limits),
-            [one.size_bytes for one in described] == [len(raw) for raw in raws],
+            _columns(described, raws),
         )
         return message, request_id, tuple(raws)
 
@@ -225,6 +229,17 @@ class Scanner:
         """Describe a tensor that has no contents; one that has is to be read where it lies."""
         described = _describe(memoryview(data), self._limits)
         return None if len(described.contents) else described
+
+
+def _columns(found: list[Described], raws: list[memoryview]) -> Columns | None:
+    if [one.size_bytes for one in found] != [len(raw) for raw in raws]:
+        return None
+    return (
+        tuple([one.name for one in found]),
+        tuple([one.datatype for one in found]),
+        tuple([one.shape for one in found]),
+        tuple([one.parameters for one in found]),
+    )
 
 
 def _requested(outputs: list[memoryview], limits: MessageLimits) -> list[tuple[str, Parameters]]:
