@@ -32,7 +32,11 @@ class Budget:
 
     def take(self, size: int) -> bool:
         """Reserve *size* bytes if there is room and nobody waits; return whether it was done."""
-        return not self._waiting and self.reserve(size)
+        used = self.used_bytes + size
+        if self._waiting or used > self.limit_bytes:
+            return False
+        self.used_bytes = used
+        return True
 
     def release(self, size: int) -> None:
         """Give *size* bytes back; whoever waits longest is served first."""

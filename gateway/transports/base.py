@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
@@ -114,6 +115,14 @@ async def ask(frontend: ServerFrontend[Q, A], wire: Q) -> A | AsyncGenerator[A, 
         return frontend(wire)
     found: A | AsyncGenerator[A, None] = await single(wire)
     return found
+
+
+def asking(
+    frontend: ServerFrontend[Q, A],
+) -> Callable[[Q], Awaitable[A | AsyncGenerator[A, None]]]:
+    """Return what asks *frontend* as `ask` does, for a server to keep."""
+    single: Any = getattr(frontend, "ask", None)
+    return partial(ask, frontend) if single is None else single
 
 
 def head_bytes(frontend: ServerFrontend[Q, A], wire: Q) -> int | None:
@@ -236,6 +245,7 @@ class Client(Protocol[Q_contra, A_co]):
 
 
 HttpFrontend = ServerFrontend[HttpRequest, HttpResponse]
+HttpAsk = Callable[[HttpRequest], Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]]
 GrpcFrontend = ServerFrontend[GrpcRequest, GrpcResponse]
 StreamFrontend = ServerFrontend[Frame, Frame]
 HttpClient = Client[HttpRequest, HttpResponse]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import structlog
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Lease
-from gateway.transports.base import HttpFrontend, ask_early
+from gateway.transports.base import HttpAsk, HttpFrontend, ask_early
 from gateway.transports.coding import ACCEPTED, coding_of, compress
 from gateway.transports.faults import HttpFault, plain
 from gateway.transports.http_answers import (
@@ -58,6 +58,25 @@ class Exchange:
         task: What will run it.
     """
 
+    __slots__ = (
+        "_arrival",
+        "_ask",
+        "_body",
+        "_close",
+        "_connection",
+        "_deadline",
+        "_drops",
+        "_fault",
+        "_frontend",
+        "_given_up",
+        "_head",
+        "_held",
+        "_incoming",
+        "_lease",
+        "_listener",
+        "_task",
+    )
+
     def __init__(
         self,
         listener: Listener,
@@ -68,48 +87,82 @@ class Exchange:
         self._listener = listener
         self._connection = connection
         self._incoming = incoming
-        self._version = incoming.version
-        self._head: Head | None = None
         self._task = task
-        self._given_up = False
-        self._frontend: HttpFrontend | None = None
         self._close = incoming.closes
+        self._head: Head | None = None
+        self._frontend: HttpFrontend | None = None
+        self._ask: HttpAsk
+        self._deadline: float | None = None
+        self._body: memoryview | None = None
+        self._held = 0
+        self._lease: Lease | None = None
         self._arrival: Arrival | None = None
         self._drops = False
         self._fault: HttpFault | None = None
+        self._given_up = False
 
     async def run(self) -> bool:
         """Answer the request, whatever it is; return whether the connection goes on."""
-        lease = Lease(self._listener.budget, self._listener.limits.queue_wait_s)
-        self._connection.head_sent = False
-        self._connection.give_up = self._give_up
+        connection, listener = self._connection, self._listener
+        connection.head_sent = False
+        connection.give_up = self._give_up
         try:
-            try:
-                await self._answer(lease)
-                if self._arrival is not None and self._drops:
-                    await self._arrival.drop()
-            except HttpFault as fault:
-                await self._say(fault)
-            except asyncio.CancelledError:
-                if not self._ends_in_words():
-                    raise
-                await self._last_words()
-        except NotTaken as error:
-            self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
-            self._close = True
-        except OSError:  # the client has left: there is nobody to tell
-            self._connection.cut()
-            self._close = True
+            # Written out: each frame that a request waits in is gone through twice.
+            if self._at_hand() or await self._in_time():
+                try:
+                    asked = self._ask(self._wire()) if self._arrival is None else self._early()
+                    found = await asked
+                    if isinstance(found, HttpResponse):
+                        await self._send(found)
+                    else:
+                        await self._relay(found)
+                finally:
+                    listener.slots.release()
+            if self._arrival is not None and self._drops:
+                await self._arrival.drop()
+        except (HttpFault, OSError, asyncio.CancelledError) as error:
+            if not await self._ended(error):
+                raise
         finally:
-            self._connection.give_up = None
+            connection.give_up = None
             # Its own cancellation would keep it, and the body, till the next collection.
             self._task = None
-            self._connection.answered += 1
-            if self._arrival is not None:
-                self._arrival.close()
-                self._listener.early.release()
-            lease.close()
+            connection.answered += 1
+            if self._held:
+                listener.budget.release(self._held)
+            if self._lease is not None:
+                self._free(self._lease)
         return not self._close
+
+    def _free(self, lease: Lease) -> None:
+        """Give back what a body took that was not at hand."""
+        if self._arrival is not None:
+            self._arrival.close()
+            self._listener.early.release()
+        lease.close()
+
+    async def _ended(self, error: BaseException) -> bool:
+        """Tell the client of *error*, if it is there to hear of it; False: it must be raised."""
+        try:
+            if isinstance(error, OSError):
+                self._left(error)
+            elif isinstance(error, HttpFault):
+                await self._say(error)
+            elif self._ends_in_words():
+                await self._last_words()
+            else:
+                return False
+        except OSError as later:
+            self._left(later)
+        return True
+
+    def _left(self, error: OSError) -> None:
+        """Note that there is nobody to tell anything."""
+        self._close = True
+        if isinstance(error, NotTaken):
+            self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
+        else:
+            self._connection.cut()
 
     def _ends_in_words(self) -> bool:
         """Return whether a request that was cancelled is still answered; if not, it is cut."""
@@ -144,50 +197,71 @@ class Exchange:
         if self._task is not None:
             self._task.cancel()
 
-    async def _answer(self, lease: Lease) -> None:
-        limits = self._listener.limits
-        head = self._head = self._incoming.head(limits)
-        frontend = self._frontend = self._listener.find(head.path)
-        now = time.monotonic()
+    def _at_hand(self) -> bool:
+        """Take all of a request that is here, and a place for it, and return True: the common way.
+
+        If something is to be waited for, return False: `_in_time` goes on from here.
+
+        Raises:
+            HttpFault: Its head is not answered.
+        """
+        listener, incoming = self._listener, self._incoming
+        head = self._head = incoming.head(listener.limits)
+        self._frontend, self._ask = listener.find(head.path)
+        if head.timeout_s is not None:
+            self._deadline = time.monotonic() + head.timeout_s
+        length = head.length
+        if length is not None:
+            body = incoming.here
+            if body is None or head.coded or length > listener.limits.message_bytes:
+                return False
+            if not listener.budget.take(length):
+                return False
+            self._held = length
+        elif head.chunked:
+            return False
+        else:
+            body = EMPTY
+        self._body = body
+        return listener.slots.take()
+
+    async def _in_time(self) -> bool:
+        """Wait for what is needed of a request, and a place for it; return whether it got them."""
+        head, slots = self._head, self._listener.slots
+        assert head is not None  # noqa: S101  # `_at_hand` came before
         try:
-            body = self._body_here(head, lease)
-            if body is None:
-                body = await self._begin(head, lease)
-            if body is None:
-                body = await self._body(head, lease)
-            if not self._listener.slots.take():
-                await self._listener.slots.acquire(limits.queue_wait_s)
+            if self._body is None:
+                self._body = await self._begin(head)
+            if self._body is None:
+                self._body = await self._received(head)
+            if not slots.take():
+                await slots.acquire(self._listener.limits.queue_wait_s)
         except GatewayError as error:
             await self._refuse(error)
-            return
-        deadline = None if head.timeout_s is None else now + head.timeout_s
-        wire = HttpRequest(
-            head.method, head.path, head.query, head.headers, (body,), deadline, self._arrival
-        )
-        try:
-            single: Any = getattr(frontend, "ask", None)
-            if wire.rest is not None:
-                found = await ask_early(frontend, wire, partial(whole_of, wire))
-            else:
-                found = frontend(wire) if single is None else await single(wire)
-            if isinstance(found, HttpResponse):
-                await self._send(found)
-            else:
-                await self._relay(found)
-        finally:
-            self._listener.slots.release()
+            return False
+        return True
 
-    def _body_here(self, head: Head, lease: Lease) -> memoryview | None:
-        """Return a body that is here as it is to be, and has room; None for any other."""
-        length = head.length
-        if length is None:
-            return None if head.chunked else EMPTY
-        if head.coded or length > self._listener.limits.message_bytes:
-            return None
-        body = self._incoming.here
-        return body if body is not None and lease.take_in_turn(length) else None
+    def _room(self) -> Lease:
+        """Return what holds the bytes of a body that was not at hand."""
+        if self._lease is None:
+            self._lease = Lease(self._listener.budget, self._listener.limits.queue_wait_s)
+        return self._lease
 
-    async def _begin(self, head: Head, lease: Lease) -> memoryview | None:
+    def _wire(self) -> HttpRequest:
+        """Return what the frontend is asked."""
+        head, body = self._head, self._body
+        assert head is not None  # noqa: S101  # it was read
+        assert body is not None  # noqa: S101  # so was this, as far as it is needed
+        method, path, query, headers = head.method, head.path, head.query, head.headers
+        return HttpRequest(method, path, query, headers, (body,), self._deadline, self._arrival)
+
+    def _early(self) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+        """Ask the frontend with what has come of a body that is passed on."""
+        assert self._frontend is not None  # noqa: S101  # it said how much it needs
+        wire = self._wire()
+        return ask_early(self._frontend, wire, partial(whole_of, wire))
+
+    async def _begin(self, head: Head) -> memoryview | None:
         """Return the beginning of a body that will be passed on as it comes; None to read it."""
         limits, incoming = self._listener.limits, self._incoming
         if self._frontend is None or incoming.whole:
@@ -197,7 +271,9 @@ class Exchange:
             return None
         self._continue(head)
         try:
-            self._arrival = await incoming.arrive(head.length, start, limits, lease, self._broken)
+            self._arrival = await incoming.arrive(
+                head.length, start, limits, self._room(), self._broken
+            )
         finally:
             if self._arrival is None:
                 self._listener.early.release()
@@ -207,8 +283,8 @@ class Exchange:
         if head.expects and not self._incoming.whole and self._connection.transport is not None:
             self._connection.transport.write(CONTINUE)
 
-    async def _body(self, head: Head, lease: Lease) -> memoryview:
-        limits = self._listener.limits
+    async def _received(self, head: Head) -> memoryview:
+        limits, lease = self._listener.limits, self._room()
         incoming = self._incoming
         codings = head.all("content-encoding") if head.coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
@@ -247,22 +323,22 @@ class Exchange:
                 part = await anext(answers, None)
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
-            write_end(transport, self._version)
+            write_end(transport, self._incoming.version)
         await self._flush()
 
     def _begin_stream(self, first: HttpResponse) -> None:
         transport = self._connection.transport
         if transport is None:
             return
-        self._close |= self._connection.must_close or self._version < (1, 1)
+        self._close |= self._connection.must_close or self._incoming.version < (1, 1)
         self._connection.head_sent = True
-        write_stream_head(transport, first, keep=not self._close, version=self._version)
+        write_stream_head(transport, first, keep=not self._close, version=self._incoming.version)
         self._write_part(first)
 
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
-            write_part(transport, part.body, self._version)
+            write_part(transport, part.body, self._incoming.version)
 
     async def _refuse(self, error: GatewayError) -> None:
         """Answer with *error*, of our own making, in the protocol's form."""
@@ -281,27 +357,29 @@ class Exchange:
         await self._send(HttpResponse(response.status, headers, response.body))
 
     async def _send(self, response: HttpResponse) -> None:
-        head = self._head
-        varies = head is not None and response.compressible and bool(response.body)
+        head, connection, incoming = self._head, self._connection, self._incoming
+        varies = response.compressible and head is not None and bool(response.body)
         if varies and head is not None and head.wants is not None:
             response = await _coded(response, head.wants)
-        transport = self._connection.transport
+        transport = connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        unread = not self._incoming.whole
-        self._close |= self._connection.must_close
-        self._drops = unread and self._arrival is not None and not self._close
-        self._close |= unread and not self._drops
-        self._connection.head_sent = True
+        unread = not incoming.whole
+        close = self._close or connection.must_close
+        if unread:
+            self._drops = self._arrival is not None and not close
+            close = not self._drops
+        self._close = close
+        connection.head_sent = True
         write_response(
             transport,
             response,
-            keep=not self._close,
-            version=self._version,
+            keep=not close,
+            version=incoming.version,
             varies=varies,
-            head_only=self._incoming.method == "HEAD",
+            head_only=incoming.method == "HEAD",
         )
-        if not self._connection.taken.is_set():
+        if not connection.taken.is_set():
             await self._flush()
         if unread and not self._drops and transport.can_write_eof():
             # The client, which is still sending, sees the answer and its end; the connection reads

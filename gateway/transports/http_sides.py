@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget, Lease, Slots
-from gateway.transports.base import HttpFrontend, ServerLimits
+from gateway.transports.base import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http_early import Arrival, Broken
 from gateway.transports.http_head import Head, Version
 
@@ -105,7 +105,7 @@ class Listener:
     limits: ServerLimits
     budget: Budget
     slots: Slots
-    find: Callable[[str], HttpFrontend]
-    """Frontend for a path; raises HttpFault."""
+    find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
+    """Frontend for a path, and what asks it; raises HttpFault."""
     refused: Callable[[GatewayError], None]
     early: Slots

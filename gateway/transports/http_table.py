@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import unquote
 
-from gateway.transports.base import HttpFrontend, HttpMount
+from gateway.transports.base import HttpAsk, HttpFrontend, HttpMount, asking
 from gateway.transports.faults import HttpFault
 
 _REMEMBERED = 256
@@ -32,8 +32,8 @@ class Table:
         # The same few paths are asked for again and again; what raises is not remembered.
         self.find = lru_cache(_REMEMBERED)(self._find)
 
-    def _find(self, path: str) -> HttpFrontend:
-        """Return who answers *path*.
+    def _find(self, path: str) -> tuple[HttpFrontend, HttpAsk]:
+        """Return who answers *path*, and what asks it for one answer or many.
 
         Raises:
             HttpFault: Nobody does, or it is a claimed path in disguise: a server behind the
@@ -41,12 +41,12 @@ class Table:
         """
         frontend = self._claimed(path)
         if frontend is not None:
-            return frontend
+            return frontend, asking(frontend)
         if self._fallback is None:
             raise HttpFault(404, f"nothing is served at {path[:200]!r}")
         if self._claimed(_plain_path(path)) is not None:
             raise HttpFault(400, "the path is not in its normal form")
-        return self._fallback
+        return self._fallback, asking(self._fallback)
 
     def _claimed(self, path: str) -> HttpFrontend | None:
         for prefix, frontend in self._prefixes:

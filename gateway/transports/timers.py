@@ -13,6 +13,9 @@ class OneTimer:
         loop: Its clock.
         delay_s: Seconds.
         ring: Called then; it may be armed again from there.
+
+    Attributes:
+        armed: It will ring.
     """
 
     def __init__(
@@ -22,18 +25,22 @@ class OneTimer:
         self._delay_s = delay_s
         self._ring = ring
         self._handle: asyncio.TimerHandle | None = None
+        self.armed = False
 
     def start(self) -> None:
         """Arm it; one that is armed goes on as it was."""
         if self._handle is None:
             self._handle = self._loop.call_later(self._delay_s, self._rings)
+            self.armed = True
 
     def stop(self) -> None:
         """Let it not ring; harmless when it is not armed."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+            self.armed = False
 
     def _rings(self) -> None:
         self._handle = None
+        self.armed = False
         self._ring()

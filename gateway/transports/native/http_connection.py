@@ -21,7 +21,7 @@ from gateway.transports.http_head import Version, head_too_slow
 from gateway.transports.http_presence import Presence
 from gateway.transports.http_sides import Listener
 from gateway.transports.native.http1 import READ_BYTES, HeadReader, Memory
-from gateway.transports.native.http_incoming import Incoming
+from gateway.transports.native.http_incoming import Coming, Incoming
 from gateway.transports.sockets import pause_until_taken, peer_missing, peer_refused, tune
 from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
@@ -80,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heads = HeadReader(limits, door.memory)
         self._queue: deque[Incoming | HttpFault] = deque()
         self._current: Incoming | None = None
-        self._reading: Incoming | None = None
+        self._reading: Coming | None = None
         self._held = b""
         self._paused = False
         self._deaf = False
@@ -175,12 +175,28 @@ class Connection(asyncio.BufferedProtocol):
         self.data_received(bytes(self._door.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Take *data*; also what came before the connection was known to speak HTTP."""
+        """Take requests from *data* as far as they may be read now, and hold the rest.
+
+        Also what came before the connection was known to speak HTTP.
+        """
         if self._deaf:
             return
         if self._held:
             data, self._held = self._held + data, b""
-        self._read(data)
+        at, end = 0, len(data)
+        while at < end:
+            reading = self._reading
+            if reading is not None:
+                at = self._read_body(reading, data, at)
+                if at < end and self._reading is reading:
+                    break
+            elif len(self._queue) >= self._limits.pipelined_requests:
+                break
+            else:
+                at = self._read_head(data, at)
+        if at < end:
+            self._held = data[at:]
+            self._pause()
 
     def eof_received(self) -> bool:
         """Keep a half-closed connection open while whole requests await their answers."""
@@ -199,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         """Hand what is held to the body that is now wanted, and read on."""
         if self._held and not self._deaf:
             held, self._held = self._held, b""
-            self._read(held)
+            self.data_received(held)
         self._read_on()
 
     def wait(self) -> None:
@@ -215,25 +231,6 @@ class Connection(asyncio.BufferedProtocol):
         if peer_refused(sock) if encrypted else peer_missing(sock, missing):
             self.cut()
 
-    def _read(self, data: bytes) -> None:
-        """Take requests from *data* as far as they may be read now; hold the rest."""
-        at, end = 0, len(data)
-        while at < end:
-            if self._deaf:
-                return
-            reading = self._reading
-            if reading is not None:
-                at = self._read_body(reading, data, at)
-                if at < end and self._reading is reading:
-                    break
-            elif len(self._queue) >= self._limits.pipelined_requests:
-                break
-            else:
-                at = self._read_head(data, at)
-        if at < end:
-            self._held = data[at:]
-            self._pause()
-
     def _read_head(self, data: bytes, at: int) -> int:
         try:
             head, at = self._heads.feed(data, at)
@@ -243,17 +240,17 @@ class Connection(asyncio.BufferedProtocol):
         if head is None:
             self._head_timer.start()
             return at
-        self._head_timer.stop()
-        incoming = Incoming(self, head, self._door.memory)
-        if not incoming.whole:
-            at = incoming.take(data, at)
-            if not incoming.whole:
-                self._reading = incoming
-        self._queue.append(incoming)
-        self._wake()
-        return at
+        if self._head_timer.armed:
+            self._head_timer.stop()
+        stop = at + (head.length or 0)
+        if head.chunked or stop > len(data):
+            self._reading = coming = Coming(self, head, self._door.memory)
+            self._arrived(coming)
+            return at
+        self._arrived(Incoming(head, self._door.memory, memoryview(data[at:stop])))
+        return stop
 
-    def _read_body(self, reading: Incoming, data: bytes, at: int) -> int:
+    def _read_body(self, reading: Coming, data: bytes, at: int) -> int:
         at = reading.take(data, at)
         if reading.whole:
             self._reading = None
@@ -263,8 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         """Answer *fault* in its turn, and read no more."""
         self._deaf = True
         self._head_timer.stop()
-        self._queue.append(fault)
-        self._wake()
+        self._arrived(fault)
 
     def _pause(self) -> None:
         if not self._paused and self.transport is not None:
@@ -302,23 +298,30 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- answering
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _arrived(self, asked: Incoming | HttpFault) -> None:
+        self._queue.append(asked)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def _serve(self) -> None:
         """Answer request after request."""
+        listener, queue = self._door.listener, self._queue
         try:
-            while self._queue or await self._asked():
-                asked = self._queue.popleft()
+            while True:
+                if not queue:
+                    if self.draining or self.half_closed or self._deaf:
+                        break
+                    await self._idle()
+                asked = queue.popleft()
                 if isinstance(asked, HttpFault):
-                    self._door.listener.refused(asked.error)
+                    listener.refused(asked.error)
                     self._say(asked.response)
                     break
                 self._current = asked
                 if self._held and self._reading is None:
                     self.give_me()
-                if not await Exchange(self._door.listener, self, asked, self._task).run():
+                if not await Exchange(listener, self, asked, self._task).run():
                     break
                 self._current = None
                 del asked  # a connection that waits for the next holds no body
@@ -332,16 +335,13 @@ class Connection(asyncio.BufferedProtocol):
             self._task = None  # which holds what ended it, and that this frame
             self._end()
 
-    async def _asked(self) -> bool:
-        """Wait for the next request; return False when there will be none."""
-        if self.draining or self.half_closed or self._deaf:
-            return False
+    def _idle(self) -> asyncio.Future[None]:
+        """Return what is done when the next request has come."""
         self._idle_since = self._loop.time()
         if self._idle_timer is None:  # one does for all the pauses of a connection
             self._idle_timer = self._loop.call_later(self._limits.keepalive_s, self._look_at_idle)
         self._waiter = self._loop.create_future()
-        await self._waiter
-        return True
+        return self._waiter
 
     def _say(self, response: HttpResponse) -> None:
         """Write an answer of our own, which is the last."""

@@ -10,7 +10,7 @@ import numpy as np
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Lease
 from gateway.transports.base import ServerLimits
-from gateway.transports.http_body import EMPTY, Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http_body import Pace, too_many_bytes, too_many_chunks
 from gateway.transports.http_early import Broken
 from gateway.transports.http_head import Head, read_head
 from gateway.transports.native.chunks import ChunkReader
@@ -19,50 +19,24 @@ from gateway.transports.native.http_arrival import Arrival, Source
 
 
 class Incoming:
-    """A request whose head was read.
+    """A request that came whole, its body with its head.
 
     Args:
-        source: Where its body comes from.
         head: As it was sent.
         memory: Of heads that were found right.
+        here: Its body; None for one that has not come.
     """
 
-    __slots__ = (
-        "_arrival",
-        "_body",
-        "_chunks",
-        "_failure",
-        "_filled",
-        "_head",
-        "_memory",
-        "_pieces",
-        "_room",
-        "_source",
-        "_wanted",
-        "closes",
-        "method",
-        "version",
-        "whole",
-    )
+    __slots__ = ("_head", "_memory", "closes", "here", "method", "version", "whole")
 
-    def __init__(self, source: Source, head: RequestHead, memory: Memory) -> None:
-        self._source = source
-        self._memory = memory
+    def __init__(self, head: RequestHead, memory: Memory, here: memoryview | None) -> None:
         self._head = head
+        self._memory = memory
         self.method = head.method
         self.version = head.version
         self.closes = head.closes
-        self._chunks = ChunkReader() if head.chunked else None
-        self.whole = self._chunks is None and not head.length
-        self._body: bytes | None = None
-        self._pieces: deque[memoryview] = deque()
-        self._room: memoryview | None = None
-        self._filled = 0
-        self._wanted: asyncio.Future[None] | None = None
-        self._failure: Exception | None = None
-        self._arrival: Arrival | None = None
-
-    # -- what an exchange asks
+        self.here = here
+        self.whole = here is not None
 
     def head(self, limits: ServerLimits, /) -> Head:
         """Return its head; raises HttpFault."""
@@ -72,19 +46,55 @@ class Incoming:
             self._memory.note(head)
         return head.checked
 
-    @property
-    def here(self) -> memoryview | None:
-        """Its body, if that has a length and has come with its head; else None."""
-        if self._body is not None:
-            return memoryview(self._body)
-        return EMPTY if self.whole and self._chunks is None and self._room is None else None
+    async def body(
+        self, _length: int | None, _limits: ServerLimits, _lease: Lease, /
+    ) -> memoryview:
+        """Return its body; see `http_exchange.Incoming`."""
+        assert self.here is not None  # noqa: S101  # it is whole
+        return self.here
+
+    async def arrive(
+        self, _length: int, _start: int, _limits: ServerLimits, _lease: Lease, _broken: Broken, /
+    ) -> Arrival | None:
+        """Return None: all of it is here."""
+        return None
+
+
+class Coming(Incoming):
+    """A request whose head was read, and whose body is still to come.
+
+    Args:
+        source: Where its body comes from.
+        head: As it was sent.
+        memory: Of heads that were found right.
+    """
+
+    __slots__ = (
+        "_arrival",
+        "_chunks",
+        "_failure",
+        "_filled",
+        "_pieces",
+        "_room",
+        "_source",
+        "_wanted",
+    )
+
+    def __init__(self, source: Source, head: RequestHead, memory: Memory) -> None:
+        super().__init__(head, memory, None)
+        self._source = source
+        self._chunks = ChunkReader() if head.chunked else None
+        self._pieces: deque[memoryview] = deque()
+        self._room: memoryview | None = None
+        self._filled = 0
+        self._wanted: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._arrival: Arrival | None = None
 
     async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
-        if self._body is not None:
-            return memoryview(self._body)
-        if self.whole:
-            return EMPTY
+        if self.here is not None:
+            return self.here
         pace = Pace(limits, asyncio.get_running_loop())
         if length is None:
             return await self._chunked(limits, lease, pace)
@@ -188,7 +198,7 @@ class Incoming:
             return at + size
         if len(data) - at < length:
             return at
-        self._body = data[at : at + length]
+        self.here = memoryview(data[at : at + length])
         self.whole = True
         return at + length
 

@@ -9,7 +9,7 @@ import numpy as np
 from gateway.transports.admission import Budget, Lease
 from gateway.transports.base import ServerLimits
 from gateway.transports.native.http1 import Memory, RequestHead
-from gateway.transports.native.http_incoming import Incoming
+from gateway.transports.native.http_incoming import Coming
 
 SIZE = 1 << 20
 PIECE = 60_000
@@ -28,15 +28,15 @@ class Quiet:
         """Do nothing."""
 
 
-def incoming(size: int) -> Incoming:
+def coming(size: int) -> Coming:
     fields = [(b"Host", b"h"), (b"Content-Length", b"%d" % size)]
     head = RequestHead("POST", "/x", (1, 1), fields, closes=False, length=size, chunked=False)
-    return Incoming(Quiet(), head, Memory())
+    return Coming(Quiet(), head, Memory())
 
 
 async def test_a_large_body_is_received_where_it_stays() -> None:
     """What a socket is read into is the body that the frontend is given."""
-    asked = incoming(SIZE)
+    asked = coming(SIZE)
     lease = Lease(Budget(SIZE), 0.1)
     reading = asyncio.create_task(asked.body(SIZE, ServerLimits(), lease))
     await asyncio.sleep(0)
@@ -57,9 +57,9 @@ async def test_a_large_body_is_received_where_it_stays() -> None:
     assert all(np.shares_memory(whole, np.frombuffer(room, np.uint8)) for room in rooms)
 
 
-async def test_a_small_body_that_came_with_its_head_is_a_view() -> None:
+async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
     """It is taken from the data once, and given as it is to whoever asks, whole or not at all."""
-    asked = incoming(5)
+    asked = coming(5)
     before = asked.here
     assert 3 == asked.take(b"abchello"[:5], 3)
     halfway = asked.here
