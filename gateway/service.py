@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from time import monotonic
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Protocol, Self, TypeVar, cast
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
@@ -43,6 +42,9 @@ def stack(layers: Iterable[Layer], service: Service) -> Service:
     return service
 
 
+_NO_TASK: Final = "an alarm needs a task to wake"
+
+
 class Alarm:
     """Ends the block it guards with TimeoutError after *delay_s*, as `asyncio.timeout` does.
 
@@ -50,27 +52,21 @@ class Alarm:
 
     Args:
         delay_s: When.
-        wheel: Rings it, some milliseconds late, at a fraction of a timer's cost.
     """
 
-    __slots__ = ("_before", "_delay_s", "_step", "_task", "_timer", "_wheel", "rang")
+    __slots__ = ("_before", "_delay_s", "_task", "_timer", "rang")
 
-    def __init__(self, delay_s: float, wheel: Wheel | None = None) -> None:
+    def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
-        self._wheel = wheel
         self.rang = False
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("an alarm needs a task to wake")
+            raise RuntimeError(_NO_TASK)
         self._task = task
         self._before = task.cancelling()
-        if self._wheel is not None:
-            self._step = self._wheel.enter(self, monotonic() + self._delay_s)
-        else:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, self._delay_s), self.ring)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._delay_s), self.ring)
         return self
 
     def ring(self) -> None:
@@ -78,14 +74,50 @@ class Alarm:
         self.rang = True
         self._task.cancel()
 
-    def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
-        if self._wheel is not None:
-            self._wheel.leave(self, self._step)
-        else:
-            self._timer.cancel()
-        # Somebody else may have cancelled the task as well: then it is not ours to turn.
-        if self.rang and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
+    def over(self, error: BaseException | None) -> bool:
+        """Ring no more; tell whether it was the alarm that ended the block with *error*."""
+        self._timer.cancel()
+        return self.rang and self._ended(error)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, *_details: object
+    ) -> None:
+        if self.over(error):
             raise TimeoutError
+
+    def _ended(self, error: BaseException | None) -> bool:
+        # Somebody else may have cancelled the task as well: then it is not ours to turn.
+        return self._task.uncancel() <= self._before and type(error) is asyncio.CancelledError
+
+
+class DueAlarm(Alarm):
+    """An alarm set as it is made, for a time on a wheel: what nearly every call needs once.
+
+    It rings some milliseconds late, at a fraction of a timer's cost. Whoever makes it says at the
+    end, however that comes, that it is `over`.
+
+    Args:
+        wheel: Rings it.
+        when: On the wheel's clock.
+    """
+
+    __slots__ = ("_step", "_wheel")
+
+    def __init__(self, wheel: Wheel, when: float) -> None:
+        # To look for the loop is a system call, so the wheel's is tried first.
+        task = asyncio.current_task(wheel.loop) or asyncio.current_task()
+        if task is None:
+            raise RuntimeError(_NO_TASK)
+        self._task = task
+        self._before = task.cancelling()
+        self.rang = False
+        self._wheel = wheel
+        self._step = wheel.enter(self, when)
+
+    def over(self, error: BaseException | None) -> bool:
+        """Ring no more; tell whether it was the alarm that ended the block with *error*."""
+        self._wheel.leave(self, self._step)
+        return self.rang and self._ended(error)
 
 
 class Dispatch:

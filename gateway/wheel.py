@@ -7,7 +7,7 @@ price is coarseness: an item rings up to `STEP_S` late, never early.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import Final, Protocol
 
@@ -22,13 +22,20 @@ class Ringing(Hashable, Protocol):
 
 
 class Wheel:
-    """Deadlines on the clock of `time.monotonic`.
+    """Deadlines on one clock.
 
     It belongs to the loop it is used on; what another loop left on it is forgotten.
+
+    Args:
+        clock: Monotonic seconds.
+
+    Attributes:
+        loop: The one it was used on last; None before.
     """
 
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._steps: dict[int, set[Ringing]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
@@ -60,9 +67,9 @@ class Wheel:
 
     def _begin(self, step: int, item: Ringing) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
+        if loop is not self.loop:
             self.close()
-            self._loop = loop
+            self.loop = loop
         self._steps[step] = {item}
         if self._timer is None or step < self._next:
             self._arm(loop, step)
@@ -71,11 +78,11 @@ class Wheel:
         if self._timer is not None:
             self._timer.cancel()
         self._next = step
-        self._timer = loop.call_later(max(0.0, step * STEP_S - monotonic()), self._ring)
+        self._timer = loop.call_later(max(0.0, step * STEP_S - self._clock()), self._ring)
 
     def _ring(self) -> None:
         self._timer = None
-        now = int(monotonic() / STEP_S)
+        now = int(self._clock() / STEP_S)
         for step in sorted(each for each in self._steps if each <= now):
             for item in self._steps.pop(step):
                 item.ring()
@@ -83,5 +90,5 @@ class Wheel:
 
     def _go_on(self) -> None:
         """Wait for the next step, unless what rang has entered others and armed the timer."""
-        if self._steps and self._timer is None and self._loop is not None:
-            self._arm(self._loop, min(self._steps))
+        if self._steps and self._timer is None and self.loop is not None:
+            self._arm(self.loop, min(self._steps))

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.ir.arriving import Arriving
-from gateway.ir.calls import Call, InferResponse, inference_of
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.landing import arriving_in
-from gateway.ir.streams import close_stream, map_stream, streams
-from gateway.service import Alarm, Service
+from gateway.ir.streams import close_stream, map_stream
+from gateway.service import Alarm, DueAlarm, Service
 from gateway.wheel import Wheel
 
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class Timeout:
         self._timeout_s = timeout_s
         self._stream_idle_s = stream_idle_s
         self._clock = clock
-        self._wheel = Wheel()
+        self._wheel = Wheel(clock)
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer within the deadline.
@@ -59,41 +59,39 @@ class Timeout:
             DeadlineExceeded: It passed; or it had passed before, and nothing was asked.
         """
         now = self._clock()
-        deadline = asked = self._asked(call, now)
-        if self._timeout_s is not None:
-            own = now + self._timeout_s
-            deadline = own if asked is None or own < asked else asked
-        if deadline is None:
-            reply = await self._inner(call)
-            return self._watched(call, reply, None, None) if streams(call) else reply
-        left_s = deadline - now
-        if left_s <= 0:
-            raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
-        arriving = arriving_in(call)
-        # What an upstream is told of a stream ends all of it.
-        told = asked if streams(call) or arriving is not None else deadline
-        if told != call.context.deadline:
-            call = call.until(told)
-        alarm = Alarm(left_s, self._wheel)
-        if arriving is not None:
-            alarm = _Patient(left_s, partial(self._left, arriving, now, asked))
-        try:
-            with alarm:
-                reply = await self._inner(call)
-        except TimeoutError:
-            if not alarm.rang:
-                raise
-            raise _exceeded(call) from None
-        return self._watched(call, reply, asked, deadline) if streams(call) else reply
-
-    def _asked(self, call: Call[Any], now: float) -> float | None:
-        """Return the deadline that the caller set, one way or the other."""
-        deadline = call.context.deadline
+        asked = call.context.deadline
         request = inference_of(call)
         if request is not None and request.timeout_us is not None:
             queued = now + request.timeout_us / 1e6
-            deadline = queued if deadline is None or queued < deadline else deadline
-        return deadline
+            asked = queued if asked is None or queued < asked else asked
+        deadline = asked
+        if self._timeout_s is not None:
+            own = now + self._timeout_s
+            deadline = own if asked is None or own < asked else asked
+        is_stream = type(call) is StreamInferRequest
+        if deadline is None:
+            reply = await self._inner(call)
+            return self._watched(call, reply, None, None) if is_stream else reply
+        if deadline <= now:
+            raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
+        arriving = arriving_in(call)
+        # What an upstream is told of a stream ends all of it.
+        told = asked if is_stream or arriving is not None else deadline
+        if told != call.context.deadline:
+            call = call.until(told)
+        alarm: Alarm
+        if arriving is None:
+            alarm = DueAlarm(self._wheel, deadline)
+        else:
+            alarm = _Patient(deadline - now, partial(self._left, arriving, now, asked)).__enter__()
+        try:
+            reply = await self._inner(call)
+        except BaseException as error:
+            if alarm.over(error) or (alarm.rang and isinstance(error, TimeoutError)):
+                raise _exceeded(call) from None
+            raise
+        alarm.over(None)
+        return self._watched(call, reply, asked, deadline) if is_stream else reply
 
     def _left(self, arriving: Arriving, began: float, asked: float | None) -> float:
         """Return how long to wait for a call whose bytes are arriving."""
