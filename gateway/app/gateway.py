@@ -240,19 +240,13 @@ class Gateway:
         )
 
     def _record(self, seen: Observation) -> None:
-        self.metrics.call(
-            route=seen.route,
-            model=seen.model,
-            version=seen.version,
-            protocol=seen.protocol,
-            kind=seen.kind,
-            code=seen.code,
-            seconds=seen.seconds,
-        )
+        kind, code, seconds = seen.kind, seen.code, seen.seconds
+        labels = (seen.route, seen.model, seen.protocol, kind, code)
+        self.metrics.call(labels, seen.version, seconds)
         if seen.limit is not None:
             self.metrics.limit_exceeded(seen.protocol, seen.limit)
-        if seen.kind in _INFERENCES:
-            self._trends.add(seen.seconds, failed=seen.code != OK)
+        if kind in _INFERENCES:
+            self._trends.add(seconds, failed=code != OK, at=seen.ended)
 
     def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerAnswers:
         by_name = {built.ruled.name: built for built in routes}

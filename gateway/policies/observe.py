@@ -14,9 +14,15 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from gateway.ir.calls import Call, ModelReadyRequest, ServerLiveRequest, ServerReadyRequest
+from gateway.ir.calls import (
+    Call,
+    ModelReadyRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import streams, watch
+from gateway.ir.streams import watch
 from gateway.service import Service
 from gateway.telemetry.log import WarningBudget
 from gateway.telemetry.taken import TAKEN, Taken
@@ -44,6 +50,7 @@ class Observation(msgspec.Struct, frozen=True):
         code: "ok", or the value of the error's code.
         limit: Name of the limit that was exceeded; None for none.
         seconds: From the call read to the answer complete, a stream's last item included.
+        ended: When it was, on the clock of `Observe`.
         request_id: The caller's or the gateway's.
     """
 
@@ -56,6 +63,7 @@ class Observation(msgspec.Struct, frozen=True):
     code: str
     limit: str | None
     seconds: float
+    ended: float
     request_id: str
 
 
@@ -70,7 +78,7 @@ class Observe:
         record: Told of each call.
         lines_per_s: Most log lines a second; the next line after a gap says how many are missing.
             0 writes none.
-        clock: Seconds, fine-grained.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -79,7 +87,7 @@ class Observe:
         record: Recorder,
         *,
         lines_per_s: int = 100,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._record = record
@@ -88,6 +96,7 @@ class Observe:
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*, unchanged."""
+        is_stream = type(call) is StreamInferRequest
         taken = Taken()
         token = TAKEN.set(taken)
         begun = self._clock()
@@ -98,7 +107,7 @@ class Observe:
             raise
         finally:
             TAKEN.reset(token)
-        if streams(call):
+        if is_stream:
             return watch(call, reply, partial(self._ended, call, taken, begun))
         self._ended(call, taken, begun, None)
         return reply
@@ -106,24 +115,25 @@ class Observe:
     def _ended(
         self, call: Call[Any], taken: Taken, begun: float, error: BaseException | None
     ) -> None:
-        seconds = self._clock() - begun
-        model = call.model
+        ended = self._clock()
+        model, context = call.model, call.context
         seen = Observation(
             type(call).__name__,
             "" if model is None else model.name,
             "" if model is None else model.version,
-            call.context.protocol,
+            context.protocol,
             taken.route,
             taken.target,
             OK if error is None else code_of(error),
             error.limit if isinstance(error, GatewayError) else None,
-            seconds,
-            call.context.request_id,
+            ended - begun,
+            ended,
+            context.request_id,
         )
         self._record(seen)
         if self._budget is None or (error is None and type(call) in _QUIET):
             return
-        skipped = self._budget.take()
+        skipped = self._budget.take(ended)
         if skipped is not None:
             _write(seen, error, skipped)
 

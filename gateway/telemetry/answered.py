@@ -15,6 +15,9 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+Labels = tuple[str, str, str, str, str]
+"""Route, model, protocol, kind and code of a call."""
+
 _LABELS: Final = ("route", "model", "protocol", "kind", "code")
 _DURATION_LABELS: Final = ("route", "protocol", "kind")
 
@@ -55,8 +58,8 @@ class AnsweredMetrics(Collector):
         self._durations: dict[tuple[str, ...], _Durations] = {}
         registry.register(self)
 
-    def count(self, labels: tuple[str, str, str, str, str], seconds: float) -> None:
-        """Count one call: route, model, protocol, kind and code."""
+    def count(self, labels: Labels, seconds: float) -> None:
+        """Count one call."""
         found = self._counts.get(labels)
         if found is None:
             found = self._counts[labels] = _Count(self._durations_of(labels))
@@ -85,7 +88,7 @@ class AnsweredMetrics(Collector):
             duration.add_metric(labels, buckets, durations.seconds)
         yield duration
 
-    def _durations_of(self, labels: tuple[str, str, str, str, str]) -> _Durations:
+    def _durations_of(self, labels: Labels) -> _Durations:
         route, _, protocol, kind, _ = labels
         key = (route, protocol, kind)
         found = self._durations.get(key)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar, TextIO
 
@@ -125,9 +124,12 @@ class WarningBudget:
         self._used = 0
         self._dropped = 0
 
-    def take(self) -> int | None:
-        """Return how many warnings were dropped since the last one, or None to drop this one."""
-        now = time.monotonic()
+    def take(self, now: float) -> int | None:
+        """Return how many warnings were dropped since the last one, or None to drop this one.
+
+        Args:
+            now: Monotonic seconds.
+        """
         if now - self._window >= 1.0:
             self._window = now
             self._used = 0

@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
-from gateway.telemetry.answered import AnsweredMetrics
+from gateway.telemetry.answered import AnsweredMetrics, Labels
 from gateway.telemetry.sharing import SharingMetrics
 from gateway.telemetry.steps import StepMetrics
 from gateway.telemetry.usage import Usage
@@ -99,23 +99,21 @@ class Metrics:
         """Publish a gauge that is read when metrics are asked for."""
         Gauge(name, help_text, registry=self.registry).set_function(read)
 
-    def call(
-        self,
-        *,
-        route: str,
-        model: str,
-        version: str,
-        protocol: str,
-        kind: str,
-        code: str,
-        seconds: float,
-    ) -> None:
-        """Count one answered call; *code* is "ok" or the error code's value."""
-        if model not in self._models:
-            model = self._admit(model, code)
-        self._answered.count((route, model, protocol, kind, code), seconds)
-        if self._triton is not None and kind == "InferRequest":
-            self._triton.count(model, version, ok=code == "ok", seconds=seconds)
+    def call(self, labels: Labels, version: str, seconds: float) -> None:
+        """Count one answered call.
+
+        Args:
+            labels: The code is "ok" or the value of the error's.
+            version: Of the model, as it was asked for.
+            seconds: How long it took.
+        """
+        if labels[1] not in self._models:
+            labels = self._admitted(labels)
+        self._answered.count(labels, seconds)
+        if self._triton is not None:
+            _, model, _, kind, code = labels
+            if kind == "InferRequest":
+                self._triton.count(model, version, ok=code == "ok", seconds=seconds)
 
     def refused(self, protocol: str, code: str, limit: str | None) -> None:
         """Count a request that no route saw."""
@@ -144,11 +142,13 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _admit(self, model: str, code: str) -> str:
+    def _admitted(self, labels: Labels) -> Labels:
+        """Return *labels* with what stands for a model that no target has answered for yet."""
+        route, model, protocol, kind, code = labels
         if model and code == "ok" and len(self._models) < self._series:
             self._models.add(model)
-            return model
-        return UNKNOWN if model else ""
+            return labels
+        return route, UNKNOWN if model else "", protocol, kind, code
 
 
 class _TritonNames(Collector):

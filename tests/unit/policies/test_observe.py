@@ -39,6 +39,7 @@ def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> 
         "code": code,
         "limit": None,
         "seconds": 0.0,
+        "ended": 1000.0,
         "request_id": "r-1",
     }
     return Observation(**{**usual, **fields})
@@ -57,7 +58,7 @@ async def test_call_is_reported_with_route_target_and_time() -> None:
     with capture_logs() as logs:
         observe = Observe(ScriptedService(answer), seen.append, clock=clock)
         assert REPLY == await observe(CALL)
-    assert [observation(route="blue", target="triton", seconds=0.25)] == seen
+    assert [observation(route="blue", target="triton", seconds=0.25, ended=1000.25)] == seen
     assert [
         {
             "event": "call",
@@ -109,7 +110,7 @@ async def test_stream_is_reported_at_its_end() -> None:
     assert ([REPLY], []) == ([await anext(items)], seen)
     clock.advance(1)
     await close_stream(items)
-    assert [observation("StreamInferRequest", seconds=2.0)] == seen
+    assert [observation("StreamInferRequest", seconds=2.0, ended=1002.0)] == seen
 
 
 async def test_probes_are_counted_and_not_logged() -> None:
@@ -132,11 +133,11 @@ async def test_log_can_be_off() -> None:
     assert (1, []) == (len(seen), logs)
 
 
-async def test_lines_are_sampled_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_are_sampled_under_load() -> None:
     """Beyond so many lines a second none is written; the next one counts the missing."""
     clock = FakeClock()
-    monkeypatch.setattr("gateway.telemetry.log.time.monotonic", clock)
-    observe = Observe(ScriptedService(always=REPLY), lambda _seen: None, lines_per_s=2)
+    service = ScriptedService(always=REPLY)
+    observe = Observe(service, lambda _seen: None, lines_per_s=2, clock=clock)
     with capture_logs() as logs:
         for _ in range(5):
             await observe(CALL)

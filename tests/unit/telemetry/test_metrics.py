@@ -9,15 +9,7 @@ def page(metrics: Metrics) -> str:
 
 
 def call(metrics: Metrics, model: str = "m", code: str = "ok", kind: str = "InferRequest") -> None:
-    metrics.call(
-        route="r",
-        model=model,
-        version="1",
-        protocol="oip.http",
-        kind=kind,
-        code=code,
-        seconds=0.002,
-    )
+    metrics.call(("r", model, "oip.http", kind, code), "1", 0.002)
 
 
 LABELS = 'kind="InferRequest",model="{}",protocol="oip.http",route="r"'

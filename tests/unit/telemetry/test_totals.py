@@ -28,15 +28,7 @@ def counted(calls: int, *, model: str = "m", ready: bool = True) -> Figures:
     metrics = Metrics("1", triton=True)
     metrics.know([model])
     for _ in range(calls):
-        metrics.call(
-            route="r",
-            model=model,
-            version="",
-            protocol="oip.http",
-            kind="InferRequest",
-            code="ok",
-            seconds=0.001,
-        )
+        metrics.call(("r", model, "oip.http", "InferRequest", "ok"), "", 0.001)
     metrics.upstream_ready("up", "h:1", ready)
     metrics.watch("gateway_in_flight_bytes", "Bytes.", lambda: 10.0 * calls)
     found: Figures = orjson.loads(orjson.dumps(figures_of(metrics.registry)))
