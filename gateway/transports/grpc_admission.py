@@ -24,16 +24,19 @@ class Admission:
         self.message_timeout_s = limits.body_timeout_s
         self._calls = 0
         self._entered = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None  # made by who waits for it
 
     async def quiet(self, seconds: float) -> None:
         """Wait until there was no call, and none came, for so long."""
         while True:
-            await self._idle.wait()
+            while self._calls:
+                if self._idle is None:
+                    self._idle = asyncio.Event()
+                self._idle.clear()
+                await self._idle.wait()
             entered = self._entered
             await asyncio.sleep(seconds)
-            if self._idle.is_set() and entered == self._entered:
+            if entered == self._entered:
                 return
 
     def place(self, size: int, held: int = 0) -> Place:
@@ -50,8 +53,6 @@ class Admission:
         if not self._budget.take(size):
             self._slots.release()
             return False
-        if not self._calls:
-            self._idle.clear()
         self._calls += 1
         self._entered += 1
         return True
@@ -60,7 +61,6 @@ class Admission:
         """Take a place and *size* bytes; what `place` does at its beginning."""
         self._calls += 1
         self._entered += 1
-        self._idle.clear()
         try:
             if not self._slots.take():
                 await self._slots.acquire(self._wait_s)
@@ -81,19 +81,22 @@ class Admission:
         """Give both back; what `place` does at its end."""
         self._budget.release(size)
         self._slots.release()
-        self._gone()
+        self._calls -= 1
+        if self._idle is not None and not self._calls:
+            self._idle.set()
 
-    def check(self, answer: GrpcResponse) -> None:
-        """Raise TooLarge for an answer over the limit."""
+    def check(self, answer: GrpcResponse) -> int:
+        """Return the size of an answer. Raises TooLarge when it is over the limit."""
         size, limit = size_of(answer.message), self._message_bytes
         if size > limit:
             raise TooLarge(
                 f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
             )
+        return size
 
     def _gone(self) -> None:
         self._calls -= 1
-        if not self._calls:
+        if self._idle is not None and not self._calls:
             self._idle.set()
 
 

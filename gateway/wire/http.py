@@ -126,4 +126,4 @@ def view_of(buffers: Sequence[Buffer]) -> memoryview:
 
 def size_of(buffers: Sequence[Buffer]) -> int:
     """Return the number of bytes in *buffers*, whose items must be of bytes format."""
-    return sum(map(len, buffers))
+    return len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))

@@ -28,16 +28,19 @@ from gateway.transports.grpc_admission import Admission, Gate
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.grpc_heads import (
     RESPONSE_HEAD,
+    TRAILERS_OK,
     RequestHead,
     only_block,
     trailers_block,
+    with_metadata,
 )
 from gateway.transports.native.grpc_incoming import Incoming, Line
-from gateway.transports.native.grpc_messages import Message, framed, whole_message
+from gateway.transports.native.grpc_messages import PREFIX_BYTES, Message, framed, whole_message
 from gateway.transports.native.grpc_plain import plain
 from gateway.transports.native.http2_streams import Stream
 from gateway.wheel import Wheel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
+from gateway.wire.http import size_of
 
 log = structlog.get_logger(__name__)
 
@@ -122,6 +125,15 @@ class Call:
 
     # -- what the connection tells
 
+    def whole(self, view: memoryview) -> None:
+        """Take all of the request."""
+        method = self._method
+        message = whole_message(view, method.limits.message_bytes)
+        if message is not None and method.kind is MethodKind.UNARY:
+            self._start(Message(message))
+        else:
+            self.data(view, end=True)
+
     def data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the request."""
         method = self._method
@@ -131,7 +143,7 @@ class Call:
         if one and self._incoming is None:
             whole = whole_message(view, method.limits.message_bytes)
             if whole is not None:
-                self._start(Message(whole, None))
+                self._start(Message(whole))
                 return
         incoming = self._receiving()
         try:
@@ -194,7 +206,10 @@ class Call:
         return 0 if self._incoming is None else self._incoming.take_reserved()
 
     def _start(self, message: Message | None) -> None:
-        self.task = self._line.loop.create_task(self._run(message))
+        if message is None or self._method.kind is not MethodKind.UNARY:
+            self.task = self._line.loop.create_task(self._streaming(message))
+        else:
+            self.task = self._line.loop.create_task(self._unary(message))
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
         """Give the messages of a bidirectional stream as they come."""
@@ -217,48 +232,64 @@ class Call:
 
     # -- answering
 
-    async def _run(self, message: Message | None) -> None:
-        """Answer, and see to it that the call ends however it ends."""
+    async def _unary(self, message: Message) -> None:
+        """Answer one message with one; a frame more on every step of the way would be felt."""
+        self._running = True
+        method = self._method
+        admission = method.admission
+        try:
+            view = message.view if message.coding is None else await self._plain(message)
+            size = len(view)
+            held = self._reserved()
+            if held or not admission.take(size):
+                await admission.enter(size, held)
+            try:
+                request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
+                single = method.single
+                found = method.frontend(request) if single is None else await single(request)
+                if not isinstance(found, GrpcResponse):
+                    found = await self._first(found)
+                self._finish(self._checked(found, request))
+                if self._stream.waiting is not None:
+                    await self._taken()
+            finally:
+                admission.leave(size)
+        except BaseException as error:
+            if not self._ended_by(error):
+                raise
+        finally:
+            self._leave()
+
+    async def _streaming(self, message: Message | None) -> None:
+        """Answer one message, or as many as come, with any number."""
         self._running = True
         try:
             if message is None:
                 await self._bidirectional()
-            elif self._method.kind is MethodKind.UNARY:
-                await self._unary(message)
             else:
                 await self._server_stream(message)
-        except asyncio.CancelledError:
-            if self._ending is None:
-                self._line.core.reset(self._stream, h2.CANCEL)
-                self._line.flush_soon()
+        except BaseException as error:
+            if not self._ended_by(error):
                 raise
-            self._finish(self._ending)
-        except GatewayError as error:
-            self._finish(self._method.frontend.refuse(error))
-        except Exception:  # a bug of ours ends one call, not the server
-            log.exception("internal error", method=self._method.path)
-            self._finish(GrpcResponse(status=GrpcStatus.INTERNAL, details="internal error"))
         finally:
             self._leave()
 
-    async def _unary(self, message: Message) -> None:
-        view = message.view if message.coding is None else await self._plain(message)
-        method = self._method
-        admission, size = method.admission, len(view)
-        held = self._reserved()
-        if held or not admission.take(size):
-            await admission.enter(size, held)
-        try:
-            request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
-            single = method.single
-            found = method.frontend(request) if single is None else await single(request)
-            if not isinstance(found, GrpcResponse):
-                found = await self._first(found)
-            self._finish(self._checked(found, request))
-            if self._stream.waiting is not None:
-                await self._taken()
-        finally:
-            admission.leave(size)
+    def _ended_by(self, error: BaseException) -> bool:
+        """See to it that the call ends; return whether that was all there is to do."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._ending is None:
+                self._line.core.reset(self._stream, h2.CANCEL)
+                self._line.flush_soon()
+                return False
+            self._finish(self._ending)
+        elif isinstance(error, GatewayError):
+            self._finish(self._method.frontend.refuse(error))
+        elif isinstance(error, Exception):  # a bug of ours ends one call, not the server
+            log.error("internal error", exc_info=error, method=self._method.path)
+            self._finish(GrpcResponse(status=GrpcStatus.INTERNAL, details="internal error"))
+        else:
+            return False
+        return True
 
     async def _first(self, answers: AsyncGenerator[GrpcResponse, None]) -> GrpcResponse:
         async with aclosing(answers):
@@ -338,19 +369,22 @@ class Call:
             return
         metadata = answer.metadata
         if answer.status is GrpcStatus.OK and message:
-            tail = trailers_block(GrpcStatus.OK, "", metadata)
+            size = size_of(answer.message)
+            tail = with_metadata(TRAILERS_OK, metadata)
+            buffers = framed(answer.message, size)
             if self._answering:  # a refusal that the protocol says in an answer, after others
-                core.outlet.data(stream, framed(answer.message))
+                core.outlet.data(stream, buffers)
                 core.outlet.end(stream, tail)
             else:
-                core.outlet.send(stream, RESPONSE_HEAD, framed(answer.message), tail)
+                core.outlet.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
         elif self._answering:
             core.outlet.end(stream, trailers_block(answer.status, answer.details, metadata))
         else:
             block = only_block(answer.status, answer.details, metadata)
             core.outlet.head(stream, block, end=True)
         if core.streams:
-            self._line.flush_soon()
+            if not self._line.flushing:
+                self._line.flush_soon()
         else:  # nothing else will be said in this turn
             self._line.flush()
 
@@ -364,4 +398,5 @@ class Call:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
             self._line.flush_soon()
         stream.owner = None
-        self._line.left()
+        if not core.streams:
+            self._line.left()

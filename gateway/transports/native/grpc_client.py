@@ -18,7 +18,7 @@ from gateway.transports.base import ClientLimits
 from gateway.transports.native.addresses import UNIX, upstream_of
 from gateway.transports.native.grpc_exchange import Exchange
 from gateway.transports.native.grpc_heads import request_block
-from gateway.transports.native.grpc_messages import framed
+from gateway.transports.native.grpc_messages import PREFIX_BYTES, framed
 from gateway.transports.native.grpc_pool import ClientConnection, Pool
 from gateway.wheel import Wheel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
@@ -46,7 +46,7 @@ class GrpcClient:
         self, target: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
     ) -> None:
         self._target = target
-        self._limits = limits
+        self._most_bytes = limits.message_bytes
         self._authority = "localhost" if target.startswith(UNIX) else target
         self._scheme = "http" if ssl_context is None else "https"
         upstream = upstream_of(target, limits.resolve_floor_s)
@@ -123,7 +123,7 @@ class GrpcClient:
         rest = wire.rest
         size = size_of(wire.message)
         message = framed(wire.message, size if rest is None else size + rest.left)
-        return connection.call(block, message, self._limits.message_bytes, rest)
+        return connection.call(block, message, size + PREFIX_BYTES, self._most_bytes, rest)
 
     def _check_time(self, deadline: float | None) -> None:
         """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""

@@ -133,7 +133,7 @@ class ServerConnection(H2Protocol):
             call = stream.owner = Call(self, stream, head, method)
             call.begin()
             if stream.owner is not None:
-                call.data(view, end=True)
+                call.whole(view)
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of it."""
@@ -149,7 +149,8 @@ class ServerConnection(H2Protocol):
         """Let a call go on."""
         if stream.owner is not None:
             stream.owner.sent()
-        self.left()
+        if not self.core.streams:
+            self.left()
 
     def went_away(self, _code: int, _message: str) -> None:
         """A client opens no more streams: nothing changes for those there are."""
@@ -163,11 +164,10 @@ class ServerConnection(H2Protocol):
         return [call.task for call in owners if call.task is not None]
 
     def left(self) -> None:
-        """A call is over; so is the connection when it was the last."""
-        if not self.core.streams:
-            self._idle_since = monotonic()
-            if self._final:
-                self.loop.call_soon(self._close_if_idle)
+        """The last call is over; so is the connection when it was to be."""
+        self._idle_since = monotonic()
+        if self._final:
+            self.loop.call_soon(self._close_if_idle)
 
     def leave(self, grace_s: float | None = None) -> None:
         """Take no new calls, and close after the last, or after *grace_s*; harmless again."""

@@ -141,7 +141,7 @@ class Exchange:
             return
         message = whole_message(view, self._limit) if self._reader is None else None
         if message is not None and self._head is not None and not end:
-            self._messages.append(Message(message, None))
+            self._messages.append(Message(message))
             self._came()
         else:
             self._piece(view, end=end)

@@ -37,6 +37,8 @@ _OF_AN_ANSWER: Final = frozenset({b":status"})
 _TE: Final = b"trailers"
 _NAME: Final = re.compile(rb"[0-9a-z_.\-]+\Z")
 _MOST_STATUS: Final = max(GrpcStatus)
+_SHORT: Final = 127
+_SIZES: Final = [bytes((size,)) for size in range(_SHORT)]
 _UNSAFE: Final = re.compile(rb"[^ -$&-~]")
 # What an HTTP status means where no gRPC status is beside it.
 _OF_HTTP: Final = {
@@ -200,7 +202,8 @@ def _unbased(value: bytes) -> bytes | None:
 RESPONSE_HEAD: Final = indexed(b":status", b"200") + literal(b"content-type", _CONTENT_TYPE)
 """What a server says before its first message."""
 
-_TRAILERS_OK: Final = literal(b"grpc-status", b"0")
+TRAILERS_OK: Final = literal(b"grpc-status", b"0")
+"""What it says after an answer, before metadata."""
 
 
 def request_block(
@@ -213,19 +216,19 @@ def request_block(
             block += literal(b"grpc-timeout", format_grpc_timeout(left_s).encode())
     else:
         block = _request_prefix(path, authority, scheme, int(left_s * 100))
-    return block + _metadata_block(metadata) if metadata else block
+    return with_metadata(block, metadata) if metadata else block
 
 
 def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> bytes:
     """Return the header block that ends a call; metadata that gRPC cannot carry is left out."""
-    block = _TRAILERS_OK
+    block = TRAILERS_OK
     if status is not GrpcStatus.OK:
         block = literal(b"grpc-status", b"%d" % status)
     if details:
         block += literal(b"grpc-message", _percent(details))
     if status is GrpcStatus.UNIMPLEMENTED:
         block += literal(b"grpc-accept-encoding", _CODINGS)
-    return block + _metadata_block(metadata) if metadata else block
+    return with_metadata(block, metadata)
 
 
 def only_block(
@@ -257,18 +260,16 @@ def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | No
     )
 
 
-def _metadata_block(metadata: Metadata) -> bytes:
-    block = b""
+def with_metadata(block: bytes, metadata: Metadata) -> bytes:
+    """Return *block* with fields after it; metadata that gRPC cannot carry is left out."""
     for key, value in metadata:
         kind, start = _key_start(key)
-        if isinstance(value, bytes):
-            raw = b64encode(value).rstrip(b"=") if kind is bytes else None
-        else:
-            raw = (
-                value.encode() if kind is str and value.isascii() and value.isprintable() else None
-            )
-        if raw is not None:
-            block += start + text(raw)
+        if isinstance(value, str):
+            if kind is str and value.isascii() and value.isprintable():
+                raw = value.encode()
+                block += start + (_SIZES[len(raw)] + raw if len(raw) < _SHORT else text(raw))
+        elif kind is bytes:
+            block += start + text(b64encode(value).rstrip(b"="))
     return block
 
 

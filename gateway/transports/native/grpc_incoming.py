@@ -27,6 +27,7 @@ class Line(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2
+    flushing: bool
     loop: asyncio.AbstractEventLoop
 
     def flush(self) -> None:
@@ -36,7 +37,7 @@ class Line(Protocol):
         """Write soon what the core has to say."""
 
     def left(self) -> None:
-        """A call is over."""
+        """The last call is over."""
 
 
 class Incoming:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
@@ -19,7 +20,7 @@ _PREFIX: Final = Struct(">BI")
 _CODINGS: Final = frozenset({"gzip", "deflate"})
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True):
     """A message that has come whole.
 
     Attributes:
@@ -28,7 +29,7 @@ class Message(NamedTuple):
     """
 
     view: memoryview
-    coding: str | None
+    coding: str | None = None
 
 
 class MessageReader:

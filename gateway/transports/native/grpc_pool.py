@@ -73,7 +73,12 @@ class ClientConnection(H2Protocol):
         return users < _STREAMS and users < core.peer_streams and self.open
 
     def call(
-        self, block: bytes, message: Sequence[Buffer], limit_bytes: int, rest: Arriving | None
+        self,
+        block: bytes,
+        message: Sequence[Buffer],
+        size: int,
+        limit_bytes: int,
+        rest: Arriving | None,
     ) -> Exchange:
         """Begin a call and write its one message; what is arriving of it, as it comes."""
         self.used = True
@@ -81,7 +86,7 @@ class ClientConnection(H2Protocol):
         stream = core.open(None)
         exchange = stream.owner = Exchange(self, stream, limit_bytes, self.turn)
         if rest is None:
-            core.outlet.send(stream, block, message, None)
+            core.outlet.send(stream, block, message, None, size)
         else:
             core.outlet.head(stream, block)
             core.outlet.data(stream, message)

@@ -127,42 +127,49 @@ class Outlet:
         return not self._waiting
 
     def send(
-        self, stream: Stream, block: bytes | None, buffers: Sequence[Buffer], tail: bytes | None
+        self,
+        stream: Stream,
+        block: bytes,
+        buffers: Sequence[Buffer],
+        tail: bytes | None,
+        size: int | None = None,
     ) -> None:
-        """Write a message and the end of the stream: trailers, or on the message itself.
+        """Write all of a stream: head, message and trailers, or the end on the message itself.
 
         Args:
-            stream: It must not have ended here.
-            block: Header fields to go first, unless they were written before.
+            stream: Nothing has been written of it.
+            block: Header fields to go first.
             buffers: The message.
             tail: Trailers.
+            size: Of the message, where that is known.
         """
-        size = size_of(buffers)
+        if size is None:
+            size = size_of(buffers)
+        end = b"" if tail is None else tail
         if (
-            size <= _JOINED_BYTES
+            size + len(block) + len(end) <= _JOINED_BYTES
             and size <= self._room
             and size <= stream.room
             and not self.held
             and not self.shrunk
-            and stream.waiting is None
-            and (block is None or len(block) <= _JOINED_BYTES)
-            and (tail is None or len(tail) <= _JOINED_BYTES)
         ):
             number = stream.number
-            parts: list[Buffer] = []
-            if block is not None:
-                parts += (_pack(0, len(block), h2.HEADERS, h2.END_HEADERS, number), block)
-            parts.append(_pack(0, size, h2.DATA, h2.END_STREAM if tail is None else 0, number))
-            parts += buffers
+            parts: list[Buffer] = [_pack(0, len(block), h2.HEADERS, h2.END_HEADERS, number), block]
+            parts += (
+                _pack(0, size, h2.DATA, h2.END_STREAM if tail is None else 0, number),
+                *buffers,
+            )
             if tail is not None:
                 parts += (_pack(0, len(tail), h2.HEADERS, _LAST, number), tail)
             self._out.append(b"".join(parts))
             self._room -= size
             stream.room -= size
-            self._ended(stream)
+            stream.ended_here = True
+            self._credit.left += ANSWER_EARNS
+            if stream.ended_there:
+                del self._streams[number]
             return
-        if block is not None:
-            self.head(stream, block)
+        self.head(stream, block)
         self.data(stream, buffers)
         self.end(stream, tail)
 

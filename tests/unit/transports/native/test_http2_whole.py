@@ -117,7 +117,7 @@ def test_a_message_in_one_read_is_told_once() -> None:
             for _ in range(3):
                 seen.core.outlet.send(seen.core.open(None), BLOCK, [b"hi"], None)
         wholes: list[tuple[int, bytes]] = []
-        seen.whole = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign]
+        seen.whole = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign,misc]
             (stream.number, bytes(view))
         )
         seen.core.feed(sent)
