@@ -41,8 +41,7 @@ class AnswerHead(Struct, frozen=True):
     """What the head of an answer says.
 
     Attributes:
-        fields: As they were sent.
-        headers: Those that cross a hop.
+        headers: Fields that cross a hop.
         codings: Of its content.
         length: Content-Length; None for none.
         chunked: The body comes in chunks.
@@ -51,7 +50,6 @@ class AnswerHead(Struct, frozen=True):
     """
 
     status: int
-    fields: list[tuple[bytes, bytes]]
     headers: Headers
     codings: list[str]
     length: int | None
@@ -78,16 +76,19 @@ class Answer:
 
     Attributes:
         begun: A byte of it has come.
-        head_read: Status and fields are known.
+        head: What its head says; there once `head_read`.
+        head_read: Its head has come.
         done: It is whole.
         keeps: The connection may be used again after it.
         lands: Its body is received in `room`.
     """
 
+    head: AnswerHead
+
     __slots__ = (
         "_chunks",
         "_complete",
-        "_head",
+        "_fields",
         "_known",
         "_left",
         "_length",
@@ -102,12 +103,11 @@ class Answer:
         "_whole",
         "begun",
         "done",
-        "fields",
+        "head",
         "head_read",
         "keeps",
         "lands",
         "pieces",
-        "status",
         "streamed",
     )
 
@@ -118,7 +118,7 @@ class Answer:
         self._method = method
         self._known = known
         self._parser: httptools.HttpResponseParser | None = None
-        self._head: AnswerHead | None = None
+        self._fields: list[tuple[bytes, bytes]] = []
         self._size = 0
         self._tail = b""
         self._complete = False
@@ -131,8 +131,6 @@ class Answer:
         self._whole: memoryview | None = None
         self.pieces: deque[memoryview] = deque()
         self.streamed = streamed
-        self.status = 0
-        self.fields: list[tuple[bytes, bytes]] = []
         self.begun = False
         self.head_read = False
         self.done = False
@@ -154,7 +152,9 @@ class Answer:
             if head is None:
                 at = self._feed_new(data, at)
             elif head.plain == end - at and self._method != "HEAD" and not self.streamed:
-                self._take_whole(head, memoryview(data)[at:])
+                self.head, self.keeps = head, head.keeps
+                self._whole = memoryview(data)[at:]  # as nearly all answers come: no copy
+                self.head_read = self.done = True
                 return end
             else:
                 self._take_known(head)
@@ -190,28 +190,11 @@ class Answer:
 
     # -- the head
 
-    def headers(self) -> tuple[Headers, list[str]]:
-        """Return the fields that cross a hop, and the codings of the content."""
-        head = self._head
-        return answer_fields(self.fields) if head is None else (head.headers, head.codings)
-
-    def _take_whole(self, head: AnswerHead, body: memoryview) -> None:
-        """Take an answer that came in one piece, as nearly all do: no copy."""
-        self._take_fields(head)
-        self.status = head.status
-        self._whole = body
-        self.head_read = self.done = True
-
     def _take_known(self, head: AnswerHead) -> None:
         """Take a head that came in one piece and is known."""
-        self._take_fields(head)
-        self._length = head.length
+        self.keeps, self._length = head.keeps, head.length
         self._chunks = ChunkReader() if head.chunked else None
-        self._begin_body(head.status)
-
-    def _take_fields(self, head: AnswerHead) -> None:
-        self._head = head
-        self.fields, self.keeps = head.fields, head.keeps
+        self._begin_body(head)
 
     def _feed_new(self, data: bytes, size: int) -> int:
         """Take a head of *size* bytes that came in one piece and becomes known; return its end.
@@ -224,17 +207,8 @@ class Answer:
         raw = data[:size]
         self._feed_head(raw, 0)
         if self.head_read and known.wants(raw):  # not of an interim answer
-            known.keep(raw, self._said())
+            known.keep(raw, self.head)
         return size
-
-    def _said(self) -> AnswerHead:
-        headers, codings = answer_fields(self.fields)
-        length, chunked, plain = self._length, self._chunks is not None, -1
-        if length is not None and not chunked and self.status not in _BODILESS:
-            plain = length if self._peer.takes(length) else -1
-        return AnswerHead(
-            self.status, self.fields, headers, codings, length, chunked, self.keeps, plain
-        )
 
     def _feed_head(self, data: bytes, at: int) -> int:
         stop = end_of_head(self._tail, data, at)
@@ -249,9 +223,9 @@ class Answer:
             self._complete = True
         except httptools.HttpParserError as error:
             raise self._peer.broken(f"a malformed answer: {error}") from error
-        if len(self.fields) > HEADER_COUNT or self._size > _HEAD_BYTES:
+        if len(self._fields) > HEADER_COUNT or self._size > _HEAD_BYTES:
             raise self._peer.broken("a malformed answer: its head is too large")
-        if any(len(name) + len(value) > HEADER_FIELD_BYTES for name, value in self.fields):
+        if any(len(name) + len(value) > HEADER_FIELD_BYTES for name, value in self._fields):
             raise self._peer.broken("a malformed answer: a header field is too large")
         if self._complete:
             self._take_head(self._parser.get_status_code())
@@ -260,19 +234,26 @@ class Answer:
     def _take_head(self, status: int) -> None:
         self._parser = None  # it holds this answer, and so the body
         if status in _INTERIM and status != _SWITCHING:
-            self.fields, self._complete = [], False
+            self._fields, self._complete = [], False
             self._length, self._chunks, self._tail = None, None, b""
             return
         if status == _SWITCHING:
             raise self._peer.broken("a change of protocol that nobody asked for")
-        self._begin_body(status)
-
-    def _begin_body(self, status: int) -> None:
         if self._odd_coding:
             raise self._peer.broken("a transfer coding that nobody asked for")
-        self.status = status
+        self._begin_body(self._said(status))
+
+    def _said(self, status: int) -> AnswerHead:
+        headers, codings = answer_fields(self._fields)
+        length, chunked, plain = self._length, self._chunks is not None, -1
+        if length is not None and not chunked and status not in _BODILESS:
+            plain = length if self._peer.takes(length) else -1
+        return AnswerHead(status, headers, codings, length, chunked, self.keeps, plain)
+
+    def _begin_body(self, head: AnswerHead) -> None:
+        self.head = head
         self.head_read = True
-        if self._method == "HEAD" or status in _BODILESS:
+        if self._method == "HEAD" or head.status in _BODILESS:
             self.done = True
         elif self._chunks is None and self._length is not None:
             if not self.streamed:
@@ -327,7 +308,7 @@ class Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a field; the blanks behind its value, which llhttp leaves, are not part of it."""
         value = value.rstrip(_BLANKS)
-        self.fields.append((name, value))
+        self._fields.append((name, value))
         lower = name.lower()
         if lower == b"content-length":
             self._length = int(value)  # digits: llhttp takes nothing else

@@ -98,12 +98,11 @@ class HttpClient:
                     self._wheel.leave(connection, step)
                 self._put_back(connection)
                 self._slots.release()
-        headers, codings = answer.headers()
-        body = answer.body()
-        if codings:
+        head, body = answer.head, answer.body()
+        if head.codings:
             async with until(deadline, self._peer.name):
-                body = await self._peer.plain(body, codings)
-        return HttpResponse(answer.status, headers, (body,))
+                body = await self._peer.plain(body, head.codings)
+        return HttpResponse(head.status, head.headers, (body,))
 
     def _at_hand(self, now: float) -> UpstreamConnection | None:
         """Take a connection that was used before, and a place; None where either must be made."""
@@ -142,8 +141,8 @@ class HttpClient:
             async with until(deadline, self._peer.name):
                 connection, answer = await self._asked(wire, deadline, streamed=True)
             try:
-                headers, codings = answer.headers()
-                if coding_of(codings) is not None:
+                status, headers = answer.head.status, answer.head.headers
+                if coding_of(answer.head.codings) is not None:
                     raise self._peer.broken("a stream with a content coding nobody asked for")
                 yielded = False
                 while answer.pieces or not answer.done:
@@ -151,10 +150,10 @@ class HttpClient:
                         async with until(deadline, self._peer.name):
                             await connection.more()
                         continue
-                    yield HttpResponse(answer.status, headers, (answer.pieces.popleft(),))
+                    yield HttpResponse(status, headers, (answer.pieces.popleft(),))
                     yielded = True
                 if not yielded:
-                    yield HttpResponse(answer.status, headers, (b"",))
+                    yield HttpResponse(status, headers, (b"",))
             finally:
                 self._put_back(connection)
         finally:

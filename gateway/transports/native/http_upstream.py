@@ -87,7 +87,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             answer.came(nbytes)
         else:
             try:
-                if answer.feed(bytes(self._buffer[:nbytes])) != nbytes:
+                if answer.feed(self._buffer[:nbytes].tobytes()) != nbytes:
                     answer.keeps = False  # an answer that nobody asked for follows
             except GatewayError as error:
                 self._fail(error)
