@@ -105,13 +105,13 @@ class HttpClient:
         return HttpResponse(head.status, head.headers, (body,))
 
     def _at_hand(self, now: float) -> UpstreamConnection | None:
-        """Take a connection that was used before, and a place; None where either must be made."""
-        if not self._idle or not self._slots.take():
+        """Take the connection used last, and a place; None where either must be waited for."""
+        idle = self._idle
+        if not (
+            idle and self._fresh(idle[-1], now, self._limits.keepalive_s) and self._slots.take()
+        ):
             return None
-        connection = self._idle_connection(self._limits.keepalive_s, now)
-        if connection is None:
-            self._slots.release()
-        return connection
+        return idle.pop()
 
     async def _asked_in_turn(self, wire: HttpRequest, deadline: float | None) -> Answer:
         """Send *wire* once there is a place and a connection for it; return its whole answer."""
@@ -263,14 +263,20 @@ class HttpClient:
 
     def _idle_connection(self, idle_s: float, now: float) -> UpstreamConnection | None:
         """Return such a connection, if there is one."""
-        limits = self._limits
         while self._idle:
             connection = self._idle.pop()
-            fresh = now - connection.since <= idle_s
-            if fresh and connection.usable and now - connection.born <= limits.connection_age_s:
+            if self._fresh(connection, now, idle_s):
                 return connection
             self._cut(connection)
         return None
+
+    def _fresh(self, connection: UpstreamConnection, now: float, idle_s: float) -> bool:
+        """Return whether an idle connection may be used, if for no longer than *idle_s*."""
+        return (
+            connection.usable
+            and now - connection.since <= idle_s
+            and now - connection.born <= self._limits.connection_age_s
+        )
 
     async def _connect(self) -> UpstreamConnection:
         """Make a connection.
