@@ -20,9 +20,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import orjson
+from msgspec import Struct
 
 from gateway.ir.context import Parameters
-from gateway.ir.data import RawData, as_items, as_numpy
+from gateway.ir.data import RawData, as_items, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor
@@ -78,6 +79,54 @@ def _described_binary(kind: str, name: str, datatype: Datatype, shape: Shape, si
     return described(kind, name, datatype, shape, {BINARY_SIZE: size}) + b"}"
 
 
+def put_binary(
+    text: list[bytes],
+    binary: list[memoryview],
+    kind: str,
+    tensor: Tensor,
+    datatype: Datatype,
+    shape: Shape,
+) -> None:
+    """Append the object of a tensor to *text*, and its bytes to what stands behind the JSON."""
+    data = tensor.data
+    view = data.view if type(data) is RawData else as_raw(tensor)
+    binary.append(view)
+    if tensor.parameters:
+        text.append(described_binary(kind, tensor, datatype, shape, len(view)))
+    else:
+        text.append(_described_binary(kind, tensor.name, datatype, shape, len(view)))
+
+
+class Taker(Struct, frozen=True):
+    """Who gets elements in JSON, and what it takes; see `elements_for_json`."""
+
+    kind: str
+    hint: str
+    half: bool = False
+    nan: bool = False
+
+
+def put_elements(
+    text: list[bytes], taker: Taker, tensor: Tensor, datatype: Datatype, shape: Shape
+) -> bool:
+    """Append the object of a tensor to *text*, its elements within; as `elements_for_json`.
+
+    Returns:
+        Whether the text of its elements is long.
+    """
+    data, kind = tensor.data, taker.kind
+    if type(data) is RawData and not tensor.parameters:
+        few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
+        if few is not None:
+            opened, unpack = few
+            text += (opened, orjson.dumps(unpack(data.view)), b"}")
+            return False
+    opened = described(kind, tensor.name, datatype, shape, tensor.parameters)
+    elements = elements_text(kind, tensor, taker.hint, half=taker.half, nan=taker.nan)
+    text += (opened, b',"data":', elements, b"}")
+    return len(elements) > _COPIED_BYTES
+
+
 def gathered(text: Sequence[bytes]) -> list[bytes]:
     """Join a text, but for its long pieces."""
     if sum(map(len, text)) <= _COPIED_BYTES:
@@ -97,11 +146,7 @@ def elements_text(
     kind: str, tensor: Tensor, hint: str, *, half: bool = False, nan: bool = False
 ) -> bytes:
     """Return the text of a tensor's elements, a flat list; as `elements_for_json`."""
-    data, datatype = tensor.data, tensor.datatype
-    if type(data) is RawData and datatype in _INTEGERS:
-        size = len(data.view)
-        if size <= _FEW_BYTES:
-            return orjson.dumps(_unpack(datatype, size)(data.view))
+    datatype = tensor.datatype
     if datatype is None or not datatype.is_float:
         return dump(elements_for_json(kind, tensor, hint, half=half, nan=nan))
     flat = _elements(kind, tensor, hint, half=half)
@@ -114,8 +159,18 @@ def elements_text(
 
 
 @lru_cache(_REMEMBERED)
-def _unpack(datatype: Datatype, size: int) -> Callable[[memoryview], tuple[int, ...]]:
-    return struct.Struct(f"<{size // datatype.size_bytes}{_INTEGERS[datatype]}").unpack
+def _few_integers(
+    kind: str, name: str, datatype: Datatype, shape: Shape, size: int
+) -> tuple[bytes, Callable[[memoryview], tuple[int, ...]]] | None:
+    """Return what is said before raw elements of *size* bytes, and what reads them.
+
+    None for those that are no integers, or are many.
+    """
+    if datatype not in _INTEGERS or size > _FEW_BYTES:
+        return None
+    opened = _described(kind, name, datatype, shape) + b',"data":'
+    count = size // datatype.size_bytes
+    return opened, struct.Struct(f"<{count}{_INTEGERS[datatype]}").unpack
 
 
 def elements_for_json(

@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
-from gateway.ir.data import SharedData, as_raw
+from gateway.ir.data import SharedData
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.binary import (
+    JSON_HEADERS,
     BinaryPart,
     body_of,
     json_length,
@@ -26,7 +27,13 @@ from gateway.protocols.oip.binary import (
 from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.headers import NAME
 from gateway.protocols.oip.json import Document, dump, read_leniently
-from gateway.protocols.oip.json_write import described, described_binary, elements_text, gathered
+from gateway.protocols.oip.json_write import (
+    Taker,
+    described,
+    gathered,
+    put_binary,
+    put_elements,
+)
 from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
 from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.outputs import with_c_values
@@ -42,6 +49,7 @@ _USE_BINARY = (
     "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
 )
+_CLIENT = Taker("output", _USE_BINARY, nan=True)
 
 
 class ReplySaid(Struct, frozen=True):
@@ -66,30 +74,31 @@ def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -
     text = [b'{"id":%b,' % orjson.dumps(call.id) if call.id else b"{", _model(reply.model)]
     if reply.parameters:
         text.append(b'"parameters":%b,' % dump(reply.parameters))
-    text.append(b'"outputs":[')
     binary: list[memoryview] = []
-    outputs = with_c_values(call, reply).outputs
+    outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
+    before = b'"outputs":['
+    is_long = False
     for tensor in outputs:
-        name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
+        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         if datatype is None or shape is None:
             raise Unsupported(
                 f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
                 "model's metadata does not tell"
             )
-        if type(data) is SharedData:
-            text += (described("output", name, datatype, shape, tensor.parameters), b"},")
-        elif form.is_binary(name):
-            view = as_raw(tensor)
-            binary.append(view)
-            text += (described_binary("output", tensor, datatype, shape, len(view)), b",")
-        else:
-            opened = described("output", name, datatype, shape, tensor.parameters)
-            text += (opened, b',"data":', elements_text("output", tensor, _USE_BINARY, nan=True))
-            text.append(b"},")
-    # Nothing follows the last.
-    text[-1] = text[-1].rstrip(b",") + b"]}" if outputs else b'"outputs":[]}'
-    headers, body = body_of(gathered(text), binary, always=False)
-    return HttpResponse(HTTP_OK, headers, body, compressible=True)
+        text.append(before)
+        before = b","
+        if type(tensor.data) is SharedData:
+            text += (described("output", name, datatype, shape, tensor.parameters), b"}")
+        elif form.listed.get(name, form.default):
+            put_binary(text, binary, "output", tensor, datatype, shape)
+        elif put_elements(text, _CLIENT, tensor, datatype, shape):
+            is_long = True
+    text.append(b"]}" if outputs else b'"outputs":[]}')
+    whole = gathered(text) if is_long else (b"".join(text),)
+    if binary:
+        headers, body = body_of(whole, binary, always=False)
+        return HttpResponse(HTTP_OK, headers, body, True)
+    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, True)
 
 
 @lru_cache(_REMEMBERED)  # the same few, answer for answer

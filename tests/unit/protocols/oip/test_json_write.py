@@ -15,10 +15,12 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.protocols.oip.json_write import (
+    Taker,
     described,
     described_binary,
     elements_text,
     gathered,
+    put_elements,
 )
 from gateway.protocols.oip.replies import encode_response
 from gateway.protocols.oip.requests import ALL_JSON
@@ -36,7 +38,19 @@ def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) 
     raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
     wanted = json.dumps(values.tolist(), separators=(",", ":")).encode()
     assert wanted == elements_text("output", raw, "")
-    assert wanted == elements_text("output", array_tensor("t", values), "")
+    head = b'{"name":"t","datatype":"%b","shape":[%d],"data":' % (datatype.name.encode(), count)
+    for tensor in (raw, array_tensor("t", values)):
+        text: list[bytes] = []
+        long = put_elements(text, Taker("output", ""), tensor, datatype, (count,))
+        assert (False, head + wanted + b"}") == (long, b"".join(text))
+
+
+def test_a_long_text_of_elements_is_told() -> None:
+    """It is a piece of its own, which need not be copied."""
+    values = np.zeros(40_000, np.int32)
+    text: list[bytes] = []
+    assert put_elements(text, Taker("input", ""), array_tensor("t", values), Datatype.INT32, (40,))
+    assert elements_text("input", array_tensor("t", values), "") in text
 
 
 def test_arrays_of_any_layout_are_written() -> None:
