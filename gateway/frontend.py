@@ -20,7 +20,7 @@ from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
 from gateway.service import Service
 from gateway.session import Asked, Gate, Said, Session
-from gateway.wire.codec import Codec, HeadCodec, StreamCodec
+from gateway.wire.codec import Codec, HeadCodec, NamingCodec, StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
 
@@ -86,6 +86,7 @@ class Frontend(Generic[Q, A]):
         # What a codec need not have: most protocols have nothing of their own to say there.
         self._streaming: StreamCodec[A] | None = codec if isinstance(codec, StreamCodec) else None
         self._heads: HeadCodec[Q] | None = codec if isinstance(codec, HeadCodec) else None
+        self._decode_as = codec.decode_as if isinstance(codec, NamingCodec) else self._decode_only
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
@@ -99,17 +100,22 @@ class Frontend(Generic[Q, A]):
 
     async def ask(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Answer *wire* as calling does: with the one answer, or a generator where it streams."""
-        call = self._decoded(wire, self._codec.decode_call)
-        if isinstance(call, GatewayError):
-            return self.refuse(call)
-        if isinstance(call, StreamInferRequest):
+        # As `_decoded` and `_single` do it, without frames of their own on every step of the way.
+        request_id = f"{self._prefix}-{next(self._numbers):x}"
+        try:
+            call = self._decode_as(wire, request_id)
+        except Exception as error:  # noqa: BLE001
+            return self.refuse(_unread(error))
+        found = call.context.request_id
+        if not found:
+            call = call.within(request_id=request_id)
+        if type(call) is StreamInferRequest:
             return self._stream(call)
-        # As `_single` does it, without a frame of its own on every step of the way.
         try:
             answer = self._codec.encode_reply(call, await self._service(call))
         except Exception as error:  # noqa: BLE001
             answer = self._failed(call, error)
-        return self._stamp(answer, call.context.request_id)
+        return self._stamp(answer, found or request_id)
 
     def head_bytes(self, wire: Q, /) -> int | None:
         """Return how much of a body is enough for `ask_early`; None for all of it."""
@@ -175,14 +181,15 @@ class Frontend(Generic[Q, A]):
             self._refused(self._codec.name, error)
             yield Said(self._failed(call, error), alone=True)
 
+    def _decode_only(self, wire: Q, _request_id: str) -> Call[Any]:
+        return self._codec.decode_call(wire)
+
     def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
         """Read *wire* with *decode*; return what is wrong with it rather than raise."""
         try:
             call = decode(wire)
-        except GatewayError as error:
-            return _bare(error)
-        except Exception as error:  # noqa: BLE001  # a bug of ours must not reach the client raw
-            return _internal(error, None)
+        except Exception as error:  # noqa: BLE001
+            return _unread(error)
         if call is None or call.context.request_id:
             return call
         return call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
@@ -260,12 +267,15 @@ class Frontend(Generic[Q, A]):
         return self._codec.encode_error(call, error)
 
 
-def _bare(error: GatewayError) -> GatewayError:
-    """Return *error* without the way it took.
+def _unread(error: Exception) -> GatewayError:
+    """Return what is wrong with a message, of what reading it raised, without the way it took.
 
     Its frames hold the message and what was read of it, and a caller's frame in turn the error: all
-    that would stay until the garbage collector looks.
+    that would stay until the garbage collector looks. What is no `GatewayError` is a bug of ours,
+    which must not reach the client raw.
     """
+    if not isinstance(error, GatewayError):
+        return _internal(error, None)
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, Context, Need, Origin
 from gateway.wire.grpc import GrpcRequest, Metadata
-from gateway.wire.http import HttpRequest
+from gateway.wire.http import Headers, HttpRequest
 
 _REQUEST_ID_BYTES: Final = 128
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -25,10 +25,14 @@ def http_context(
     wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
 ) -> Context:
     """Return what travels beside a client's HTTP request; *form* is noted for the answer."""
-    metadata = wire.headers.lowered
-    request_id = sane_id(wire.headers.get(REQUEST_ID) or "")
+    metadata, request_id = sender_of(wire.headers)
     origin = Origin(codec, wire, form)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin)
+
+
+def sender_of(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return what a client's headers say of it: all of them as metadata, and its request id."""
+    return headers.lowered, sane_id(headers.get(REQUEST_ID) or "")
 
 
 def grpc_context(

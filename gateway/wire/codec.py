@@ -111,6 +111,18 @@ class SplitCodec(Protocol[A]):
 
 
 @runtime_checkable
+class NamingCodec(Protocol[Q_contra]):
+    """What a codec has besides when its calls can have their request id from the start."""
+
+    def decode_as(self, wire: Q_contra, request_id: str, /) -> Call[Any]:
+        """Read a client's request as `decode_call`.
+
+        Where the client gave none, the call has *request_id*, or none as yet.
+        """
+        ...
+
+
+@runtime_checkable
 class HeadCodec(Protocol[Q_contra]):
     """What a codec has besides when it reads some requests before all of their bytes have come."""
 

@@ -5,13 +5,16 @@ Nothing here belongs to a library: the reference and the native transport both f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from gateway.ir.arriving import Arriving
 
 Buffer = bytes | bytearray | memoryview
+
+T = TypeVar("T")
 
 
 class Headers:
@@ -20,11 +23,25 @@ class Headers:
     Frozen. Of a repeated field `get` gives the first.
     """
 
-    __slots__ = ("_lowered", "pairs")
+    __slots__ = ("_lowered", "_read", "_reader", "pairs")
 
     def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
         self.pairs = tuple(pairs)
         self._lowered: tuple[tuple[str, str], ...] | None = None
+        self._reader: Callable[[Headers], object] | None = None
+        self._read: Any = None
+
+    def read_by(self, reader: Callable[[Headers], T], /) -> T:
+        """Return what *reader* makes of these fields alone; that of the last reader is kept.
+
+        Transports remember heads that come again, and so with them what they were read as.
+        Whatever *reader* raises is not kept.
+        """
+        if self._reader is not reader:
+            self._read = reader(self)
+            self._reader = reader
+        found: T = self._read
+        return found
 
     def get(self, name: str) -> str | None:
         """Return the first value of the field *name*, given in lower case; None if absent."""
@@ -120,7 +137,8 @@ class HttpResponse(Struct, frozen=True):
 def view_of(buffers: Sequence[Buffer]) -> memoryview:
     """Return buffers as one view of bytes; copies only when there are several."""
     if len(buffers) == 1:
-        return memoryview(buffers[0])
+        whole = buffers[0]
+        return whole if type(whole) is memoryview else memoryview(whole)
     return memoryview(b"".join(buffers))
 
 

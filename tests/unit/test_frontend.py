@@ -80,6 +80,23 @@ async def test_gives_a_call_without_an_id_one() -> None:
     assert first != second
 
 
+async def test_a_codec_may_give_a_call_its_id_at_once() -> None:
+    """It is told the id; a call that it leaves without one gets it all the same."""
+
+    class Naming(TextCodec):
+        def decode_as(self, wire: str, request_id: str, /) -> Call[Any]:
+            if wire == "named":
+                return ServerLiveRequest(context=Context(request_id=request_id + "!"))
+            return self.decode_call(wire)
+
+    service = ScriptedService(True, True, True)
+    frontend: Frontend[str, str] = Frontend(Naming(), service, stamp=lambda text, one: one)
+    found = [await frontend.ask(wire) for wire in ("named", "live", "known")]
+    assert found == [call.context.request_id for call in service.calls]
+    assert found[0] == f"{found[1]}".replace("-2", "-1") + "!"
+    assert "mine" == found[2]
+
+
 async def test_keeps_the_id_of_the_client() -> None:
     """A request id that came with the call stays."""
     service = ScriptedService(True)

@@ -41,6 +41,25 @@ def json_length(headers: Headers, body_bytes: int) -> int | None:
     Raises:
         MalformedMessage: The header is there twice, is no number, or says more than there is.
     """
+    length = headers.read_by(told_length)
+    if length is not None and length > body_bytes:
+        raise too_short(length, body_bytes)
+    return length
+
+
+def too_short(length: int, body_bytes: int) -> MalformedMessage:
+    """Return the error for a body that is shorter than the JSON in it."""
+    return MalformedMessage(
+        f"{LENGTH_HEADER} is {length}, but the whole body has {body_bytes} bytes"
+    )
+
+
+def told_length(headers: Headers) -> int | None:
+    """Return the length of the JSON part, whatever that of the body; None for no header.
+
+    Raises:
+        MalformedMessage: The header is there twice, or is no number.
+    """
     text = headers.get(_LENGTH_KEY)
     if text is None:
         return None
@@ -50,12 +69,7 @@ def json_length(headers: Headers, body_bytes: int) -> int | None:
         raise MalformedMessage(
             f"{LENGTH_HEADER} is {text[:_SHOWN]!r}, needed is the length of the JSON in bytes"
         )
-    length = int(text)
-    if length > body_bytes:
-        raise MalformedMessage(
-            f"{LENGTH_HEADER} is {length}, but the whole body has {body_bytes} bytes"
-        )
-    return length
+    return int(text)
 
 
 @lru_cache(_REMEMBERED)  # a few lengths are sent again and again

@@ -59,7 +59,7 @@ from gateway.protocols.oip.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.options import read_extensions
 from gateway.protocols.oip.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.replies import ReplyMoulds, decode_response
-from gateway.protocols.oip.requests import RequestMoulds, encode_request
+from gateway.protocols.oip.requests import RequestMoulds, decode_request, encode_request
 from gateway.wire.beside import http_headers
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -109,7 +109,8 @@ class HttpCodec:
         self._requests: RequestMoulds = Moulds("input", limits)
         self._replies: ReplyMoulds = Moulds("output", limits)
         # Clients ask for the same few paths again and again.
-        self._remembered = lru_cache(_REMEMBERED)(partial(find_route, limits=limits))
+        self._find_route = partial(find_route, limits=limits)
+        self._remembered = lru_cache(_REMEMBERED)(self._find_route)
 
     first_error_ends = True
 
@@ -136,17 +137,24 @@ class HttpCodec:
             TooLarge: A limit is exceeded.
             Unsupported: It asks for an extension that is not served.
         """
+        return self.decode_as(wire, "")
+
+    def decode_as(self, wire: HttpRequest, request_id: str, /) -> Call[Any]:
+        """Read a request as `decode_call`; an inference has *request_id* where it has none."""
+        path = wire.path
         try:
-            short = len(wire.path) <= _REMEMBERED_BYTES
-            find = self._remembered if short else partial(find_route, limits=self._limits)
-            route = find(wire.method, wire.path)
+            find = self._remembered if len(path) <= _REMEMBERED_BYTES else self._find_route
+            route = find(wire.method, path)
         except (NotFound, Unsupported):
             if not self._extensions.opaque:
                 raise
             return read_opaque(wire, self._limits)
-        if route.model is not None and route.call in (InferRequest, StreamInferRequest):
-            return decode_inference(route, route.model, wire, self._requests)
-        if wire.path == INDEX_PATH:
+        model = route.model
+        if model is not None and route.action == "infer":
+            return decode_request(model, wire, self._requests, request_id)
+        if model is not None and route.call in (InferRequest, StreamInferRequest):
+            return decode_inference(route, model, wire, self._requests, request_id)
+        if path == INDEX_PATH:
             check_on(route.call, self._extensions)
             ready_only = answers.decode_index_request(wire, self._limits)
             call: Call[Any] = RepositoryIndexRequest(
@@ -157,7 +165,7 @@ class HttpCodec:
             read = EXTENSIONS[route.call].read_call
             call = read(route, wire, context_of(wire, None), self._limits)
         else:  # GET /v2/models among them: only names, which anybody may know
-            return route.call(model=route.model, context=context_of(wire, None))
+            return route.call(model=model, context=context_of(wire, None))
         return allowed(call, self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:

@@ -41,7 +41,7 @@ _GENERATE: Final = frozenset({"generate", "generate_stream"})
 
 
 def decode_inference(
-    route: Route, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds
+    route: Route, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds, request_id: str
 ) -> InferRequest | StreamInferRequest:
     """Read an inference request, or one for a stream of answers, as `route` has it.
 
@@ -54,7 +54,7 @@ def decode_inference(
     if route.action in _GENERATE and wire.headers.get(LENGTH_HEADER.lower()) is None:
         request = decode_generate(model, wire, moulds.limits, lambda: context_of(wire, GENERATED))
     if request is None:
-        request = decode_request(model, wire, moulds, lambda form: context_of(wire, form))
+        request = decode_request(model, wire, moulds, request_id)
     if route.call is not StreamInferRequest:
         return request
     if _asks_binary(request.context):
@@ -72,9 +72,11 @@ def encode_answer(call: InferRequest, reply: InferResponse) -> HttpResponse:
         Unsupported: JSON was asked for and cannot carry an output.
     """
     form = _form(call.context)
+    if type(form) is ReplyForm:
+        return encode_response(call, reply, form)
     if form == GENERATED:
         return json_response(HTTP_OK, generated(call, reply))
-    return encode_response(call, reply, form if isinstance(form, ReplyForm) else ALL_BINARY)
+    return encode_response(call, reply, ALL_BINARY)
 
 
 def encode_event(

@@ -6,7 +6,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; dossier, secti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,10 @@ import orjson
 from msgspec import Struct
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Parameter
-from gateway.ir.data import ArrivingData, RawData, SharedData, as_items, as_raw
+from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter
+from gateway.ir.data import ArrivingData, RawData, SharedData, as_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
-from gateway.ir.landing import arriving_in
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.binary import (
@@ -27,12 +26,20 @@ from gateway.protocols.oip.binary import (
     BinaryPart,
     binary_headers,
     body_of,
-    json_length,
+    too_short,
 )
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.gates import check_extended
+from gateway.protocols.oip.headers import fields_of, inference_context
 from gateway.protocols.oip.json import Document, dump, read_document
-from gateway.protocols.oip.json_write import described, described_binary, elements_text, gathered
+from gateway.protocols.oip.json_write import (
+    Taker,
+    described,
+    described_binary,
+    gathered,
+    put_binary,
+    put_elements,
+)
 from gateway.protocols.oip.members import (
     TensorReader,
     list_member,
@@ -51,9 +58,10 @@ from gateway.protocols.oip.parameters import (
     split_parameters,
 )
 from gateway.protocols.oip.shared import join_shared
-from gateway.wire.http import Buffer, Headers, HttpRequest, size_of
+from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
 
 _WHAT = "the request"
+_ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})
 _HOW_BINARY = (
     "a binary request is the JSON followed by the bytes of its tensors, with the header "
     f"{LENGTH_HEADER} set to the length of the JSON; with Python's requests pass "
@@ -73,10 +81,6 @@ class ReplyForm:
 
     default: bool = False
     listed: Mapping[str, bool] = field(default_factory=dict)
-
-    def is_binary(self, name: str) -> bool:
-        """Tell whether output *name* goes back as binary."""
-        return self.listed.get(name, self.default)
 
 
 ALL_JSON = ReplyForm()
@@ -98,9 +102,9 @@ def decode_request(
     model: ModelRef,
     wire: HttpRequest,
     moulds: RequestMoulds,
-    context: Callable[[ReplyForm], Context],
+    request_id: str = "",
 ) -> InferRequest:
-    """Read an inference request; *context* is given the form its answer shall have.
+    """Read an inference request; *request_id* is for one whose client gave it none.
 
     Binary inputs are views of the body. A raw binary request (length header 0) is one input
     without name, datatype and shape, and all outputs come back as binary.
@@ -109,31 +113,34 @@ def decode_request(
         InvalidRequest: The bytes or members are wrong.
         TooLarge: A limit is exceeded.
     """
-    body = wire.view
-    rest = wire.rest
-    length = json_length(wire.headers, body.nbytes if rest is None else rest.end)
+    body, rest = view_of(wire.body), wire.rest
+    fields = wire.headers.read_by(fields_of)
+    length = fields.json_bytes
+    end = len(body) if length is None else length
+    if end > len(body) and (rest is None or end > rest.end):
+        raise too_short(end, len(body) if rest is None else rest.end)
     if length == 0:
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
-        return InferRequest(model=model, context=context(ALL_BINARY), inputs=(whole,))
-    end = body.nbytes if length is None else length
+        context = inference_context(wire, fields, ALL_BINARY, request_id)
+        return InferRequest(model=model, context=context, inputs=(whole,))
     # Large tensors, which alone are still to come, have nothing to gain.
     cut = moulds.cut(body, end) if rest is None else None
     found = None if cut is None else moulds.read(cut)
     if found is None:
         document = _document(body[:end], moulds.limits, has_header=length is not None)
         binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
-        said, request_id, inputs = _read(document, binary, moulds.limits)
+        said, own_id, inputs = _read(document, binary, moulds.limits)
         if cut is not None:
-            moulds.keep(cut, said, request_id, inputs)
+            moulds.keep(cut, said, own_id, inputs)
     else:
-        said, request_id, inputs = found
+        said, own_id, inputs = found
     parameters = said.parameters
     return InferRequest(
         model=model,
-        context=context(said.form),
+        context=inference_context(wire, fields, said.form, request_id),
         inputs=inputs,
         outputs=said.outputs,
-        id=request_id,
+        id=own_id,
         sequence=parameters.sequence,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
@@ -227,35 +234,50 @@ def encode_request(
     Raises:
         Unsupported: The dialect cannot carry something in it.
     """
-    text = [b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"]
-    parameters: dict[str, Any] = join_parameters(call)
+    asked, inputs = call.outputs, call.inputs
     binary_out = binary_out and dialect.binary
-    if binary_out and not call.outputs:
-        parameters[BINARY_DATA_OUTPUT] = True
-    if parameters:
-        _check_parameters(_WHAT, parameters, dialect)
-        text.append(b'"parameters":%b,' % dump(parameters))
-    text.append(b'"inputs":[')
+    text = [
+        b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{",
+        _parameters(call, dialect, all_binary=binary_out and not asked),
+    ]
     binary: list[memoryview] = []
-    for index, tensor in enumerate(call.inputs):
-        if index:
-            text.append(b",")
-        _put_input(text, binary, tensor, dialect)
-    if call.outputs:
-        outputs = [_output(output, dialect, binary=binary_out) for output in call.outputs]
+    before = b'"inputs":['
+    is_long = False
+    for tensor in inputs:
+        text.append(before)
+        before = b","
+        if _put_input(text, binary, tensor, dialect):
+            is_long = True
+    if not inputs:
+        text.append(before)
+    if asked:
+        outputs = [_output(output, dialect, binary=binary_out) for output in asked]
         text.append(b'],"outputs":%b}' % dump(outputs))
     else:
         text.append(b"]}")
-    whole = gathered(text)
+    whole = gathered(text) if is_long else (b"".join(text),)
+    if inputs and type(inputs[-1].data) is ArrivingData:
+        return binary_headers(size_of(whole)), (*whole, *[view for view in binary if len(view)])
     headers, body = body_of(whole, binary, always=True)
-    if arriving_in(call) is not None:
-        headers = binary_headers(size_of(whole))
     return headers, tuple(body)
+
+
+def _parameters(call: InferRequest, dialect: Dialect, *, all_binary: bool) -> bytes:
+    """Return the member `parameters` of a request, with a comma behind it; b"" for none."""
+    reserved = call.priority or call.sequence is not None or call.timeout_us is not None
+    if not reserved and not call.parameters:
+        return _ALL_BINARY if all_binary else b""
+    parameters: dict[str, Any] = join_parameters(call)
+    if all_binary:
+        parameters[BINARY_DATA_OUTPUT] = True
+    _check_parameters(_WHAT, parameters, dialect)
+    return b'"parameters":%b,' % dump(parameters)
 
 
 def _put_input(
     text: list[bytes], binary: list[memoryview], tensor: Tensor, dialect: Dialect
-) -> None:
+) -> bool:
+    """Append one input to the text, or to what stands behind it; tell whether its text is long."""
     datatype, shape, data = tensor.datatype, tensor.shape, tensor.data
     if not tensor.name or datatype is None or shape is None:
         raise Unsupported(
@@ -273,14 +295,12 @@ def _put_input(
     elif dialect.binary:
         if dialect.text_only and datatype is Datatype.BYTES:
             _check_text(tensor, dialect)
-        view = as_raw(tensor)
-        binary.append(view)
-        text.append(described_binary("input", tensor, datatype, shape, len(view)))
+        put_binary(text, binary, "input", tensor, datatype, shape)
     else:
         hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
-        elements = elements_text("input", tensor, hint, half=dialect.half_in_json)
-        opened = described("input", tensor.name, datatype, shape, parameters)
-        text += (opened, b',"data":', elements, b"}")
+        taker = Taker("input", hint, half=dialect.half_in_json)
+        return put_elements(text, taker, tensor, datatype, shape)
+    return False
 
 
 def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:

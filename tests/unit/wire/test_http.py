@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from gateway.wire.http import Headers
+import pytest
+
+from gateway.wire.http import Headers, view_of
 
 
 def test_a_field_is_looked_up_without_case() -> None:
@@ -15,3 +17,31 @@ def test_a_repeated_field_is_told() -> None:
     headers = Headers((("X-A", "1"), ("x-a", "2"), ("B", "3")))
     assert [True, False, False] == [headers.repeats(name) for name in ("x-a", "b", "c")]
     assert not Headers((("X-A", "1"),)).repeats("x-a")
+
+
+def test_what_fields_were_read_as_is_kept() -> None:
+    """A reader is asked once, and again when another one was meanwhile; an error is not kept."""
+    headers = Headers((("A", "b"),))
+    asked: list[Headers] = []
+
+    def first(fields: Headers) -> int:
+        asked.append(fields)
+        return len(asked)
+
+    def broken(_fields: Headers) -> int:
+        raise ValueError("no number")
+
+    assert [1, 1] == [headers.read_by(first), headers.read_by(first)]
+    with pytest.raises(ValueError, match="no number"):
+        headers.read_by(broken)
+    assert 1 == headers.read_by(first)
+    assert "b" == headers.read_by(lambda fields: fields.get("a"))
+    assert 2 == headers.read_by(first)
+
+
+def test_one_buffer_is_viewed_as_it_is() -> None:
+    """Several are joined."""
+    whole = memoryview(b"ab")
+    assert whole is view_of((whole,))
+    assert b"ab" == bytes(view_of([b"ab"]))
+    assert b"abcd" == bytes(view_of((whole, b"cd")))

@@ -177,6 +177,16 @@ def test_request_id_that_is_not_fit_for_a_log(bad: str) -> None:
     assert "" == CODEC.decode_call(wire).context.request_id
 
 
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/m/infer_stream"])
+def test_an_inference_may_have_its_id_from_the_start(path: str) -> None:
+    """It is the client's, where that sent one; the rest is as ever."""
+    body = json.dumps({"inputs": [X_JSON]}).encode()
+    for pairs, expected in (((), "made"), ((("X-Request-Id", "own"),), "own")):
+        wire = HttpRequest("POST", path, headers=Headers(pairs), body=(body,))
+        context = CODEC.decode_call(wire).context.changed(request_id=expected)
+        assert context == CODEC.decode_as(wire, "made").context
+
+
 def test_binary_inputs_are_views_of_the_body() -> None:
     """A binary input shares the memory of the request."""
     wire = received(CODEC.encode_call(InferRequest(model=M, inputs=(X,))))

@@ -390,6 +390,20 @@ def test_refuses_length_headers(value: str) -> None:
     assert LENGTH_HEADER in refused(wire).message
 
 
+def test_length_headers_are_compared_with_each_body() -> None:
+    """Heads that come again are read once; what they say of a body holds for each."""
+    text = json.dumps({"inputs": [X_JSON]}).encode()
+    headers = Headers(((LENGTH_HEADER, str(len(text))),))
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    for body in (text, text[:-1], text, text + b"1"):
+        wire = HttpRequest("POST", "/v2/models/m/infer", headers=headers, body=(body,))
+        if body == text:
+            assert codec.decode_call(wire).model is not None
+        else:
+            with pytest.raises(GatewayError, match=r"the whole body has|bytes are left"):
+                codec.decode_call(wire)
+
+
 def test_refuses_two_length_headers() -> None:
     """Two length headers are refused, although they agree."""
     wire = post({"inputs": [X_BINARY]}, X_RAW)
