@@ -6,9 +6,10 @@ Here is also the clock that every call runs against, `Alarm`.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Final, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
@@ -43,6 +44,42 @@ def stack(layers: Iterable[Layer], service: Service) -> Service:
 
 
 _NO_TASK: Final = "an alarm needs a task to wake"
+
+
+class Aside(abc.ABC):
+    """A layer for calls of a few types; all others pass it by, and need not come to it at all.
+
+    Args:
+        inner: Answers.
+
+    Attributes:
+        takes: The types, exactly.
+    """
+
+    takes: ClassVar[frozenset[type]]
+
+    def __init__(self, inner: Service) -> None:
+        self._inner = inner
+
+    def __call__(self, call: Call[R], /) -> Answering[R]:
+        """Answer *call*."""
+        return self.answer(call) if type(call) in self.takes else self._inner(call)
+
+    @abc.abstractmethod
+    def answer(self, call: Any, /) -> Answering[Any]:
+        """Answer a call of a type that it takes."""
+
+    def past(self, kind: type) -> Service:
+        """Return the first service that has something to do with calls of *kind*."""
+        return self if kind in self.takes else past(self._inner, kind)
+
+
+def past(service: Service, kind: type) -> Service:
+    """Return where calls of *kind* end up that are given to *service*: past all that let them by.
+
+    For a layer through which every inference goes, to be asked once, when it is made.
+    """
+    return service.past(kind) if isinstance(service, Aside) else service
 
 
 class Alarm:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from gateway.config.signatures import SignatureConfig, TensorConfig
-from gateway.ir.calls import Call, ModelMetadataRequest
+from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.service import Answering, Service
-
-R = TypeVar("R")
+from gateway.service import Aside, Service
 
 
-class Signatures:
+class Signatures(Aside):
     """Answers metadata calls about configured models; everything else goes through.
 
     Where a signature has inputs and outputs the target is not asked. One that leaves either out
@@ -28,8 +26,10 @@ class Signatures:
         ValueError: A datatype does not exist.
     """
 
+    takes = frozenset({ModelMetadataRequest})
+
     def __init__(self, inner: Service, signatures: Mapping[str, SignatureConfig]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._whole = {
             name: metadata_of(name, signature)
             for name, signature in signatures.items()
@@ -41,14 +41,9 @@ class Signatures:
             if not signature.is_whole
         }
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    async def answer(self, call: ModelMetadataRequest, /) -> ModelMetadata:
         """Answer from the configuration what it knows of the model."""
-        if not isinstance(call, ModelMetadataRequest) or call.model is None:
-            return self._inner(call)
-        # A ModelMetadataRequest's R is ModelMetadata.
-        return cast("Answering[R]", self._metadata(call, call.model.name))
-
-    async def _metadata(self, call: ModelMetadataRequest, name: str) -> ModelMetadata:
+        name = "" if call.model is None else call.model.name
         if name in self._whole:
             return self._whole[name]
         found = await self._inner(call)

@@ -36,7 +36,7 @@ from gateway.policies.members import taken_apart
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.policies.numbering import meant
 from gateway.policies.stand_ins import StandIns, in_order, may_stand_in, stand_ins_in
-from gateway.service import Answering, Service
+from gateway.service import Answering, Service, past
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +91,7 @@ class Complete:
 
     def __init__(self, inner: Service, needs: frozenset[Need]) -> None:
         self._inner = inner
+        self._sent = past(inner, InferRequest)
         self._needs = needs
         self._stand_ins = stand_ins_in(needs)
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
@@ -116,7 +117,7 @@ class Complete:
         try:
             if not self._is_whole(call):
                 request, known = await self._request(call)
-            reply = await self._inner(request)
+            reply = await self._sent(request)
             if self._suffices(reply, call.context.needs):
                 return reply
             return await self._answer(_Asked(request, call.batch_size, known), reply)

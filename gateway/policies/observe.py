@@ -16,6 +16,7 @@ import structlog
 
 from gateway.ir.calls import (
     Call,
+    InferRequest,
     ModelReadyRequest,
     ServerLiveRequest,
     ServerReadyRequest,
@@ -23,7 +24,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import watch
-from gateway.service import Service
+from gateway.service import Service, past
 from gateway.telemetry.log import WarningBudget
 from gateway.telemetry.taken import TAKEN, Taken
 
@@ -90,6 +91,7 @@ class Observe:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
+        self._infer = past(inner, InferRequest)
         self._record = record
         self._budget = WarningBudget(lines_per_s) if lines_per_s > 0 else None
         self._clock = clock
@@ -101,7 +103,8 @@ class Observe:
         token = TAKEN.set(taken)
         begun = self._clock()
         try:
-            reply = await self._inner(call)
+            inner = self._infer if type(call) is InferRequest else self._inner
+            reply = await inner(call)
         except BaseException as error:
             self._ended(call, taken, begun, error)
             raise

@@ -12,7 +12,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferReque
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Decoupled
 from gateway.ir.streams import only_answer
-from gateway.service import Service
+from gateway.service import Service, past
 
 R = TypeVar("R")
 
@@ -31,6 +31,7 @@ class Single:
 
     def __init__(self, inner: Service) -> None:
         self._inner = inner
+        self._infer = past(inner, InferRequest)
         self._decoupled: dict[ModelRef, None] = {}
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -43,9 +44,10 @@ class Single:
             return await self._inner(call)
         # An InferRequest's R is InferResponse: the type system cannot follow an isinstance.
         model = call.model or ModelRef("")
-        if model not in self._decoupled:
+        # Hardly ever is there one to look for.
+        if not self._decoupled or model not in self._decoupled:
             try:
-                return cast("R", await self._inner(call))
+                return cast("R", await self._infer(call))
             except Decoupled:
                 self._remember(model)
         return cast("R", await self._only(model, call))

@@ -8,20 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
 
 import structlog
 
-from gateway.ir.calls import Call, ModelReadyRequest, ModelUnloadRequest
+from gateway.ir.calls import ModelReadyRequest, ModelUnloadRequest
 from gateway.ir.errors import GatewayError
-from gateway.service import Answering, Service
+from gateway.service import Aside, Service
 
 log = structlog.get_logger(__name__)
 
-R = TypeVar("R")
 
-
-class Unloaded:
+class Unloaded(Aside):
     """Asks after an unload whether the model is ready, until it is not.
 
     Args:
@@ -33,6 +30,8 @@ class Unloaded:
         clock: Monotonic seconds, that of deadlines.
     """
 
+    takes = frozenset({ModelUnloadRequest})
+
     def __init__(
         self,
         inner: Service,
@@ -42,19 +41,14 @@ class Unloaded:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._longest_s = longest_s
         self._every_s = every_s
         self._sleep = sleep
         self._clock = clock
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
-        """Answer *call*."""
-        if not isinstance(call, ModelUnloadRequest):
-            return self._inner(call)
-        return cast("Answering[R]", self._unload(call))
-
-    async def _unload(self, call: ModelUnloadRequest) -> None:
+    async def answer(self, call: ModelUnloadRequest, /) -> None:
+        """Answer *call* once the model is not ready any more."""
         await self._inner(call)
         until = self._clock() + self._longest_s
         deadline = call.context.deadline

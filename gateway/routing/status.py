@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar, cast
 
 import structlog
 
 from gateway.ir.calls import (
-    Call,
     ModelMetadataRequest,
     ModelStatisticsRequest,
     RepositoryIndexRequest,
@@ -26,17 +24,15 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus, Trend
 from gateway.ir.statistics import ModelStatistics
-from gateway.service import Answering, Service
+from gateway.service import Aside, Service
 
 log = structlog.get_logger(__name__)
-
-R = TypeVar("R")
 
 _AT_ONCE = 16
 _LISTED = 1024
 
 
-class Statuses:
+class Statuses(Aside):
     """Answers a ServerStatusRequest; everything else goes through.
 
     Args:
@@ -45,6 +41,8 @@ class Statuses:
         clock: Monotonic seconds; uptime counts from here.
     """
 
+    takes = frozenset({ServerStatusRequest})
+
     def __init__(
         self,
         inner: Service,
@@ -52,23 +50,17 @@ class Statuses:
         timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._timeout_s = timeout_s
         self._clock = clock
         self._started = clock()
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    async def answer(self, call: ServerStatusRequest, /) -> ServerStatus:
         """Answer *call*.
 
         Raises:
             GatewayError: The one model asked about cannot be described.
         """
-        if not isinstance(call, ServerStatusRequest):
-            return self._inner(call)
-        # A ServerStatusRequest's R is ServerStatus; the type system cannot follow an isinstance.
-        return cast("Answering[R]", self._status(call))
-
-    async def _status(self, call: ServerStatusRequest) -> ServerStatus:
         context = call.context
         ready = await self._inner(ServerReadyRequest(context=context))
         if call.about is not None:

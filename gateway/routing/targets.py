@@ -26,7 +26,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.statistics import ModelStatistics, summed
-from gateway.service import Answering, Service
+from gateway.service import Answering, Aside, Service
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +111,7 @@ class Targets:
         return answers
 
 
-class Relisting:
+class Relisting(Aside):
     """Has models listed anew once one has been loaded or unloaded.
 
     Args:
@@ -119,15 +119,14 @@ class Relisting:
         forget: Called after each such call, whatever became of it.
     """
 
+    takes = CONTROLS
+
     def __init__(self, inner: Service, forget: Callable[[], None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._forget = forget
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
-        """Answer *call*."""
-        return self._listed_anew(call) if type(call) in CONTROLS else self._inner(call)
-
-    async def _listed_anew(self, call: Call[R]) -> R:
+    async def answer(self, call: Call[R], /) -> R:
+        """Answer *call*, and forget what was listed."""
         try:
             return await self._inner(call)
         finally:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.ir.calls import Call, ServerLiveRequest, ServerReadyRequest
 from gateway.ir.errors import Unsupported
-from gateway.service import Alarm, Dispatch, Service, stack
+from gateway.service import Alarm, Aside, Dispatch, Service, past, stack
 from tests.fakes import ScriptedService
 
 
@@ -28,6 +28,33 @@ async def test_the_first_layer_sees_the_call_first() -> None:
     service = stack([noting("a", notes), noting("b", notes)], ScriptedService(True))
     assert await service(ServerLiveRequest()) is True
     assert ["a", "b"] == notes
+
+
+class Ready(Aside):
+    """Answers whether the server is ready; it is not."""
+
+    takes = frozenset({ServerReadyRequest})
+
+    async def answer(self, _call: ServerReadyRequest, /) -> bool:
+        return False
+
+
+async def test_aside_lets_other_calls_by() -> None:
+    """A layer aside answers the types that it takes; others go to the service within."""
+    service = ScriptedService(always=True)
+    layer = Ready(service)
+    assert (False, True) == (await layer(ServerReadyRequest()), await layer(ServerLiveRequest()))
+    assert [ServerLiveRequest()] == service.calls
+
+
+def test_past_is_the_first_that_has_something_to_do() -> None:
+    """Layers aside are passed as far as they do not take the type; other services are not."""
+    service = ScriptedService()
+    inner = Ready(service)
+    outer = Ready(inner)
+    found = [past(each, ServerLiveRequest) for each in (outer, inner, service)]
+    assert [service, service, service] == found
+    assert outer is past(outer, ServerReadyRequest)
 
 
 async def test_dispatch_picks_by_type() -> None:
