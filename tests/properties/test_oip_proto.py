@@ -25,7 +25,9 @@ from gateway.ir.limits import DEFAULT_LIMITS, check_name, check_shape
 from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
 from gateway.protocols.oip.grpc import GrpcCodec
+from gateway.protocols.oip.parameters import join_parameters
 from gateway.protocols.oip.proto import InferReader, Read
+from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.protobuf import (
@@ -45,6 +47,7 @@ from tests.properties.oip_messages import (
 )
 
 READER = InferReader(DEFAULT_LIMITS)
+WRITER = InferWriter()
 CODEC = GrpcCodec(DEFAULT_LIMITS, {})
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -282,3 +285,28 @@ def test_replies_survive_the_wire(
     )
     wire = CODEC.encode_reply(call, reply)
     assert reply == CODEC.decode_reply(call, GrpcResponse((b"".join(wire.message),)))
+
+
+PLAIN: dict[str, Any] = {"sequence": None, "priority": 0, "timeout_us": None, "parameters": {}}
+
+
+@given(calls(), st.booleans())
+def test_calls_are_written_alike_at_once_and_in_full(call: InferRequest, plain: bool) -> None:
+    """Each call is written with the bytes of the writer that leaves nothing to another."""
+    asked = call.changed(**PLAIN) if plain else call
+    model = asked.model
+    assert model is not None
+    parts = WRITER.request(model, asked.id, join_parameters(asked), asked.inputs, asked.outputs)
+    assert b"".join(parts) == b"".join(CODEC.encode_call(asked).message)
+
+
+@given(tensor_tuples(), CLEAN)
+def test_replies_are_written_alike_at_once_and_in_full(
+    outputs: tuple[Tensor, ...], request_id: str
+) -> None:
+    """Each answer is written with the bytes of the writer that leaves nothing to another."""
+    model = ModelRef("m")
+    reply = InferResponse(model=model, outputs=outputs)
+    parts = WRITER.response(model, request_id, {}, outputs)
+    found = CODEC.encode_reply(InferRequest(model=model, id=request_id), reply)
+    assert b"".join(parts) == b"".join(found.message)

@@ -30,7 +30,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Origin, Parameters
+from gateway.ir.context import Origin
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -40,41 +40,28 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip import messages
 from gateway.protocols.oip.errors import clip
 from gateway.protocols.oip.gates import advertised, allowed, check_asked, check_on
 from gateway.protocols.oip.grpc_context import NAME, NEEDS, context_of
-from gateway.protocols.oip.grpc_dialects import DIALECTS, check_infer, check_version
+from gateway.protocols.oip.grpc_dialects import DIALECTS, check_version
 from gateway.protocols.oip.grpc_errors import NOT_READY, error_of_status, error_response
 from gateway.protocols.oip.grpc_extension import Extension
 from gateway.protocols.oip.grpc_extensions import CALL_READERS, EXTENSIONS
+from gateway.protocols.oip.grpc_infer import Inferences
 from gateway.protocols.oip.grpc_stream import (
-    FINAL,
     STREAM,
-    StreamForm,
     StreamWriter,
     error_said,
     open_envelope,
-    said_final,
     stream_message,
 )
 from gateway.protocols.oip.messages import SERVICE
 from gateway.protocols.oip.options import read_extensions
-from gateway.protocols.oip.outputs import requested_output, with_c_values
-from gateway.protocols.oip.parameters import (
-    NO_REQUEST_PARAMETERS,
-    join_parameters,
-    split_parameters,
-)
-from gateway.protocols.oip.proto import NOWHERE, InferReader
-from gateway.protocols.oip.shared import placed
-from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.beside import grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
-from gateway.wire.protobuf import Parts
 
 R = TypeVar("R")
 
@@ -121,14 +108,13 @@ class GrpcCodec:
         self._limits = limits
         self._dialect = DIALECTS[dialect]
         self._extensions = read_extensions(options)
-        self._reader = InferReader(limits)
-        self._writer = InferWriter()
-        self._streams = StreamWriter(self._writer, limits.error_text_bytes)
+        self._infer = Inferences(limits, self._dialect)
+        self._streams = StreamWriter(self._infer.writer, limits.error_text_bytes)
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
         """Read a client's request; tensors are views into its message."""
         if wire.method == _INFER:
-            return self._decode_infer(wire)
+            return self._infer.decode_call(wire)
         if wire.method == STREAM:
             return self._decode_stream(wire)
         found = CALL_READERS.get(wire.method)
@@ -144,13 +130,7 @@ class GrpcCodec:
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the answer to *call*; the data of large tensors are not copied."""
         if isinstance(reply, InferResponse):
-            # The caller's id comes back, never one that a server made up.
-            request_id, outputs = reply.id, reply.outputs
-            if isinstance(call, InferRequest):
-                request_id, outputs = call.id, with_c_values(call, reply).outputs
-            return GrpcResponse(
-                self._writer.response(reply.model, request_id, reply.parameters, outputs)
-            )
+            return GrpcResponse(self._infer.encode_reply(call, reply))
         extension = EXTENSIONS.get(type(call))
         if extension is not None:
             return GrpcResponse((_written(partial(extension.write_reply, call), reply, call),))
@@ -193,14 +173,15 @@ class GrpcCodec:
         Raises:
             Unsupported: The dialect cannot be asked that.
         """
+        if isinstance(call, InferRequest):
+            message = self._infer.encode_call(call, call.context.request_id)
+            return _request(call, _INFER, message)
         if call.model is not None:
             check_version(self._dialect, call.model)
-        if isinstance(call, InferRequest):
-            return _request(call, _INFER, self._written_infer(call, call.context.request_id))
         if isinstance(call, StreamInferRequest):
             if not self._dialect.streams:
                 raise Unsupported(f"the dialect {self._dialect.name!r} has no streams")
-            message = self._written_infer(call.request, call.context.request_id)
+            message = self._infer.encode_call(call.request, call.context.request_id)
             return _request(call, STREAM, message)
         check_asked(call, self._dialect)
         extension = EXTENSIONS.get(type(call))
@@ -228,7 +209,7 @@ class GrpcCodec:
         try:
             if isinstance(call, InferRequest):
                 # An InferRequest's R is InferResponse: the type system cannot follow that.
-                return cast("R", self._read_infer(call, wire, wire.view))
+                return self._infer.decode_reply(call, wire, wire.view)  # type: ignore[return-value]
             extension = EXTENSIONS.get(type(call))
             if extension is not None:
                 return cast("R", extension.read_reply(call, wire.view, self._limits))
@@ -251,9 +232,9 @@ class GrpcCodec:
         request = call.request
         try:
             if self._dialect.plain_streams:
-                return self._read_infer(request, wire, wire.view, stream=True, final=False)
+                return self._infer.decode_reply(request, wire, wire.view, stream=True, final=False)
             said, answer = open_envelope(wire.view)
-            reply = self._read_infer(request, wire, answer, stream=True)
+            reply = self._infer.decode_reply(request, wire, answer, stream=True)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
@@ -265,44 +246,14 @@ class GrpcCodec:
             raise failed
         return reply.changed(outputs=(), error=failed)
 
-    def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
-        message, request_id, inputs = self._reader.request(wire.view)
-        reserved = NO_REQUEST_PARAMETERS
-        if message.parameters:
-            reserved = split_parameters(message.parameters, self._limits)
-        form = StreamForm(reserved.empty_final) if wire.method == STREAM else None
-        outputs: tuple[RequestedOutput, ...] = ()
-        if message.outputs:
-            outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
-        return InferRequest(
-            model=message.model,
-            context=context_of(wire, form),
-            inputs=inputs,
-            outputs=outputs,
-            id=request_id,
-            sequence=reserved.sequence,
-            priority=reserved.priority,
-            timeout_us=reserved.timeout_us,
-            parameters=reserved.custom,
-        )
-
     def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
         try:
-            request = self._decode_infer(wire)
+            request = self._infer.decode_call(wire)
         except GatewayError as error:
             # There is no call to tell that the error belongs into a message, with which id.
             error.origin = error.origin or Origin(NAME, wire)
             raise
         return StreamInferRequest(model=request.model, context=request.context, request=request)
-
-    def _written_infer(self, call: InferRequest, spare_id: str) -> Parts:
-        model = messages.named_model(call)
-        parameters = join_parameters(call)
-        check_infer(self._dialect, call, parameters)
-        request_id = call.id
-        if not request_id and self._dialect.needs_id:
-            request_id = spare_id or "gateway"
-        return self._writer.request(model, request_id, parameters, call.inputs, call.outputs)
 
     def _encode_extension(self, call: Call[Any], extension: Extension) -> GrpcRequest:
         method = ""
@@ -314,56 +265,6 @@ class GrpcCodec:
 
         data = _written(write, call, call)
         return _request(call, SERVICE + method, (data,))
-
-    def _read_infer(
-        self,
-        call: InferRequest,
-        wire: GrpcResponse,
-        view: memoryview,
-        *,
-        stream: bool = False,
-        final: bool = True,
-    ) -> InferResponse:
-        where = placed(call.outputs) if call.outputs else NOWHERE
-        message, reply_id, outputs = self._reader.response(view, where)
-        if call.id and reply_id and reply_id != call.id:
-            raise MalformedMessage(f"answer has id {reply_id!r}, the request had {call.id!r}")
-        parameters = message.parameters
-        if FINAL in parameters:
-            said, parameters = said_final(parameters)
-            final = final and said
-        if call.outputs and (outputs or not stream):
-            outputs = self._selected(call, outputs)
-        model = message.model
-        if not model.name and call.model is not None:
-            model = ModelRef(call.model.name, model.version)
-        return InferResponse(
-            model=model,
-            outputs=outputs,
-            id=call.id,
-            parameters=parameters,
-            final=final,
-            origin=Origin(NAME, wire),
-        )
-
-    def _selected(self, call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Check that every requested output came, and drop others where the server does not."""
-        wanted = {output.name for output in call.outputs}
-        missing = wanted.difference(tensor.name for tensor in outputs)
-        if missing:
-            raise MalformedMessage(
-                f"answer lacks output {min(missing)!r}, which was asked for; "
-                f"it has {len(outputs)} outputs"
-            )
-        if self._dialect.selects:
-            return outputs
-        return tuple([tensor for tensor in outputs if tensor.name in wanted])
-
-
-def _requested(name: str, parameters: Parameters, limits: MessageLimits) -> RequestedOutput:
-    if not parameters:
-        return RequestedOutput(name)
-    return requested_output(name, parameters, limits, least_classes=1)
 
 
 def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:

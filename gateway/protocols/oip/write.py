@@ -9,11 +9,15 @@ Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6 and 8.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any, Final
 
-from gateway.ir.context import ModelRef, Parameter, Parameters
-from gateway.ir.data import ArrivingData, RawData, SharedData, as_raw
+import numpy as np
+
+from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
+from gateway.ir.data import ArrayData, ArrivingData, RawData, SharedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
@@ -23,6 +27,7 @@ from gateway.protocols.oip.shared import join_shared
 from gateway.wire.protobuf import (
     I64,
     LEN,
+    TAIL_BYTES,
     VARINT,
     Parts,
     WireError,
@@ -47,7 +52,7 @@ def _key(number: int, kind: int = LEN) -> bytes:
 
 _MODEL_NAME, _MODEL_VERSION, _ID = _key(1), _key(2), _key(3)
 _PARAMETERS, _TENSORS, _OUTPUTS = _key(4), _key(5), _key(6)
-_RAW_INPUTS, _RAW_OUTPUTS = _key(7), _key(6)
+RAW_INPUTS, RAW_OUTPUTS = _key(7), _key(6)
 _NAME, _DATATYPE, _SHAPE, _TENSOR_PARAMETERS = _key(1), _key(2), _key(3), _key(4)
 _OUTPUT_PARAMETERS = _key(2)
 _ENTRY_KEY, _ENTRY_VALUE = _key(1), _key(2)
@@ -81,14 +86,11 @@ class InferWriter:
         try:
             head = self._head(model, request_id, parameters, inputs)
             for output in outputs:
-                inner = bytearray()
-                put_text(inner, _NAME, output.name)
-                _put_parameters(inner, _OUTPUT_PARAMETERS, output_parameters(output))
-                put_bytes(head, _OUTPUTS, inner)
+                head += _output(output.name, output_parameters(output))
         except WireError as error:
             raise Unsupported(f"request cannot be written: {error}", model=model) from error
         # Raw contents are numbered without the inputs in shared memory.
-        return _with_data(head, _RAW_INPUTS, inputs, None)
+        return _with_data(head, RAW_INPUTS, inputs, None)
 
     def response(
         self,
@@ -107,7 +109,7 @@ class InferWriter:
         except WireError as error:
             raise Unsupported(f"answer cannot be written: {error}", model=model) from error
         # Clients count raw contents with the outputs: one in shared memory has an empty place.
-        return _with_data(head, _RAW_OUTPUTS, outputs, _NOTHING)
+        return _with_data(head, RAW_OUTPUTS, outputs, _NOTHING)
 
     def _head(
         self, model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
@@ -137,6 +139,82 @@ class InferWriter:
         return head
 
 
+_Settled = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
+"""What follows from a tensor's description: its field, the head of its raw contents, their size and
+
+an array's dtype; a size of -1 where there is more to look at.
+"""
+_NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
+
+
+class PlainWriter:
+    """Writes most inference messages, in one piece: a model, an id, and small tensors.
+
+    The bytes are those of `InferWriter`. What follows from the description of a tensor alone is
+    settled once and remembered.
+
+    Args:
+        raw_key: `RAW_INPUTS` or `RAW_OUTPUTS`.
+        unknown: A datatype that the reader may not know, which is not for here to say.
+    """
+
+    def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
+        self._raw_key = raw_key
+        self._unknown = unknown
+        self._model = lru_cache(_REMEMBERED)(_model)
+        self._output = lru_cache(_REMEMBERED)(_output)
+        self._tensor = lru_cache(_REMEMBERED)(self._settled)
+
+    def write(
+        self,
+        model: ModelRef,
+        request_id: str,
+        tensors: Iterable[Tensor],
+        outputs: Iterable[RequestedOutput] = (),
+    ) -> bytes | None:
+        """Write a message; None where there is more to write, or something wrong."""
+        raws: list[bytes | memoryview] = []
+        try:
+            parts: list[bytes | memoryview] = [self._model(model)]
+            if request_id:
+                encoded = request_id.encode()
+                parts += (_ID, varint(len(encoded)), encoded)
+            for tensor in tensors:
+                field, raw_head, size, dtype = self._tensor(
+                    tensor.name, tensor.datatype, tensor.shape
+                )
+                data = tensor.data
+                if type(data) is RawData:
+                    raw: bytes | memoryview = data.view
+                elif type(data) is ArrayData:
+                    array = data.array
+                    if array.nbytes != size or array.dtype is not dtype:
+                        return None
+                    raw = array.tobytes()
+                else:
+                    return None
+                if len(raw) != size or tensor.parameters:
+                    return None
+                parts.append(field)
+                raws += (raw_head, raw)
+            for output in outputs:
+                if output.parameters or output.classes or output.shared is not None:
+                    return None
+                parts.append(self._output(output.name))
+        except ValueError:  # lone surrogates
+            return None
+        return b"".join(parts + raws)
+
+    def _settled(self, name: str, datatype: Datatype | None, shape: Shape | None) -> _Settled:
+        if datatype is None or shape is None or datatype is self._unknown:
+            return _NOT_HERE
+        size = datatype.size_bytes * math.prod(shape)
+        if datatype is Datatype.BYTES or size > TAIL_BYTES:
+            return _NOT_HERE
+        field = _tensor(name, datatype, shape)
+        return field, self._raw_key + varint(size), size, datatype.numpy_dtype
+
+
 def _model(model: ModelRef) -> bytes:
     """Write the fields of a message that name a model."""
     head = bytearray()
@@ -151,6 +229,16 @@ def _tensor(name: str, datatype: Datatype, shape: Shape) -> bytes:
     """Write the field of a tensor without parameters."""
     head = bytearray()
     put_bytes(head, _TENSORS, _description(name, datatype, shape))
+    return bytes(head)
+
+
+def _output(name: str, parameters: Parameters = NO_PARAMETERS) -> bytes:
+    """Write the field of an output that is asked for."""
+    inner = bytearray()
+    put_text(inner, _NAME, name)
+    _put_parameters(inner, _OUTPUT_PARAMETERS, parameters)
+    head = bytearray()
+    put_bytes(head, _OUTPUTS, inner)
     return bytes(head)
 
 
@@ -169,7 +257,7 @@ def between(tensors: Iterable[Tensor]) -> list[tuple[int, bytes]]:
     See `wire.interleaved`: what comes before the first ends the message's own bytes.
     """
     waiting = [tensor.data for tensor in tensors if isinstance(tensor.data, ArrivingData)]
-    return [(data.start, _RAW_INPUTS + varint(data.size_bytes)) for data in waiting[1:]]
+    return [(data.start, RAW_INPUTS + varint(data.size_bytes)) for data in waiting[1:]]
 
 
 def _with_data(

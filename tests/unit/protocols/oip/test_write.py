@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
+from gateway.ir.data import ArrayData, RawData, SharedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
-from gateway.protocols.oip.write import InferWriter
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.protocols.oip.write import RAW_INPUTS, RAW_OUTPUTS, InferWriter, PlainWriter
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import Parts
 
@@ -96,3 +97,78 @@ def test_tensor_without_a_description() -> None:
     ):
         with pytest.raises(Unsupported, match=f"'X' has no {missing}, Open Inference needs one"):
             WRITER.response(M, "", {}, [tensor])
+
+
+def raw(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, RawData(as_raw(tensor)))
+
+
+@pytest.mark.parametrize("request_id", ["", "abc", "x" * 200])
+@pytest.mark.parametrize(
+    "tensors", [(), (X,), (raw(X), X), (array_tensor("S", np.array(1, "<f4")),)]
+)
+def test_most_messages_are_written_at_once_and_alike(
+    tensors: tuple[Tensor, ...], request_id: str
+) -> None:
+    """Small tensors, raw or arrays, are written with the very bytes of the writer of everything."""
+    wanted = (RequestedOutput("Y"), RequestedOutput("Z"))
+    plain = PlainWriter(RAW_INPUTS).write(M, request_id, tensors, wanted)
+    assert joined(WRITER.request(M, request_id, {}, tensors, wanted)) == plain
+    plain = PlainWriter(RAW_OUTPUTS).write(M, request_id, tensors)
+    assert joined(WRITER.response(M, request_id, {}, tensors)) == plain
+
+
+def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
+    """An array's elements go out in the order of its shape, however they lie in memory."""
+    turned = array_tensor("X", np.arange(6, dtype="<i2").reshape(3, 2).T)
+    plain = PlainWriter(RAW_OUTPUTS).write(M, "", [turned])
+    assert joined(WRITER.response(M, "", {}, [turned])) == plain
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        array_tensor("BIG", np.zeros(4096, "<i4")),
+        items_tensor("T", (1,), [b"text"]),
+        Tensor("T", Datatype.BYTES, (1,), RawData(memoryview(b"\4\0\0\0text"))),
+        Tensor("X", None, (2, 3), X.data),
+        Tensor("X", X.datatype, None, X.data),
+        Tensor("X", X.datatype, (2, 2), X.data),
+        Tensor("X", X.datatype, (2, 2), RawData(as_raw(X))),
+        Tensor("X", X.datatype, (0,), RawData(as_raw(X))),
+        Tensor("X", X.datatype, X.shape, ArrayData(np.zeros((2, 3), ">i2"))),
+        Tensor("X", X.datatype, X.shape, SharedData("r", 0, 12)),
+        Tensor("X", X.datatype, X.shape, X.data, {"k": "v"}),
+        Tensor("\ud800", X.datatype, X.shape, X.data),
+    ],
+)
+def test_tensors_with_more_to_them_are_not_written_at_once(tensor: Tensor) -> None:
+    """Tensors that are large, or of which more is to be said or checked, are left to the other."""
+    assert PlainWriter(RAW_INPUTS).write(M, "", [X, tensor]) is None
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        RequestedOutput("Y", classes=1),
+        RequestedOutput("Y", parameters={"k": "v"}),
+        RequestedOutput("Y", shared=SharedData("r", 0, 12)),
+    ],
+)
+def test_outputs_with_more_to_them_are_not_written_at_once(output: RequestedOutput) -> None:
+    """Outputs of which more is asked than that they come are left to the other."""
+    assert PlainWriter(RAW_INPUTS).write(M, "", [X], [output]) is None
+
+
+def test_names_that_are_no_utf8_are_not_written_at_once() -> None:
+    """What cannot be written is for the writer of everything to say."""
+    writer = PlainWriter(RAW_INPUTS)
+    assert writer.write(ModelRef("\ud800"), "", []) is None
+    assert writer.write(M, "\ud800", []) is None
+
+
+def test_a_datatype_that_a_server_may_not_know_is_not_written_at_once() -> None:
+    """Such a tensor is for the dialect to refuse."""
+    tensor = Tensor("X", Datatype.BF16, (1,), RawData(memoryview(b"12")))
+    assert PlainWriter(RAW_INPUTS, Datatype.BF16).write(M, "", [tensor]) is None
+    assert PlainWriter(RAW_INPUTS).write(M, "", [tensor]) is not None
