@@ -19,7 +19,7 @@ class Admission:
         self._slots = Slots("requests_in_flight", places, limits.requests_queued)
         self._budget = budget
         self._wait_s = limits.queue_wait_s
-        self._message_bytes = limits.message_bytes
+        self.message_bytes = limits.message_bytes
         self.stream_requests = limits.stream_requests
         self.message_timeout_s = limits.body_timeout_s
         self._calls = 0
@@ -85,14 +85,13 @@ class Admission:
         if self._idle is not None and not self._calls:
             self._idle.set()
 
-    def check(self, answer: GrpcResponse) -> int:
-        """Return the size of an answer. Raises TooLarge when it is over the limit."""
-        size, limit = size_of(answer.message), self._message_bytes
+    def check(self, answer: GrpcResponse) -> None:
+        """Raise TooLarge for an answer over the limit."""
+        size, limit = size_of(answer.message), self.message_bytes
         if size > limit:
             raise TooLarge(
                 f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
             )
-        return size
 
     def _gone(self) -> None:
         self._calls -= 1

@@ -130,7 +130,7 @@ class Call:
         method = self._method
         message = whole_message(view, method.limits.message_bytes)
         if message is not None and method.kind is MethodKind.UNARY:
-            self._start(Message(message))
+            self.task = self._line.loop.create_task(self._unary(Message(message)))
         else:
             self.data(view, end=True)
 
@@ -201,10 +201,6 @@ class Call:
             )
         return incoming
 
-    def _reserved(self) -> int:
-        """Return the bytes that were reserved for messages; they are the caller's now."""
-        return 0 if self._incoming is None else self._incoming.take_reserved()
-
     def _start(self, message: Message | None) -> None:
         if message is None or self._method.kind is not MethodKind.UNARY:
             self.task = self._line.loop.create_task(self._streaming(message))
@@ -240,7 +236,7 @@ class Call:
         try:
             view = message.view if message.coding is None else await self._plain(message)
             size = len(view)
-            held = self._reserved()
+            held = 0 if self._incoming is None else self._incoming.take_reserved()
             if held or not admission.take(size):
                 await admission.enter(size, held)
             try:
@@ -249,7 +245,11 @@ class Call:
                 found = method.frontend(request) if single is None else await single(request)
                 if not isinstance(found, GrpcResponse):
                     found = await self._first(found)
-                self._finish(self._checked(found, request))
+                answer_bytes = size_of(found.message)
+                if answer_bytes > admission.message_bytes:
+                    found = self._checked(found, request)
+                    answer_bytes = size_of(found.message)
+                self._finish(found, answer_bytes)
                 if self._stream.waiting is not None:
                     await self._taken()
             finally:
@@ -299,7 +299,7 @@ class Call:
 
     async def _server_stream(self, message: Message) -> None:
         view = await self._plain(message)
-        held = self._reserved()
+        held = 0 if self._incoming is None else self._incoming.take_reserved()
         request = self._request(view)
         async with (
             self._method.admission.place(len(view), held),
@@ -362,14 +362,17 @@ class Call:
         if self.task is not None:
             self.task.cancel()
 
-    def _finish(self, answer: GrpcResponse, *, message: bool = True) -> None:
-        """Write the last of the call."""
+    def _finish(
+        self, answer: GrpcResponse, size: int | None = None, *, message: bool = True
+    ) -> None:
+        """Write the last of the call; *size* is that of its message, where it is known."""
         stream, core = self._stream, self._line.core
         if stream.number not in core.streams or stream.ended_here or stream.end_waits:
             return
         metadata = answer.metadata
         if answer.status is GrpcStatus.OK and message:
-            size = size_of(answer.message)
+            if size is None:
+                size = size_of(answer.message)
             tail = with_metadata(TRAILERS_OK, metadata)
             buffers = framed(answer.message, size)
             if self._answering:  # a refusal that the protocol says in an answer, after others

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import Final
 
-from gateway.ir.errors import DeadlineExceeded, NotSent, Overloaded
+from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded
 from gateway.transports.admission import Slots
 from gateway.transports.base import ClientLimits
 from gateway.transports.native.addresses import UNIX, upstream_of
@@ -60,12 +60,17 @@ class GrpcClient:
 
         Metadata that gRPC cannot carry is left out.
         """
-        now = self._now(deadline)
+        now = monotonic()
+        if self._closed or (deadline is not None and deadline <= now):
+            raise self._not_asked()
         if not self._slots.take():
             now = await self._place(now, deadline)
         try:
-            connection = self._pool.find(now) or await self._pool.take(deadline)
-            exchange = self._begin(connection, wire, deadline)
+            connection = self._pool.find(now)
+            if connection is None:
+                connection = await self._pool.take(deadline)
+                now = monotonic()
+            exchange = self._begin(connection, wire, deadline, now)
             step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
             try:
                 answer = await exchange.ending() or await exchange.one()
@@ -86,12 +91,17 @@ class GrpcClient:
         self, wire: GrpcRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[GrpcResponse, None]:
         """Send one message and iterate over its answers; a status other than OK is the last."""
-        now = self._now(deadline)
+        now = monotonic()
+        if self._closed or (deadline is not None and deadline <= now):
+            raise self._not_asked()
         if not self._slots.take():
             now = await self._place(now, deadline)
         try:
-            connection = self._pool.find(now) or await self._pool.take(deadline)
-            exchange = self._begin(connection, wire, deadline)
+            connection = self._pool.find(now)
+            if connection is None:
+                connection = await self._pool.take(deadline)
+                now = monotonic()
+            exchange = self._begin(connection, wire, deadline, now)
             step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
             try:
                 while (answer := await exchange.next()) is not None:
@@ -115,10 +125,10 @@ class GrpcClient:
         self._wheel.close()
 
     def _begin(
-        self, connection: ClientConnection, wire: GrpcRequest, deadline: float | None
+        self, connection: ClientConnection, wire: GrpcRequest, deadline: float | None, now: float
     ) -> Exchange:
         """Begin a call on a connection with room."""
-        left_s = None if deadline is None else deadline - monotonic()
+        left_s = None if deadline is None else deadline - now
         block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
         rest = wire.rest
         size = size_of(wire.message)
@@ -135,15 +145,13 @@ class GrpcClient:
         try:
             await self._slots.acquire(None if deadline is None else deadline - now)
         except Overloaded as error:
-            self._now(deadline)
+            if self._closed or (deadline is not None and deadline <= monotonic()):
+                raise self._not_asked() from None
             raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
         return monotonic()
 
-    def _now(self, deadline: float | None) -> float:
-        """Return the time. Raises DeadlineExceeded when it is past *deadline*."""
+    def _not_asked(self) -> GatewayError:
+        """Return why a call is not begun: the client is closed, else its time is over."""
         if self._closed:
-            raise NotSent(f"the client of {self._target} is closed")
-        now = monotonic()
-        if deadline is not None and deadline <= now:
-            raise DeadlineExceeded(f"the call's time was over before {self._target} was asked")
-        return now
+            return NotSent(f"the client of {self._target} is closed")
+        return DeadlineExceeded(f"the call's time was over before {self._target} was asked")

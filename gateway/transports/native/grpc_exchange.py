@@ -119,7 +119,8 @@ class Exchange:
             message is not None
             and self._single
             and self._head is None
-            and not self._done
+            and self._error is None
+            and self._waiter is not None
             and head.http_status == 200  # noqa: PLR2004  # OK
             and head.is_grpc
             and head.status is None
@@ -127,7 +128,8 @@ class Exchange:
             and tail.http_status is None
         ):
             self._end = tail
-            self._tell(GrpcResponse((message,), metadata=tail.metadata))
+            if not self._waiter.done():
+                self._waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
             if not self.stream.ended_here:
                 self.abandon()
             return
@@ -254,7 +256,7 @@ class Exchange:
         """
         self._single = True
         self._waiter = waiter = self._line.loop.create_future()
-        if self._done:
+        if self._error is not None or self._end is not None:
             waiter.set_result(None)
         return waiter
 
@@ -322,11 +324,8 @@ class Exchange:
 
     def _wake(self) -> None:
         """Let whoever waits look at what came."""
-        self._tell(None)
-
-    def _tell(self, answer: GrpcResponse | None) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(answer)
+            self._waiter.set_result(None)
 
     def _ended(self) -> GrpcResponse:
         end = self._end

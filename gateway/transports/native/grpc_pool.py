@@ -50,27 +50,16 @@ class ClientConnection(H2Protocol):
         self._pool = pool
         self._going: str | None = None
 
-    @property
-    def users(self) -> int:
-        """Calls on it now."""
-        return len(self.core.streams)
-
-    @property
-    def open(self) -> bool:
-        """Whether it takes calls."""
+    def is_open(self) -> bool:
+        """Return whether it takes calls."""
+        transport = self.transport
         return (
             self._going is None
             and self.fault is None
-            and self.transport is not None
-            and not self.transport.is_closing()
+            and transport is not None
+            and not transport.is_closing()
             and not self.core.exhausted
         )
-
-    def has_room(self) -> bool:
-        """Return whether it takes one more call now."""
-        core = self.core
-        users = len(core.streams)
-        return users < _STREAMS and users < core.peer_streams and self.open
 
     def call(
         self,
@@ -235,7 +224,9 @@ class Pool:
                 self._connections.remove(connection)
                 connection.retire()
                 return self.find(now)
-            if connection.has_room():
+            core = connection.core
+            users = len(core.streams)
+            if users < _STREAMS and users < core.peer_streams and connection.is_open():
                 return connection
         return None
 
@@ -366,7 +357,7 @@ class Pool:
         now = monotonic()
         for connection in list(self._all):
             connection.sweep(now, self._limits.keepalive_s)
-            if not connection.open and connection in self._connections:
+            if not connection.is_open() and connection in self._connections:
                 self._connections.remove(connection)
         self._sweeper = None
         if self._all:
