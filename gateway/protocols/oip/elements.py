@@ -279,10 +279,12 @@ def _narrowed(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] 
             if values.min() < limits.min or values.max() > limits.max:
                 return None
         return values.astype(dtype)
-    with np.errstate(over="ignore"):
-        narrow = values.astype(dtype)
-    # JSON has no infinity, so one that is there now was too large.
-    return narrow if np.isfinite(narrow).all() else None
+    # JSON has no infinity: a cast that would make one is how too large a number shows.
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(dtype)
+    except FloatingPointError:
+        return None
 
 
 def _show(value: Any) -> str:

@@ -32,6 +32,7 @@ _SPACE = b" \t\r\n"
 _BRACE = ord("{")
 _BRACKET = ord("[")
 _FEW_ARRAYS = 256
+_PIECE_BYTES = 1 << 17
 _SHOWN = 64
 # What is larger never becomes Python objects as a whole: that takes up to 40 times its size.
 _WHOLE_BYTES = 1 << 20
@@ -75,10 +76,9 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
         )
     if not size or (view[0] != _BRACE and bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{"):
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
-    text = text_of(view)
     if size < SIMD_FROM_BYTES:
-        return Document(_read_small(text, what, limits))
-    return _read_large(text, what, limits)
+        return Document(_read_small(text_of(view), what, limits))
+    return _read_large(view, what, limits)
 
 
 def text_of(view: memoryview) -> bytes:
@@ -187,18 +187,18 @@ def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
     raise _too_deep(what, limits)
 
 
-def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
+def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
     try:
-        root = simdjson.Parser().parse(text)
+        root = simdjson.Parser().parse(view)  # which makes the one copy, with room behind it
     except (ValueError, RuntimeError) as error:
         if "DEPTH" in str(error):
             raise _too_deep(what, limits) from error
-        if len(text) > _WHOLE_BYTES:
+        if view.nbytes > _WHOLE_BYTES:
             raise MalformedMessage(
                 f"{what} is not JSON, or has an integer beyond 64 bits: {error}"
             ) from error
         # Not JSON, and orjson knows where; or an integer beyond 64 bits, which a float may be.
-        return Document(_read_small(text, what, limits))
+        return Document(_read_small(text_of(view), what, limits))
     reader = _LargeReader(what, limits)
     try:
         members = reader.members(root, _TOP_MEMBERS, 1)
@@ -216,19 +216,24 @@ def _read_large(text: bytes, what: str, limits: MessageLimits) -> Document:
             members[key] = tensors
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    return Document(members, _count_arrays(text))
+    return Document(members, _count_arrays(view))
 
 
-def _count_arrays(text: bytes) -> int:
-    """Count opening brackets: where they are few, `find` is eight times as fast as `count`."""
+def _count_arrays(view: memoryview) -> int:
+    """Count opening brackets: where they are few, `find` is eight times as fast as `count`.
+
+    Only bytes can be searched so: they are copied piece by piece, which stays in the cache.
+    """
     found = 0
-    at = text.find(b"[")
-    while at >= 0:
-        found += 1
-        if found == _FEW_ARRAYS:
-            rest = np.frombuffer(text, np.uint8, offset=at + 1)
-            return found + int(np.count_nonzero(rest == _BRACKET))
-        at = text.find(b"[", at + 1)
+    for start in range(0, view.nbytes, _PIECE_BYTES):
+        piece = bytes(view[start : start + _PIECE_BYTES])
+        at = piece.find(b"[")
+        while at >= 0:
+            found += 1
+            if found == _FEW_ARRAYS:
+                rest = np.frombuffer(view, np.uint8, offset=start + at + 1)
+                return found + int(np.count_nonzero(rest == _BRACKET))
+            at = piece.find(b"[", at + 1)
     return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest
@@ -99,3 +101,41 @@ def test_a_list_where_an_element_belongs_is_found_among_many_lists(rows: int) ->
     bad = body % (rows, b",".join([row] * (rows - 1) + [b"[1.0,[2.0],3.0,4.0]"]))
     with pytest.raises(InvalidTensor, match="nested otherwise"):
         codec.decode_call(HttpRequest("POST", path, body=(bad + space,)))
+
+
+@pytest.mark.parametrize("at", [1, 99_999, 199_999])
+def test_a_list_where_an_element_belongs_is_found_far_behind(at: int) -> None:
+    """The only bracket too many shows wherever it is: brackets are looked for piece by piece."""
+    with pytest.raises(InvalidTensor, match="nested otherwise"):
+        numbers(["0.5"] * at + ["[2.5]"] + ["0.5"] * (199_999 - at), "FP32")
+
+
+LARGEST = float(np.finfo(np.float32).max)
+# Halfway from there to what would come next, were there more exponents.
+TOO_LARGE = 2.0**128 - 2.0**103
+
+
+def test_the_largest_floats_of_a_large_list() -> None:
+    """What rounds to the largest FP32 is read as it."""
+    near = math.nextafter(TOO_LARGE, 0)
+    read = numbers([repr(near), repr(-near), "1e-320"] + ["0.5"] * 9_997, "FP32")
+    assert [LARGEST, -LARGEST, 0.0] == read[:3].tolist()
+
+
+@pytest.mark.parametrize("text", [repr(TOO_LARGE), "-1e39", "1e300"])
+@pytest.mark.parametrize("at", [0, 5, 9_999])
+def test_a_float_of_a_large_list_is_too_large(text: str, at: int) -> None:
+    """What would round to an infinity is refused and named, wherever it stands in the list."""
+    with pytest.raises(InvalidTensor, match=f" at index {at}, which is out of the range of FP32"):
+        numbers(["0.5"] * at + [text] + ["0.5"] * (9_999 - at), "FP32")
+
+
+def numbers(texts: list[str], datatype: str) -> Any:
+    """Return the array of one input with these numbers."""
+    head = f'"name":"X","shape":[{len(texts)}],"datatype":"{datatype}"'
+    body = f'{{"inputs":[{{{head},"data":[{",".join(texts)}]}}]}}'.encode()
+    assert len(body) >= documents.SIMD_FROM_BYTES
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    call = codec.decode_call(HttpRequest("POST", "/v2/models/m/infer", body=(memoryview(body),)))
+    assert isinstance(call, InferRequest)
+    return as_numpy(call.inputs[0])
