@@ -95,7 +95,7 @@ class Exchange:
         self._deadline: float | None = None
         self._body: memoryview | None = None
         self._held = 0
-        self._lease: Lease | None = None
+        self._lease = incoming.lease
         self._arrival: Arrival | None = None
         self._drops = False
         self._fault: HttpFault | None = None
@@ -213,11 +213,14 @@ class Exchange:
         length = head.length
         if length is not None:
             body = incoming.here
-            if body is None or head.coded or length > listener.limits.message_bytes:
+            if body is None:
                 return False
-            if not listener.budget.take(length):
-                return False
-            self._held = length
+            if self._lease is None:
+                if head.coded or length > listener.limits.message_bytes:
+                    return False
+                if not listener.budget.take(length):
+                    return False
+                self._held = length
         elif head.chunked:
             return False
         else:
@@ -241,12 +244,6 @@ class Exchange:
             return False
         return True
 
-    def _room(self) -> Lease:
-        """Return what holds the bytes of a body that was not at hand."""
-        if self._lease is None:
-            self._lease = Lease(self._listener.budget, self._listener.limits.queue_wait_s)
-        return self._lease
-
     def _wire(self) -> HttpRequest:
         """Return what the frontend is asked."""
         head, body = self._head, self._body
@@ -264,16 +261,15 @@ class Exchange:
     async def _begin(self, head: Head) -> memoryview | None:
         """Return the beginning of a body that will be passed on as it comes; None to read it."""
         limits, incoming = self._listener.limits, self._incoming
-        if self._frontend is None or incoming.whole:
+        if self._frontend is None or incoming.lease is not None or incoming.whole:
             return None
         start = begins_with(self._frontend, head, limits)
         if start is None or head.length is None or not self._listener.early.take():
             return None
         self._continue(head)
         try:
-            self._arrival = await incoming.arrive(
-                head.length, start, limits, self._room(), self._broken
-            )
+            lease = self._lease = Lease(self._listener.budget, limits.queue_wait_s)
+            self._arrival = await incoming.arrive(head.length, start, limits, lease, self._broken)
         finally:
             if self._arrival is None:
                 self._listener.early.release()
@@ -284,8 +280,10 @@ class Exchange:
             self._connection.transport.write(CONTINUE)
 
     async def _received(self, head: Head) -> memoryview:
-        limits, lease = self._listener.limits, self._room()
-        incoming = self._incoming
+        limits, incoming = self._listener.limits, self._incoming
+        if incoming.lease is not None:
+            return await incoming.body(head.length, limits, incoming.lease)
+        lease = self._lease = Lease(self._listener.budget, limits.queue_wait_s)
         codings = head.all("content-encoding") if head.coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)

@@ -46,11 +46,13 @@ class Incoming(Protocol):
 
     Attributes:
         closes: The connection ends with its answer, as the client wants it.
+        lease: Holds its body already, which is received; None where that waits to be asked for.
     """
 
     method: str
     version: Version
     closes: bool
+    lease: Lease | None
 
     @property
     def whole(self) -> bool:
@@ -59,7 +61,7 @@ class Incoming(Protocol):
 
     @property
     def here(self) -> memoryview | None:
-        """Its body, if that has a length and has come with its head; else None."""
+        """Its body, if that has a length and has come without being asked for; else None."""
         ...
 
     def head(self, limits: ServerLimits, /) -> Head:

@@ -140,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         self._door.connections.discard(self)
         self._address = None
         self.transport = None
-        self._deaf = True
+        self._forget()
         self._head_timer.stop()
         self._stop_idle_timer()
         self._presence.close()
@@ -245,8 +245,10 @@ class Connection(asyncio.BufferedProtocol):
         stop = at + (head.length or 0)
         if head.chunked or stop > len(data):
             self._reading = coming = Coming(self, head, self._door.memory)
+            if not self.in_flight:
+                coming.place(self._door.listener)
             self._arrived(coming)
-            return at
+            return coming.take(data, at)
         self._arrived(Incoming(head, self._door.memory, memoryview(data[at:stop])))
         return stop
 
@@ -356,8 +358,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         """Close, once the client has had a moment to take the answer in."""
-        self._deaf = True
-        self._queue.clear()
+        self._forget()
         if self.transport is None or self.transport.is_closing():
             return
         if self._reading is None and not self._held and not self._heads.begun:
@@ -370,6 +371,14 @@ class Connection(asyncio.BufferedProtocol):
         self._idle_timer = self._loop.call_later(_LINGER_S, self.transport.close)
 
     # -- ending
+
+    def _forget(self) -> None:
+        """Take nothing more, and give up what nobody will answer."""
+        self._deaf = True
+        for asked in self._queue:
+            if isinstance(asked, Incoming) and asked.lease is not None:
+                asked.lease.close()
+        self._queue.clear()
 
     def drain(self) -> None:
         """Close when idle, else after the last answer that is due."""

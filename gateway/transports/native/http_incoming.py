@@ -10,9 +10,11 @@ import numpy as np
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Lease
 from gateway.transports.base import ServerLimits
+from gateway.transports.faults import HttpFault
 from gateway.transports.http_body import Pace, too_many_bytes, too_many_chunks
-from gateway.transports.http_early import Broken
+from gateway.transports.http_early import Broken, begins_with
 from gateway.transports.http_head import Head, read_head
+from gateway.transports.http_sides import Listener
 from gateway.transports.native.chunks import ChunkReader
 from gateway.transports.native.http1 import Memory, RequestHead
 from gateway.transports.native.http_arrival import Arrival, Source
@@ -27,7 +29,7 @@ class Incoming:
         here: Its body; None for one that has not come.
     """
 
-    __slots__ = ("_head", "_memory", "closes", "here", "method", "version", "whole")
+    __slots__ = ("_head", "_memory", "closes", "here", "lease", "method", "version", "whole")
 
     def __init__(self, head: RequestHead, memory: Memory, here: memoryview | None) -> None:
         self._head = head
@@ -37,6 +39,7 @@ class Incoming:
         self.closes = head.closes
         self.here = here
         self.whole = here is not None
+        self.lease: Lease | None = None
 
     def head(self, limits: ServerLimits, /) -> Head:
         """Return its head; raises HttpFault."""
@@ -91,6 +94,27 @@ class Coming(Incoming):
         self._failure: Exception | None = None
         self._arrival: Arrival | None = None
 
+    def place(self, listener: Listener) -> None:
+        """Have its body received where it stays, from now on, if nothing is to be seen to first.
+
+        Whatever stands against that, or is to be said before, is left to who answers it.
+        """
+        limits = listener.limits
+        try:
+            head = self.head(limits)
+            frontend, _ = listener.find(head.path)
+        except HttpFault:
+            return
+        length = head.length
+        if length is None or length > limits.message_bytes or head.coded or head.expects:
+            return
+        if begins_with(frontend, head, limits) is not None:
+            return
+        lease = Lease(listener.budget, limits.queue_wait_s)
+        if lease.take_in_turn(length):
+            self.lease = lease
+            self._room = _room_for(length)
+
     async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         if self.here is not None:
@@ -98,9 +122,10 @@ class Coming(Incoming):
         pace = Pace(limits, asyncio.get_running_loop())
         if length is None:
             return await self._chunked(limits, lease, pace)
-        # Not a bytearray: that would be written twice, with zeros first.
-        self._room = np.empty(length, np.uint8).data
-        while self._filled < length:
+        if self._room is None:
+            self._room = _room_for(length)
+        pace.came(self._filled)
+        while not self.whole:
             await self._more(pace)
         return self._room.toreadonly()
 
@@ -140,6 +165,8 @@ class Coming(Incoming):
             MalformedMessage: Its framing broke.
             ConnectionError: The client has left.
         """
+        if self._failure is not None:
+            raise self._failure
         received = self._filled
         self._wanted = asyncio.get_running_loop().create_future()
         self._source.give_me()
@@ -174,6 +201,7 @@ class Coming(Incoming):
         self._filled += size
         if self._room is not None and self._filled == self._room.nbytes:
             self.whole = True
+            self.here = self._room.toreadonly()
             self._wake()
 
     def take(self, data: bytes, at: int) -> int:
@@ -224,3 +252,8 @@ class Coming(Incoming):
     def _wake(self) -> None:
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
+
+
+def _room_for(length: int) -> memoryview:
+    # Not a bytearray: that would be written twice, with zeros first.
+    return np.empty(length, np.uint8).data

@@ -34,9 +34,11 @@ class Incoming:
 
     Attributes:
         here: Never: a body is always asked for.
+        lease: Never: none is received before.
     """
 
     here: memoryview | None = None
+    lease: Lease | None = None
 
     def __init__(self, request: BaseRequest) -> None:
         self._request = request
