@@ -36,16 +36,29 @@ def sender_of(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
 
 
 def grpc_context(
-    wire: GrpcRequest, codec: str, needs: frozenset[Need], form: object = None
+    wire: GrpcRequest,
+    codec: str,
+    needs: frozenset[Need],
+    form: object = None,
+    request_id: str = "",
 ) -> Context:
-    """Return what travels beside a client's gRPC message; *form* is noted for the answer."""
+    """Return what travels beside a client's gRPC message.
+
+    Args:
+        wire: The message.
+        codec: Name of who reads it.
+        needs: What the answer needs.
+        form: Noted for the answer.
+        request_id: For a message whose client gave it no sane one.
+    """
     texts = [(key, value) for key, value in wire.metadata if isinstance(value, str)]
-    request_id = ""
+    found = ""
     for key, value in texts:
         if key == REQUEST_ID:
-            request_id = sane_id(value)
+            found = sane_id(value)
     origin = Origin(codec, wire, form)
-    return Context(codec, tuple(texts), request_id, wire.deadline, None, needs, origin)
+    metadata = tuple(texts)
+    return Context(codec, metadata, found or request_id, wire.deadline, None, needs, origin)
 
 
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:

@@ -113,8 +113,12 @@ class GrpcCodec:
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
         """Read a client's request; tensors are views into its message."""
+        return self.decode_as(wire, "")
+
+    def decode_as(self, wire: GrpcRequest, request_id: str, /) -> Call[Any]:
+        """Read a request as `decode_call`; an inference has *request_id* where it has none."""
         if wire.method == _INFER:
-            return self._infer.decode_call(wire)
+            return self._infer.decode_call(wire, request_id)
         if wire.method == STREAM:
             return self._decode_stream(wire)
         found = CALL_READERS.get(wire.method)

@@ -12,6 +12,9 @@ NAME: Final = "oip.grpc"
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def context_of(wire: GrpcRequest, form: object = None) -> Context:
-    """Return what travels beside a client's message; *form* is noted for the answer."""
-    return grpc_context(wire, NAME, NEEDS, form)
+def context_of(wire: GrpcRequest, form: object = None, request_id: str = "") -> Context:
+    """Return what travels beside a client's message; *form* is noted for the answer.
+
+    Where the client gave no id, it is *request_id*.
+    """
+    return grpc_context(wire, NAME, NEEDS, form, request_id)

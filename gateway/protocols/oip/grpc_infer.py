@@ -56,8 +56,13 @@ class Inferences:
         if dialect.versions and not dialect.needs_id:
             self._plain_calls = PlainWriter(RAW_INPUTS, None if dialect.bf16 else Datatype.BF16)
 
-    def decode_call(self, wire: GrpcRequest) -> InferRequest:
-        """Read a client's request; tensors are views into its message."""
+    def decode_call(self, wire: GrpcRequest, spare_id: str = "") -> InferRequest:
+        """Read a client's request; tensors are views into its message.
+
+        Args:
+            wire: The request.
+            spare_id: Of the call, where the client gave it none.
+        """
         message, request_id, inputs = self._reader.request(wire.view)
         reserved = NO_REQUEST_PARAMETERS
         if message.parameters:
@@ -68,7 +73,7 @@ class Inferences:
             outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
         return InferRequest(
             model=message.model,
-            context=context_of(wire, form),
+            context=context_of(wire, form, spare_id),
             inputs=inputs,
             outputs=outputs,
             id=request_id,

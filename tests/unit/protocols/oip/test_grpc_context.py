@@ -48,6 +48,15 @@ def test_context_of_a_call() -> None:
     )
 
 
+def test_an_inference_may_have_its_id_from_the_start() -> None:
+    """It is the client's, where that sent one that is fit for a log."""
+    message = pb.ModelInferRequest(model_name="m")
+    for sent, expected in (("own", "own"), ("a\nb", "made"), ("", "made")):
+        wire = infer(message, metadata=(("x-request-id", sent),) if sent else ())
+        context = CODEC.decode_call(wire).context.changed(request_id=expected)
+        assert context == CODEC.decode_as(wire, "made").context
+
+
 def test_origin_of_a_call() -> None:
     """A call remembers the message it came from."""
     wire = infer(pb.ModelInferRequest(model_name="m"))
