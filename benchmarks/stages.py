@@ -182,6 +182,9 @@ class _Bench:
         self._way = way
         self._case = case
         self._path = f"/v2/models/{case.model}/infer"
+        # Transports remember the heads of requests and answers that come again.
+        length = ("Content-Length", str(len(way.question.body)))
+        self._headers = Headers((*_FIELDS, length, *way.question.fields))
         spec = protocol("oip")
         binding: Any = spec.http if way.front == "http" else spec.grpc
         self._codec: Any = binding.codec(MessageLimits(), spec.options({}))
@@ -314,8 +317,7 @@ class _Bench:
         body = (memoryview(self._way.question.body),)
         if self._way.front == "grpc":
             return GrpcRequest(GRPC_METHOD, body, (("user-agent", "load"),))
-        fields = (*_FIELDS, ("Content-Length", str(len(body[0]))), *self._way.question.fields)
-        return HttpRequest("POST", self._path, "", Headers(fields), body)
+        return HttpRequest("POST", self._path, "", self._headers, body)
 
     def _answer(self) -> Callable[[], Any]:
         """Return what makes the upstream's answer as a transport hands it on."""
@@ -323,4 +325,5 @@ class _Bench:
             message = messages.grpc_reply(self._case).body
             return lambda: GrpcResponse((memoryview(message),))
         reply = messages.binary_reply(self._case)
-        return lambda: HttpResponse(200, Headers(reply.fields), (memoryview(reply.body),))
+        headers = Headers(reply.fields)
+        return lambda: HttpResponse(200, headers, (memoryview(reply.body),))
