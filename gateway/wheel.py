@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 STEP_S: Final = 0.005
+_NONE: Final = -1
 
 
 class Ringing(Hashable, Protocol):
@@ -39,19 +40,23 @@ class Wheel:
         self._steps: dict[int, set[Ringing]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
+        # Where the last item was entered, as others soon after it will be.
+        self._latest = _NONE
+        self._items: set[Ringing] = set()
 
     def enter(self, item: Ringing, when: float) -> int:
         """Let *item* ring at *when*; return the step to leave it by."""
         step = int(when / STEP_S) + 1
-        found = self._steps.get(step)
-        if found is None:
-            self._begin(step, item)
-        else:
-            found.add(item)
+        if step != self._latest:
+            self._turn_to(step)
+        self._items.add(item)
         return step
 
     def leave(self, item: Ringing, step: int) -> None:
         """Take *item* back; harmless after it rang."""
+        if step == self._latest:  # which stays, though it be empty: the next item is likely there
+            self._items.discard(item)
+            return
         found = self._steps.get(step)
         if found is not None:
             found.discard(item)
@@ -61,18 +66,29 @@ class Wheel:
     def close(self) -> None:
         """Ring no more."""
         self._steps.clear()
+        self._latest, self._items = _NONE, set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _begin(self, step: int, item: Ringing) -> None:
+    def _turn_to(self, step: int) -> None:
+        """Make *step* the latest, and drop the one that was when nothing is left in it."""
+        if not self._items:
+            self._steps.pop(self._latest, None)
+        found = self._steps.get(step)
+        if found is None:
+            found = self._begin(step)
+        self._latest, self._items = step, found
+
+    def _begin(self, step: int) -> set[Ringing]:
         loop = asyncio.get_running_loop()
         if loop is not self.loop:
             self.close()
             self.loop = loop
-        self._steps[step] = {item}
+        found = self._steps[step] = set()
         if self._timer is None or step < self._next:
             self._arm(loop, step)
+        return found
 
     def _arm(self, loop: asyncio.AbstractEventLoop, step: int) -> None:
         if self._timer is not None:
@@ -83,8 +99,10 @@ class Wheel:
     def _ring(self) -> None:
         self._timer = None
         now = int(self._clock() / STEP_S)
+        if self._latest <= now:
+            self._latest, self._items = _NONE, set()
         for step in sorted(each for each in self._steps if each <= now):
-            for item in self._steps.pop(step):
+            for item in self._steps.pop(step, ()):
                 item.ring()
         self._go_on()
 

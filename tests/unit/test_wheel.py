@@ -101,3 +101,35 @@ def test_wheel_moves_to_another_loop() -> None:
     asyncio.run(left_behind())
     asyncio.run(rings())
     assert bell.rang.is_set()
+
+
+async def test_steps_that_nothing_is_left_in_are_not_kept() -> None:
+    """However many times are entered and taken back, at most the last one's step stays."""
+    wheel, bell, kept = Wheel(), Bell(), Bell()
+    when = monotonic() + 60
+    step = wheel.enter(kept, when)
+    for number in range(100):
+        wheel.leave(bell, wheel.enter(bell, when + number * STEP_S))
+    assert 2 == len(wheel._steps)  # what it holds shows nowhere else
+    wheel.leave(kept, step)
+    wheel.leave(kept, step)
+    assert 1 == len(wheel._steps)
+
+
+async def test_what_rings_may_enter_what_is_due() -> None:
+    """While it rings, items are entered and taken back at times that have come, and all ring."""
+    wheel, last = Wheel(), Bell()
+    now = monotonic()
+
+    class Busy(Bell):
+        def ring(self) -> None:
+            wheel.leave(self, wheel.enter(self, now - STEP_S))
+            wheel.leave(self, wheel.enter(self, now + 60))
+            super().ring()
+
+    first = Busy()
+    wheel.enter(first, now - 2 * STEP_S)
+    wheel.enter(last, now - STEP_S)
+    async with asyncio.timeout(5):
+        await last.rang.wait()
+    assert first.rang.is_set()
