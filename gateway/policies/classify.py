@@ -19,6 +19,7 @@ from gateway.ir.calls import (
     InferResponse,
     ModelMetadataRequest,
     StreamInferRequest,
+    inference_of,
 )
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import ItemsData, as_raw
@@ -62,11 +63,14 @@ class Classify:
             UpstreamProtocolError: The answer cannot be classified.
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
-        if isinstance(call, InferRequest) and _asks(call):
-            return cast("Answering[R]", self._infer(call))
-        if isinstance(call, StreamInferRequest) and _asks(call.request):
+        request = call if type(call) is InferRequest else inference_of(call)
+        if request is None:
+            return self._control(call) if type(call) in CONTROLS else self._inner(call)
+        if not request.outputs or not _asks(request):
+            return self._inner(call)
+        if isinstance(call, StreamInferRequest):
             return cast("Answering[R]", self._stream(call))
-        return self._control(call) if type(call) in CONTROLS else self._inner(call)
+        return cast("Answering[R]", self._infer(request))
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         if await self._targets_may(call):

@@ -23,6 +23,7 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
     StreamInferRequest,
+    inference_of,
 )
 from gateway.ir.data import RawData, SharedData, as_raw
 from gateway.ir.errors import GatewayError, Overloaded, RegionNotFound, TooLarge, Unsupported
@@ -84,10 +85,13 @@ class SharedMemory:
             Unsupported: There is no shared memory here.
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
-        if isinstance(call, InferRequest) and call.shares_memory:
-            return cast("Answering[R]", self._infer(call))
-        if isinstance(call, StreamInferRequest) and call.request.shares_memory:
-            return cast("Answering[R]", self._stream(call))
+        request = call if type(call) is InferRequest else inference_of(call)
+        if request is not None:
+            if not request.shares_memory:
+                return self._inner(call)
+            if isinstance(call, StreamInferRequest):
+                return cast("Answering[R]", self._stream(call))
+            return cast("Answering[R]", self._infer(request))
         if type(call) in _ABOUT_REGIONS:
             return cast("Answering[R]", self._memory.control(call))
         if isinstance(call, ServerMetadataRequest):

@@ -17,6 +17,7 @@ from gateway.service import Service, past
 R = TypeVar("R")
 
 _REMEMBERED = 1024
+_NAMELESS = ModelRef("")
 
 
 class Single:
@@ -40,17 +41,16 @@ class Single:
         Raises:
             Unsupported: The model gave no answer, or more than one.
         """
-        if not isinstance(call, InferRequest):
+        if type(call) is not InferRequest:
             return await self._inner(call)
-        # An InferRequest's R is InferResponse: the type system cannot follow an isinstance.
-        model = call.model or ModelRef("")
-        # Hardly ever is there one to look for.
-        if not self._decoupled or model not in self._decoupled:
+        # Hardly ever is there a model to look for.
+        if not self._decoupled or (call.model or _NAMELESS) not in self._decoupled:
             try:
-                return cast("R", await self._infer(call))
+                return await self._infer(call)  # type: ignore[arg-type]  # its R is InferResponse
             except Decoupled:
-                self._remember(model)
-        return cast("R", await self._only(model, call))
+                self._remember(call.model or _NAMELESS)
+        # An InferRequest's R is InferResponse: the type system cannot follow that.
+        return cast("R", await self._only(call.model or _NAMELESS, call))
 
     async def _only(self, model: ModelRef, call: InferRequest) -> InferResponse:
         stream = StreamInferRequest(model=call.model, context=call.context, request=call)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.ir.arriving import Arriving
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest, inference_of
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.landing import arriving_in
 from gateway.ir.streams import close_stream, map_stream
@@ -60,7 +60,7 @@ class Timeout:
         """
         now = self._clock()
         asked = call.context.deadline
-        request = inference_of(call)
+        request = call if type(call) is InferRequest else inference_of(call)
         if request is not None and request.timeout_us is not None:
             queued = now + request.timeout_us / 1e6
             asked = queued if asked is None or queued < asked else asked

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, StreamInferRequest, sequence_of
+from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as Place
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
@@ -119,9 +119,9 @@ class Endpoints:
 
     def __call__(self, call: Call[R], /) -> Answering[R]:
         """Ask one endpoint, or all of them what each must know itself."""
-        sequence = sequence_of(call)
-        if sequence is not None:
-            return self._ask_holder(sequence, call)
+        request = call if type(call) is InferRequest else inference_of(call)
+        if request is not None and request.sequence is not None:
+            return self._ask_holder(request.sequence, call)
         if self._only is not None:
             # Nothing to choose, nor to eject: the last one that can be had stays.
             return self._only.service(call)

@@ -68,7 +68,8 @@ class Matcher:
         if candidates is None:
             candidates = self._remember(key)
         for index in candidates:
-            if self._rules[index].has_headers(call.context.metadata):
+            rule = self._rules[index]
+            if not rule.headers or rule.has_headers(call.context.metadata):
                 return index
         return None
 
@@ -111,7 +112,7 @@ class _Compiled:
         )
 
     def has_headers(self, metadata: Sequence[tuple[str, str]]) -> bool:
-        return not self.headers or all(
+        return all(
             any(name == found and match(value) is not None for found, value in metadata)
             for name, match in self.headers.items()
         )
