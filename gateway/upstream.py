@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.ir.calls import (
     Call,
@@ -29,7 +29,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.landing import arriving_in, landed
 from gateway.ir.streams import close_stream
-from gateway.service import Service
+from gateway.service import Answering, Service
 from gateway.wire.codec import Codec, PassingCodec, SplitCodec
 
 R = TypeVar("R")
@@ -87,9 +87,9 @@ class Upstream(Generic[Q, A]):
         if arriving_in(call) is not None:
             wire = self._passed_on(call)
             call = call if wire is not None else await landed(call)
-        if isinstance(call, StreamInferRequest):
+        if type(call) is StreamInferRequest:
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
-            return cast("R", self._stream(call))
+            return self._stream(call)  # type: ignore[return-value]
         if wire is None:
             wire = self._codec.encode_call(call)
         try:
@@ -173,12 +173,15 @@ class SettlingUpstream:
         self._settled: Service | None = None
         self._asking = asyncio.Lock()
 
-    async def __call__(self, call: Call[R], /) -> R:
+    def __call__(self, call: Call[R], /) -> Answering[R]:
         """Ask the upstream in its own dialect."""
         if self._settled is not None:
-            return await self._settled(call)
+            return self._settled(call)
         if type(call) in _PLAIN:
-            return await self._plain(call)
+            return self._plain(call)
+        return self._settling(call)
+
+    async def _settling(self, call: Call[R]) -> R:
         async with self._asking:
             if self._settled is None:
                 self._settled = self._make(await self._server_name(call))
