@@ -24,7 +24,7 @@ from gateway.transports.http_asking import (
 from gateway.transports.http_body import EMPTY
 from gateway.transports.native.chunks import ChunkReader
 from gateway.transports.native.http1 import end_of_head, tail_of
-from gateway.wire.http import Headers
+from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.remembered import Remembered
 
 _BLANKS: Final = b" \t"
@@ -46,7 +46,8 @@ class AnswerHead(Struct, frozen=True):
         length: Content-Length; None for none.
         chunked: The body comes in chunks.
         keeps: The connection may be used again.
-        plain: Length of a body that has one and is not too long; -1 for any other.
+        plain: Length of a body that is to be taken as it is, before more on the same connection;
+            -1 for any other.
     """
 
     status: int
@@ -63,6 +64,17 @@ class AnswerHeads(Remembered[AnswerHead]):
 
     def __init__(self) -> None:
         super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
+
+    def whole(self, data: bytes) -> HttpResponse | None:
+        """Return the answer that is *data*, unless its head is new or there is more to do.
+
+        Nearly all come so. Not for questions for the head alone.
+        """
+        at = data.find(_END) + len(_END)
+        head = self.get(data[:at])
+        if head is None or head.plain != len(data) - at:
+            return None
+        return HttpResponse(head.status, head.headers, (memoryview(data)[at:],))
 
 
 class Answer:
@@ -147,17 +159,7 @@ class Answer:
         at, end = 0, len(data)
         if not self.begun:
             self.begun = True
-            at = data.find(_END) + len(_END)
-            head = None if self._known is None else self._known.get(data[:at])
-            if head is None:
-                at = self._feed_new(data, at)
-            elif head.plain == end - at and self._method != "HEAD" and not self.streamed:
-                self.head, self.keeps = head, head.keeps
-                self._whole = memoryview(data)[at:]  # as nearly all answers come: no copy
-                self.head_read = self.done = True
-                return end
-            else:
-                self._take_known(head)
+            at = self._feed_known(data)
         while at < end and not self.done:
             at = self._feed_body(data, at) if self.head_read else self._feed_head(data, at)
         return at
@@ -190,21 +192,18 @@ class Answer:
 
     # -- the head
 
-    def _take_known(self, head: AnswerHead) -> None:
-        """Take a head that came in one piece and is known."""
-        self.keeps, self._length = head.keeps, head.length
-        self._chunks = ChunkReader() if head.chunked else None
-        self._begin_body(head)
-
-    def _feed_new(self, data: bytes, size: int) -> int:
-        """Take a head of *size* bytes that came in one piece and becomes known; return its end.
-
-        It may be none, then 0 is returned.
-        """
-        known = self._known
+    def _feed_known(self, data: bytes) -> int:
+        """Take a head that came in one piece and is known, or becomes so; return its end, or 0."""
+        known, size = self._known, data.find(_END) + len(_END)
         if known is None or not len(_END) < size <= _REMEMBERED_BYTES:
             return 0
         raw = data[:size]
+        head = known.get(raw)
+        if head is not None:
+            self.keeps, self._length = head.keeps, head.length
+            self._chunks = ChunkReader() if head.chunked else None
+            self._begin_body(head)
+            return size
         self._feed_head(raw, 0)
         if self.head_read and known.wants(raw):  # not of an interim answer
             known.keep(raw, self.head)
@@ -246,8 +245,9 @@ class Answer:
     def _said(self, status: int) -> AnswerHead:
         headers, codings = answer_fields(self._fields)
         length, chunked, plain = self._length, self._chunks is not None, -1
-        if length is not None and not chunked and status not in _BODILESS:
-            plain = length if self._peer.takes(length) else -1
+        usual = self.keeps and not (chunked or codings or status in _BODILESS)
+        if usual and length is not None and self._peer.takes(length):
+            plain = length
         return AnswerHead(status, headers, codings, length, chunked, self.keeps, plain)
 
     def _begin_body(self, head: AnswerHead) -> None:

@@ -78,26 +78,27 @@ class HttpClient:
             raise self._peer.late()
         connection = self._at_hand(now) if wire.rest is None else None
         if connection is None:
-            answer = await self._asked_in_turn(wire, deadline)
+            found: HttpResponse | Answer = await self._asked_in_turn(wire, deadline)
         else:
             # What nearly every request does: without a task's alarm, since the connection itself
             # is told when the time is over.
             step = 0 if deadline is None else self._wheel.enter(connection, deadline)
             try:
                 buffers = self._buffers(wire, None if deadline is None else deadline - now)
-                answer = connection.ask(wire.method, buffers)
-                await connection.coming()
-                if connection.failure is not None:
-                    raise connection.failure
+                found = await connection.ask(wire.method, buffers) or connection.taken()
             except Unavailable:
                 if not self._unread(connection, wire):
                     raise
-                answer = await self._asked_again(wire, deadline)
+                found = await self._asked_again(wire, deadline)
             finally:
                 if step:
                     self._wheel.leave(connection, step)
                 self._put_back(connection)
                 self._slots.release()
+        return await self._plain(found, deadline) if isinstance(found, Answer) else found
+
+    async def _plain(self, answer: Answer, deadline: float | None) -> HttpResponse:
+        """Return a whole answer without its content coding."""
         head, body = answer.head, answer.body()
         if head.codings:
             async with until(deadline, self._peer.name):
@@ -219,10 +220,9 @@ class HttpClient:
         """Return whether nobody can have acted on a request that went wrong."""
         if wire.rest is not None and wire.rest.begun:
             return False
-        answer = connection.answer
-        if answer is None:
-            return True
-        return not answer.begun and (connection.refused or wire.method in IDEMPOTENT)
+        if connection.answer is not None and connection.answer.begun:
+            return False
+        return not connection.awaited or connection.refused or wire.method in IDEMPOTENT
 
     def _write(
         self,
@@ -237,7 +237,7 @@ class HttpClient:
         if wire.rest is not None and wire.rest.begun:
             raise self._peer.lost("the request was passed on already and cannot be sent again")
         buffers = self._buffers(wire, None if deadline is None else deadline - monotonic())
-        return connection.ask(wire.method, buffers, wire.rest, streamed=streamed)
+        return connection.begin(wire.method, buffers, wire.rest, streamed=streamed)
 
     def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
         """Return *wire* as it is written: one buffer, unless it is large."""

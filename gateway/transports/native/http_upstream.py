@@ -13,7 +13,7 @@ from gateway.transports.http_asking import Peer
 from gateway.transports.native.http1 import READ_BYTES
 from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.sockets import peer_refused, reset_when_closed, tune
-from gateway.wire.http import Buffer
+from gateway.wire.http import Buffer, HttpResponse
 
 _WAITING_BYTES = 1 << 20
 
@@ -35,7 +35,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         usable: Another request may be sent on it.
         refused: The peer has reset it: what was sent last was not read.
         failure: Why there will be no answer.
-        answer: The one that is to come, or was not let go of.
+        awaited: An answer is, that is not whole yet.
+        answer: That one, unless nothing of it has come, or all at once; until it is let go of.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.loop = loop
         self._buffer = buffer
         self._socket: Any = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._method = ""
+        self._waiter: asyncio.Future[HttpResponse | None] | None = None
         self._paused = False
         self._rest: Arriving | None = None
         self._first: list[Buffer] | None = None
@@ -60,6 +62,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.usable = False
         self.refused = False
         self.failure: Exception | None = None
+        self.awaited = False
         self.answer: Answer | None = None
 
     # -- asyncio's protocol
@@ -80,24 +83,23 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take a part of an answer; what comes unasked ends the connection."""
         answer = self.answer
-        if answer is None:
-            self.cut()
-            return
-        if answer.lands and not answer.done:
-            answer.came(nbytes)
+        if answer is not None:
+            if answer.lands and not answer.done:
+                answer.came(nbytes)
+                self._tell(answer)
+            else:
+                self._feed(answer, self._buffer[:nbytes].tobytes())
+        elif self.awaited:
+            data = self._buffer[:nbytes].tobytes()
+            whole = self._known.whole(data) if self._method != "HEAD" else None
+            if whole is not None:
+                self.awaited = False
+                self._wake(whole)
+            else:
+                self.answer = Answer(self._peer, self._method, streamed=False, known=self._known)
+                self._feed(self.answer, data)
         else:
-            try:
-                if answer.feed(self._buffer[:nbytes].tobytes()) != nbytes:
-                    answer.keeps = False  # an answer that nobody asked for follows
-            except GatewayError as error:
-                self._fail(error)
-                return
-        if answer.streamed:
-            if answer.pieces and sum(map(len, answer.pieces)) > _WAITING_BYTES:
-                self._pause()
-            self._wake()
-        elif answer.done:
-            self._wake()
+            self.cut()
 
     def eof_received(self) -> bool:
         """Learn, while the socket is still open, how the upstream closed it."""
@@ -130,15 +132,34 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     # -- one request
 
-    def ask(
-        self,
-        method: str,
-        buffers: Sequence[Buffer],
-        rest: Arriving | None = None,
-        *,
-        streamed: bool = False,
+    def ask(self, method: str, buffers: Sequence[Buffer]) -> asyncio.Future[HttpResponse | None]:
+        """Send a request; return what ends with its answer, as nearly all of them come.
+
+        It ends with None for what needs another look: see `taken`.
+
+        Args:
+            method: Of the request.
+            buffers: Head and body.
+        """
+        self.uses += 1
+        self.refused = False
+        self.awaited = True
+        self._method = method
+        self._waiter = waiter = self.loop.create_future()
+        self.transport.writelines(buffers)
+        return waiter
+
+    def taken(self) -> Answer:
+        """Return the whole answer; raises as `more`."""
+        if self.failure is not None:
+            raise self.failure
+        assert self.answer is not None  # noqa: S101  # else there was a failure
+        return self.answer
+
+    def begin(
+        self, method: str, buffers: Sequence[Buffer], rest: Arriving | None, *, streamed: bool
     ) -> Answer:
-        """Send a request; return its answer, which is to come.
+        """Send a request; return its answer, which is to come: see `more`.
 
         Args:
             method: Of the request.
@@ -148,8 +169,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """
         self.uses += 1
         self.refused = False
-        self.failure = None
-        self.answer = answer = Answer(self._peer, method, self._known, streamed=streamed)
+        self.awaited = True
+        self.answer = answer = Answer(self._peer, method, streamed=streamed, known=self._known)
         if rest is not None:
             self._rest = rest
             self._first = [*buffers]  # what is here already goes with the head
@@ -167,21 +188,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def ring(self) -> None:
         """The time for the answer is over."""
-        if self.answer is not None and not self.answer.done:
+        if self.awaited:
             self._fail(self._peer.late())
-
-    def coming(self) -> asyncio.Future[None]:
-        """Return what ends when all of the answer has come, of a streamed one more; or none will.
-
-        Why is `failure` then.
-        """
-        self._waiter = waiter = self.loop.create_future()
-        if self.failure is not None:
-            waiter.set_result(None)
-        elif self._paused:
-            self._paused = False
-            self.transport.resume_reading()
-        return waiter
 
     async def more(self) -> None:
         """Wait until all of the answer has come; of a streamed one, more of it.
@@ -190,7 +198,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             Unavailable: The connection broke.
             UpstreamProtocolError, TooLarge: The answer cannot be used.
         """
-        await self.coming()
+        if self.failure is None:
+            self._waiter = self.loop.create_future()
+            if self._paused:
+                self._paused = False
+                self.transport.resume_reading()
+            await self._waiter
         if self.failure is not None:
             raise self.failure
 
@@ -202,7 +215,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         answer, self.answer = self.answer, None
         self._waiter = self.failure = None  # an error holds who waited, and so this
         self.since = monotonic()
-        keeps = answer is not None and answer.done and answer.keeps
+        keeps = not self.awaited and (answer is None or answer.keeps)
+        self.awaited = False
         if self._rest is not None:
             self._rest.leave()
             keeps = keeps and not self._rest.left
@@ -225,12 +239,30 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._paused = True
             self.transport.pause_reading()
 
-    def _end(self, why: str) -> None:
-        answer = self.answer
-        if answer is None or answer.done:
-            return
-        if answer.ended():
+    def _feed(self, answer: Answer, data: bytes) -> None:
+        try:
+            if answer.feed(data) != len(data):
+                answer.keeps = False  # an answer that nobody asked for follows
+        except GatewayError as error:
+            self._fail(error)
+        else:
+            self._tell(answer)
+
+    def _tell(self, answer: Answer) -> None:
+        """Let whoever waits know what has come of an answer."""
+        self.awaited = not answer.done
+        if answer.streamed:
+            if answer.pieces and sum(map(len, answer.pieces)) > _WAITING_BYTES:
+                self._pause()
             self._wake()
+        elif answer.done:
+            self._wake()
+
+    def _end(self, why: str) -> None:
+        if not self.awaited:
+            return
+        if self.answer is not None and self.answer.ended():
+            self._tell(self.answer)
         else:
             self._fail(self._peer.lost(why))
 
@@ -239,9 +271,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self.failure = error
         self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, whole: HttpResponse | None = None) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(whole)
 
 
 def read_buffer() -> memoryview:

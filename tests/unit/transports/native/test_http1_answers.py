@@ -75,6 +75,46 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
     assert (framing != "interim") == len(known)
 
 
+def known_after(times: int, data: bytes, peer: Peer = PEER) -> AnswerHeads:
+    """Return what is known of heads after *data* came so many times."""
+    known = AnswerHeads()
+    for _ in range(times):
+        with contextlib.suppress(TooLarge):
+            Answer(peer, "GET", streamed=False, known=known).feed(data)
+    return known
+
+
+def test_an_answer_of_a_known_head_is_given_at_once() -> None:
+    """From the third on, one that came whole is what a reader would make of it, without a copy."""
+    data = FRAMED["length"]
+    assert known_after(1, data).whole(data) is None
+    answer = known_after(2, data).whole(data)
+    assert answer is not None
+    assert (200, "1", b"hello") == (answer.status, answer.headers.get("x-one"), answer.view)
+    assert np.shares_memory(np.frombuffer(answer.view, np.uint8), np.frombuffer(data, np.uint8))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        FRAMED["chunks"],
+        FRAMED["until_close"],
+        FRAMED["interim"],
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Content-Length: 101\r\n\r\n" + b"a" * 101,
+        FRAMED["length"][:-1],
+        FRAMED["length"] + b"H",
+        b"",
+    ],
+)
+def test_whatever_else_is_to_be_done_is_left_to_a_reader(data: bytes) -> None:
+    """Chunks, codings, ends of connections, too many bytes or too few: known heads or not."""
+    assert known_after(3, data).whole(data) is None
+    assert known_after(3, FRAMED["length"]).whole(data) is None
+
+
 def test_a_large_body_is_received_where_it_stays() -> None:
     """What a socket is read into, once the head is known, is the body that is given."""
     size = 1 << 20
