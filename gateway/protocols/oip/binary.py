@@ -162,7 +162,8 @@ def body_of(
         always: Send the length header although all of *binary* is empty; Triton's answers then
             go without it, as plain JSON.
     """
-    filled = [view for view in binary if len(view)] if binary else ()
+    filled = binary if all(map(len, binary)) else [view for view in binary if len(view)]
     if filled or (binary and always):
-        return binary_headers(size_of(text)), (*text, *filled)
+        size = len(text[0]) if len(text) == 1 else size_of(text)
+        return binary_headers(size), (*text, *filled)
     return JSON_HEADERS, tuple(text)

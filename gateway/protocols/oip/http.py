@@ -265,12 +265,13 @@ class HttpCodec:
             raise error_of_status(call, wire, self._limits)
         try:
             # The call's type decides the type of its answer, which mypy cannot follow.
-            return cast("R", self._answer(call, wire))
+            answer: R = self._answer(call, wire)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
             # A name or number that is not allowed: of the answer, nothing is the client's fault.
             raise MalformedMessage(error.message) from error
+        return answer
 
     def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
         """Read one event of an upstream's stream, cut out by `splitter`; as `decode_reply`.
@@ -344,7 +345,8 @@ class HttpCodec:
         model = call.model
         if model is None or not model.name:
             raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
-        self._check_version(model)
+        if model.version:
+            self._check_version(model)
         return model_path(model, _MODEL_ACTIONS[type(call)])
 
     def _check_version(self, model: ModelRef) -> None:

@@ -24,7 +24,7 @@ from gateway.protocols.oip.parameters import check_integer
 from gateway.protocols.oip.shared import KEYS, located
 
 NOTHING = RawData(memoryview(b""))
-_NOWHERE: Mapping[str, SharedData] = {}
+NOWHERE: Mapping[str, SharedData] = {}
 _INT = {int}
 _SHOWN = 40
 
@@ -47,7 +47,7 @@ class TensorReader:
         limits: MessageLimits,
         *,
         lenient: bool = False,
-        placed: Mapping[str, SharedData] = _NOWHERE,
+        placed: Mapping[str, SharedData] = NOWHERE,
     ) -> None:
         self._kind = kind
         self._placed = placed

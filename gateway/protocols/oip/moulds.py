@@ -47,6 +47,7 @@ _HOLES: Final = slice(1, None, 2)
 # text around them have them in the same places.
 _GAP: Final = b"\0"
 _NOTHING: Final = memoryview(b"")
+_NO_HOLES: Final[Sequence[bytes]] = ()
 # What is in no id and no list of numbers.
 _MARK: Final = rb'"\u0000%d"'
 # Their bytes are looked into, each time.
@@ -109,33 +110,41 @@ class Moulds(Generic[T]):
         self._tensors = f"{kind}s"
         self._most_bytes = min(SIMD_FROM_BYTES - 1, limits.json_bytes)
         self._kept: Remembered[_Mould[T] | None] = Remembered(_MOULDS, _MOULD_BYTES)
+        self._kept_for = self._kept.get
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def cut(self, body: memoryview, end: int) -> Cut | None:
-        """Cut the JSON of a message, which ends at byte *end*, at its holes; None if it is long."""
-        if end > self._most_bytes:
-            return None
-        if end == len(body):
-            text, tail = text_of(body), _NOTHING
-        else:
-            text, tail = text_of(body[:end]), body[end:]
-            if self._kept.get(text) is not None:  # all elements are behind the JSON
-                return text, (), tail
-        pieces = _HOLE.split(text)
-        return _GAP.join(pieces[_TEXT]), pieces[_HOLES], tail
-
-    def read(self, cut: Cut) -> Read[T] | None:
+    def find(self, body: memoryview, end: int) -> tuple[Read[T] | None, Cut | None]:
         """Read a message by its mould; tensors behind the JSON are views of it.
 
+        Args:
+            body: The message.
+            end: Of its JSON.
+
         Returns:
-            None when there is no mould for it, or it does not fit: read it as all are.
+            What it says, None when there is no mould for it, or it does not fit: read it as all
+            are. And what `keep` takes then, None where the message is too long for a mould.
         """
-        key, holes, tail = cut
-        mould = self._kept.get(key)
+        if end > self._most_bytes:
+            return None, None
+        mould, holes = None, _NO_HOLES
+        if end == len(body):
+            key, tail = text_of(body), _NOTHING
+        else:
+            key, tail = bytes(body[:end]), body[end:]
+            mould = self._kept_for(key)  # there is one if all elements are behind the JSON
+        if mould is None:
+            pieces = _HOLE.split(key)
+            key, holes = _GAP.join(pieces[_TEXT]), pieces[_HOLES]
+            mould = self._kept_for(key)
+        cut = key, holes, tail
         if mould is None or len(holes) != mould.holes or len(tail) != mould.tail_bytes:
-            return None
+            return None, cut
+        return self._read(mould, holes, tail), cut
+
+    def _read(self, mould: _Mould[T], holes: Sequence[bytes], tail: memoryview) -> Read[T] | None:
+        """Fill a mould; None where what lies in a hole does not fit."""
         request_id = mould.id
         if mould.id_hole is not None:
             hole = holes[mould.id_hole]

@@ -34,12 +34,12 @@ from gateway.protocols.oip.json_write import (
     put_binary,
     put_elements,
 )
-from gateway.protocols.oip.members import TensorReader, read_parameters, text_member
+from gateway.protocols.oip.members import NOWHERE, TensorReader, read_parameters, text_member
 from gateway.protocols.oip.moulds import Moulds
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.requests import ReplyForm
 from gateway.protocols.oip.shared import placed
-from gateway.wire.http import HttpResponse
+from gateway.wire.http import HttpResponse, view_of
 
 _WHAT = "the answer"
 _READ_BYTES = 64 * 1024
@@ -125,13 +125,12 @@ def decode_response(
         MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
         UpstreamProtocolError: It is the answer to another request.
     """
-    body = wire.view
-    length = json_length(wire.headers, body.nbytes)
-    end = body.nbytes if length is None else length
-    places = placed(call.outputs)
+    body = view_of(wire.body)
+    length = json_length(wire.headers, len(body))
+    end = len(body) if length is None else length
+    places = placed(call.outputs) if call.outputs else NOWHERE
     # What lies in shared memory is known from the call, not from the answer.
-    cut = None if places else moulds.cut(body, end)
-    known = None if cut is None else moulds.read(cut)
+    known, cut = (None, None) if places else moulds.find(body, end)
     if known is None:
         binary = BinaryPart("output", body[end:], has_header=length is not None)
         document = read_leniently(body[:end], _WHAT, moulds.limits)

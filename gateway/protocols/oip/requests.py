@@ -6,7 +6,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; dossier, secti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,8 +124,7 @@ def decode_request(
         context = inference_context(wire, fields, ALL_BINARY, request_id)
         return InferRequest(model=model, context=context, inputs=(whole,))
     # Large tensors, which alone are still to come, have nothing to gain.
-    cut = moulds.cut(body, end) if rest is None else None
-    found = None if cut is None else moulds.read(cut)
+    found, cut = moulds.find(body, end) if rest is None else (None, None)
     if found is None:
         document = _document(body[:end], moulds.limits, has_header=length is not None)
         binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
@@ -222,7 +221,7 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
 
 def encode_request(
     call: InferRequest, request_id: str, dialect: Dialect, *, binary_out: bool = True
-) -> tuple[Headers, tuple[Buffer, ...]]:
+) -> tuple[Headers, Sequence[Buffer]]:
     """Write an inference request in a server's dialect; raw inputs are passed on as views.
 
     Args:
@@ -258,8 +257,7 @@ def encode_request(
     whole = gathered(text) if is_long else (b"".join(text),)
     if inputs and type(inputs[-1].data) is ArrivingData:
         return binary_headers(size_of(whole)), (*whole, *[view for view in binary if len(view)])
-    headers, body = body_of(whole, binary, always=True)
-    return headers, tuple(body)
+    return body_of(whole, binary, always=True)
 
 
 def _parameters(call: InferRequest, dialect: Dialect, *, all_binary: bool) -> bytes:
