@@ -102,6 +102,10 @@ class Echo:
         if tail is not None:
             self.head(stream, tail, end=True)
 
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self.data(stream, view, end=False)
+
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         self.bodies[stream.number] += view
         if end:

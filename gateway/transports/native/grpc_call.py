@@ -7,7 +7,7 @@ none, and no place either.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,6 +155,12 @@ class Call:
             self._start(incoming.messages.popleft())
         elif one and end:
             self._fail(MalformedMessage("the call ended without a message"))
+
+    def run(self, views: Sequence[memoryview]) -> None:
+        """Take parts of the request."""
+        if self._incoming is None or not self._incoming.fill(views):
+            for view in views:
+                self.data(view, end=False)
 
     def reset(self) -> None:
         """The client left, or its connection is lost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -139,6 +139,11 @@ class ServerConnection(H2Protocol):
         """Give a call what came of it."""
         if stream.owner is not None:
             stream.owner.data(view, end=end)
+
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        """Give a call what came of it in several frames."""
+        if stream.owner is not None:
+            stream.owner.run(views)
 
     def reset(self, stream: Stream, _code: int) -> None:
         """End a call whose client left it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from gateway.ir.arriving import Arriving
@@ -147,6 +148,12 @@ class Exchange:
             self._came()
         else:
             self._piece(view, end=end)
+
+    def run(self, views: Sequence[memoryview]) -> None:
+        """Take parts of the answer."""
+        if self._reader is None or not self._reader.fill(views):
+            for view in views:
+                self.data(view, end=False)
 
     def _piece(self, view: memoryview, *, end: bool) -> None:
         """Take data that is not just one message."""

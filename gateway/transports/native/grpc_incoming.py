@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from time import monotonic
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ from gateway.transports.native.grpc_messages import Message, MessageReader
 from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_receiving import STREAM_WINDOW
 from gateway.transports.native.http2_streams import Stream
+from gateway.wire.http import size_of
 
 # Messages of a stream that have come and were not yet taken: the window bounds their bytes.
 _MOST_MESSAGES: Final = 4096
@@ -105,9 +106,7 @@ class Incoming:
             GatewayError: It is not what gRPC says, or too large, or comes too fast.
         """
         self.ended = end
-        if not end and self._reader.put(view):  # nearly all of a large message
-            self._heard = monotonic()
-            self._received += len(view)
+        if not end and self.fill((view,)):  # nearly all of a large message
             return
         self.messages += self._reader.feed(view)
         if end and not self._reader.empty:
@@ -121,6 +120,14 @@ class Incoming:
                 self._make_room()
         if self._came is not None and not self._came.done():
             self._came.set_result(None)
+
+    def fill(self, views: Sequence[memoryview]) -> bool:
+        """Take parts from the middle of a message whose memory is ready; return whether it is."""
+        if not self._reader.fill(views):
+            return False
+        self._heard = monotonic()
+        self._received += size_of(views)
+        return True
 
     async def read(self) -> AsyncGenerator[Message, None]:
         """Give the messages of a bidirectional stream as they come."""

@@ -101,13 +101,16 @@ class MessageReader:
                 self._buffer = bytearray()
         return messages
 
-    def put(self, view: memoryview) -> bool:
-        """Take a part from the middle of a message whose memory is ready; return whether it is."""
-        buffer, size = self._buffer, len(view)
+    def fill(self, views: Sequence[memoryview]) -> bool:
+        """Take parts from the middle of a message whose memory is ready; return whether it is."""
+        buffer, size = self._buffer, size_of(views)
         if size >= self.missing or not isinstance(buffer, memoryview):
             return False
-        buffer[self._filled : self._filled + size] = view
-        self._filled += size
+        at = self._filled
+        for view in views:
+            buffer[at : at + len(view)] = view
+            at += len(view)
+        self._filled = at
         self.missing -= size
         return True
 

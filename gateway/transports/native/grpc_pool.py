@@ -139,6 +139,10 @@ class ClientConnection(H2Protocol):
         """Give a call what came of its answer."""
         stream.owner.data(view, end=end)
 
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        """Give a call what came of its answer in several frames."""
+        stream.owner.run(views)
+
     def reset(self, stream: Stream, code: int) -> None:
         """End a call that the server has reset."""
         stream.owner.reset(code)

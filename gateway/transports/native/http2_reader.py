@@ -22,6 +22,8 @@ FRAME_BYTES: Final = 1 << 20
 
 _BLOCK_FRAMES: Final = 32
 _PRIORITY_BYTES: Final = 5
+_LONG: Final = 4096
+"""A frame of so much data is looked at together with those behind it."""
 _NO_PART: Final = (0, 0, 0, False)
 PLAIN: Final = h2.END_HEADERS | h2.END_STREAM
 _unpack = FRAME_HEAD.unpack_from
@@ -71,6 +73,10 @@ class FrameReader(ABC):
     @abstractmethod
     def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         """Take a part of a stream."""
+
+    @abstractmethod
+    def _run(self, number: int, data: bytes, view: memoryview, at: int) -> int:
+        """Take as many frames of data as stand at *at*, one behind the other; return how far."""
 
     @abstractmethod
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
@@ -133,6 +139,12 @@ class FrameReader(ABC):
             if end > len(data) or not 0 < number <= h2.MAX_WINDOW or not length:
                 return at
             if kind == h2.DATA and flags <= h2.END_STREAM and length <= FRAME_BYTES:
+                if length >= _LONG and not flags:
+                    end = self._run(number, data, view, at)
+                    if end > at:
+                        at = end
+                        continue
+                    end = begin + length
                 stream = self._received_on(number, length)
                 if stream is not None:
                     self._deliver(stream, view[begin:end], end=flags == h2.END_STREAM)

@@ -17,7 +17,7 @@ from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.header_blocks import Field, HeaderDecoder
 from gateway.transports.native.http2_credit import REFUSAL_COST
 from gateway.transports.native.http2_frames import FRAME_HEAD, H2Fault, NoHead, StreamFault
-from gateway.transports.native.http2_reader import PLAIN, FrameReader
+from gateway.transports.native.http2_reader import FRAME_BYTES, PLAIN, FrameReader
 from gateway.transports.native.http2_streams import Outlet, Stream
 from gateway.wire.http import Buffer
 from gateway.wire.remembered import Remembered
@@ -53,6 +53,9 @@ class Receiver(Protocol):
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         """A part of a stream came; *view* lives on."""
+
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        """Parts of a stream came, one after the other, and it goes on."""
 
     def reset(self, stream: Stream, code: int) -> None:
         """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
@@ -145,6 +148,35 @@ class Receiving(FrameReader):
         if end:
             self._ended_there(stream)
         self._receiver.data(stream, view, end=end)
+
+    def _run(self, number: int, data: bytes, view: memoryview, at: int) -> int:
+        stream = self.streams.get(number)
+        if stream is None or stream.ended_there or stream.owed is not None:
+            return at
+        left = most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+        last = len(data) - h2.HEAD_BYTES
+        views: list[memoryview] = []
+        while at <= last:
+            high, low, kind, flags, same = _unpack(data, at)
+            length = high << 16 | low
+            begin = at + h2.HEAD_BYTES
+            end = begin + length
+            if (
+                kind != h2.DATA
+                or flags
+                or same != number
+                or end > len(data)
+                or not 0 < length <= left
+            ):
+                break
+            left -= length
+            views.append(view[begin:end])
+            at = end
+        if views:
+            self._window -= most - left
+            stream.window -= most - left
+            self._receiver.run(stream, views)
+        return at
 
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
         if not self._settled:

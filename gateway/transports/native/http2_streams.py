@@ -252,10 +252,17 @@ class Outlet:
     def _write(self, stream: Stream) -> int:
         """Write up to one turn of a stream; return how many bytes."""
         waiting = stream.waiting
+        most = self.frame_bytes
         left = min(_TURN_BYTES, stream.room, self._room)
         total = 0
         while waiting and left > 0:
-            size = min(left, self.frame_bytes)
+            whole = min(left, len(waiting[0])) // most * most
+            if whole:
+                self._out += _full_frames(waiting, whole, most, stream.number)
+                left -= whole
+                total += whole
+                continue
+            size = min(left, most)
             pieces = _take(waiting, size)
             size = size_of(pieces)
             self._out.append(frame_head(size, h2.DATA, 0, stream.number))
@@ -285,6 +292,21 @@ class Outlet:
 
 
 _LAST: Final = h2.END_HEADERS | h2.END_STREAM
+
+
+def _full_frames(
+    waiting: deque[memoryview], size: int, most: int, number: int
+) -> list[bytes | memoryview]:
+    """Take the first *size* bytes, as many frames of *most* bytes, out of the first buffer."""
+    first = waiting[0]
+    head = frame_head(most, h2.DATA, 0, number)
+    frames: list[bytes | memoryview] = [head] * (2 * size // most)
+    frames[1::2] = [first[begin : begin + most] for begin in range(0, size, most)]
+    if size < len(first):
+        waiting[0] = first[size:]
+    else:
+        waiting.popleft()
+    return frames
 
 
 def _take(waiting: deque[memoryview], size: int) -> list[memoryview]:

@@ -58,6 +58,10 @@ class Seen:
         if tail is not None:
             self.head(stream, tail, end=True)
 
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self.data(stream, view, end=False)
+
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         self.data_of[stream.number] = self.data_of.get(stream.number, b"") + view
         if end:
