@@ -94,7 +94,7 @@ class Inferences:
         if not reply.parameters:
             plain = self._plain_replies.write(reply.model, request_id, outputs)
             if plain is not None:
-                return (plain,)
+                return plain
         return self.writer.response(reply.model, request_id, reply.parameters, outputs)
 
     def encode_call(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
@@ -118,7 +118,7 @@ class Inferences:
         ):
             plain = self._plain_calls.write(model, call.id, call.inputs, call.outputs)
             if plain is not None:
-                return (plain,)
+                return plain
         return self._written(call, spare_id)
 
     def decode_reply(

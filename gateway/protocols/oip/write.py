@@ -148,10 +148,10 @@ _NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
 
 
 class PlainWriter:
-    """Writes most inference messages, in one piece: a model, an id, and small tensors.
+    """Writes most inference messages: a model, an id, outputs by their names, and raw tensors.
 
-    The bytes are those of `InferWriter`. What follows from the description of a tensor alone is
-    settled once and remembered.
+    The bytes are those of `InferWriter`, in one piece but for large data. What follows from the
+    description of a tensor alone is settled once and remembered.
 
     Args:
         raw_key: `RAW_INPUTS` or `RAW_OUTPUTS`.
@@ -170,10 +170,11 @@ class PlainWriter:
         model: ModelRef,
         request_id: str,
         tensors: Iterable[Tensor],
-        outputs: Iterable[RequestedOutput] = (),
-    ) -> bytes | None:
+        outputs: Sequence[RequestedOutput] = (),
+    ) -> Sequence[bytes | memoryview] | None:
         """Write a message; None where there is more to write, or something wrong."""
         raws: list[bytes | memoryview] = []
+        is_large = False
         try:
             parts: list[bytes | memoryview] = [self._model(model)]
             if request_id:
@@ -190,27 +191,38 @@ class PlainWriter:
                     array = data.array
                     if array.nbytes != size or array.dtype is not dtype:
                         return None
-                    raw = array.tobytes()
+                    raw = array.tobytes() if size <= TAIL_BYTES else as_raw(tensor)
                 else:
                     return None
                 if len(raw) != size or tensor.parameters:
                     return None
+                if size > TAIL_BYTES:
+                    is_large = True
                 parts.append(field)
                 raws += (raw_head, raw)
-            for output in outputs:
-                if output.parameters or output.classes or output.shared is not None:
-                    return None
-                parts.append(self._output(output.name))
+            if outputs and not self._put_outputs(parts, outputs):
+                return None
         except ValueError:  # lone surrogates
             return None
-        return b"".join(parts + raws)
+        parts += raws
+        return _gathered(parts) if is_large else (b"".join(parts),)
+
+    def _put_outputs(
+        self, parts: list[bytes | memoryview], outputs: Iterable[RequestedOutput]
+    ) -> bool:
+        """Write which outputs are asked for; False where more is than that they come."""
+        for output in outputs:
+            if output.parameters or output.classes or output.shared is not None:
+                return False
+            parts.append(self._output(output.name))
+        return True
 
     def _settled(self, name: str, datatype: Datatype | None, shape: Shape | None) -> _Settled:
         if datatype is None or shape is None or datatype is self._unknown:
             return _NOT_HERE
-        size = datatype.size_bytes * math.prod(shape)
-        if datatype is Datatype.BYTES or size > TAIL_BYTES:
+        if datatype is Datatype.BYTES:
             return _NOT_HERE
+        size = datatype.size_bytes * math.prod(shape)
         field = _tensor(name, datatype, shape)
         return field, self._raw_key + varint(size), size, datatype.numpy_dtype
 
@@ -276,6 +288,23 @@ def _with_data(
             put_tail(parts, key, as_raw(tensor))
         elif shared is not None:
             put_tail(parts, key, shared)
+    return parts
+
+
+def _gathered(pieces: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Join a message in pieces, but for large ones, which stay where they are."""
+    parts: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for piece in pieces:
+        if len(piece) <= TAIL_BYTES:
+            small.append(piece)
+            continue
+        if small:
+            parts.append(b"".join(small))
+            small.clear()
+        parts.append(piece)
+    if small:
+        parts.append(b"".join(small))
     return parts
 
 
