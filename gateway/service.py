@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
@@ -173,9 +173,9 @@ class Dispatch:
         Raises:
             Unsupported: There is none for this type of call.
         """
+        # The table pairs each call type with a method of its answer.
         method = self._methods.get(type(call))
-        # The table pairs each call type with a method of its answer: the one cast there is.
-        return cast("Answering[R]", self._unsupported(call) if method is None else method(call))
+        return self._unsupported(call) if method is None else method(call)
 
     async def _unsupported(self, call: Call[Any]) -> Any:
         raise Unsupported(f"{self._name} does not support {type(call).__name__}", model=call.model)

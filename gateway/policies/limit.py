@@ -62,7 +62,10 @@ class Limit:
             raise
         if is_stream:
             return watch(call, reply, self._ended)
-        self._leave()
+        if self._waiting:
+            self._leave()
+        else:
+            self._free += 1
         return reply
 
     async def _wait(self, call: Call[Any]) -> None:

@@ -121,6 +121,7 @@ class Balance:
             raise ValueError(f"route {name!r} has no target of weight above 0")
         if len({target.name for target in targets}) < len(targets):
             raise ValueError(f"route {name!r} names a target twice")
+        self._only = self._weighted[0] if len(self._weighted) == 1 else None
         self.name = name
         self.targets = tuple(targets)
         self._readiness = readiness
@@ -129,15 +130,15 @@ class Balance:
 
     def __call__(self, call: Call[R], /) -> Answering[R]:
         """Ask one target; all of them whether a model is ready, and what each must know itself."""
-        if isinstance(call, ModelReadyRequest) and len(self._weighted) > 1:
+        if self._only is not None:
+            note_target(self._only.name)
+            return self._only.service(call)
+        if isinstance(call, ModelReadyRequest):
             # The answer to a ModelReadyRequest is a bool, which is its R.
             return cast("Answering[R]", self._model_ready(call))
-        if type(call) in EVERYWHERE and len(self._weighted) > 1:
+        if type(call) in EVERYWHERE:
             return ask_everywhere(call, [target.service for target in self._weighted])
-        if len(self._weighted) > 1:
-            return self._one_of_several(call)
-        note_target(self._weighted[0].name)
-        return self._weighted[0].service(call)
+        return self._one_of_several(call)
 
     async def _one_of_several(self, call: Call[R]) -> R:
         target = self._pick(call)

@@ -50,21 +50,21 @@ class _Ring:
         self.length_s = length_s
         self.past = deque([_Sum()] * kept, maxlen=kept)
         self._longer = longer
-        self.number = 0
-        self.now = _Sum()
+        self._number = 0
+        self._now = _Sum()
 
     def at(self, now_s: int) -> _Sum:
         """Return the sum of the period that *now_s* is in; the ones before are over."""
         number = now_s // self.length_s
-        gone = number - self.number
+        gone = number - self._number
         if gone > 0:
-            ended, began_s = self.now, self.number * self.length_s
-            self.now, self.number = _Sum(), number
+            ended, began_s = self._now, self._number * self.length_s
+            self._now, self._number = _Sum(), number
             self.past.append(ended)
             self.past.extend(_Sum() for _ in range(min(gone - 1, len(self.past))))
             if self._longer is not None and ended.calls:
                 self._longer.at(began_s).merge(ended)
-        return self.now
+        return self._now
 
 
 class Trends:
@@ -80,14 +80,18 @@ class Trends:
         for length_s, kept in reversed(_PERIODS):
             longer = self._rings[0] if self._rings else None
             self._rings.insert(0, _Ring(length_s, kept, longer))
+        # The second that the last one ended in.
+        self._until_s = 0
+        self._second = _Sum()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
 
     def add(self, seconds: float, *, failed: bool, at: float) -> None:
         """Count one inference that ended *at* this time of the clock."""
-        seconds_ring, now_s = self._rings[0], int(at)
-        # Nearly always the second that the last one was in.
-        same = seconds_ring.number == now_s
-        sums = seconds_ring.now if same else seconds_ring.at(now_s)
+        if at >= self._until_s:
+            now_s = int(at)
+            self._until_s = now_s + 1
+            self._second = self._rings[0].at(now_s)
+        sums = self._second
         sums.calls += 1
         if failed:
             sums.failed += 1
