@@ -22,7 +22,7 @@ from gateway.service import Service
 from gateway.session import Asked, Gate, Said, Session
 from gateway.wire.codec import Codec, HeadCodec, NamingCodec, StreamCodec
 from gateway.wire.grpc import GrpcResponse
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.http import HttpResponse
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +46,8 @@ def _no_stamp(answer: A, _request_id: str) -> A:
 
 
 def stamp_http(answer: HttpResponse, request_id: str) -> HttpResponse:
-    """Return *answer* with the request id as a header."""
-    headers = Headers((*answer.headers.pairs, (REQUEST_ID, request_id)))
-    return HttpResponse(answer.status, headers, answer.body, answer.compressible)
+    """Return *answer* with the request id, which becomes a header."""
+    return HttpResponse(answer.status, answer.headers, answer.body, answer.compressible, request_id)
 
 
 def stamp_grpc(answer: GrpcResponse, request_id: str) -> GrpcResponse:

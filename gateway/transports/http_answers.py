@@ -13,9 +13,10 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
+from gateway.ir.context import REQUEST_ID
 from gateway.transports.headers import is_writable, safe_value
 from gateway.transports.http_head import Version
-from gateway.wire.http import Buffer, HttpResponse, size_of
+from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
@@ -100,19 +101,30 @@ def _begun(name: str) -> tuple[str, bool]:
 
 
 def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version) -> bytes:
-    text = _first_line(response.status)
-    dated = False
-    for name, value in response.headers.pairs:
-        line, dates = _begun(name)
-        if line:
-            # Nearly every value is safe as it is: told here, at less than the cost of a call.
-            safe = value if value.isascii() and value.isprintable() else safe_value(value)
-            text = f"{text}{line}{safe}\r\n"
-            dated = dated or dates
+    fields, dated = response.headers.read_by(_written)
+    name = f"{REQUEST_ID}: {safe_value(response.request_id)}\r\n" if response.request_id else ""
     date = "" if dated else _date(int(time.time()))  # noqa: TID251  # no duration
     last = "\r\n"
     if not keep:
         last = "Connection: close\r\n\r\n"
     elif version < (1, 1):
         last = "Connection: keep-alive\r\n\r\n"
-    return f"{text}{framing}{date}{last}".encode("ascii")
+    first = _first_line(response.status)
+    return f"{first}{fields}{name}{framing}{date}{last}".encode("ascii")
+
+
+def _written(headers: Headers) -> tuple[str, bool]:
+    """Return the lines of an answer's fields, and whether it dates itself.
+
+    Codecs answer with the same few fields again and again, which keep what they were read as.
+    """
+    text = ""
+    dated = False
+    for name, value in headers.pairs:
+        line, dates = _begun(name)
+        if line:
+            # Nearly every value is safe as it is: told here, at less than the cost of a call.
+            safe = value if value.isascii() and value.isprintable() else safe_value(value)
+            text = f"{text}{line}{safe}\r\n"
+            dated = dated or dates
+    return text, dated

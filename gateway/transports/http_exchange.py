@@ -394,4 +394,4 @@ class Exchange:
 async def _coded(response: HttpResponse, coding: str) -> HttpResponse:
     body = (await compress(coding, response.body),)
     headers = Headers((*response.headers.pairs, ("Content-Encoding", coding)))
-    return HttpResponse(response.status, headers, body)
+    return HttpResponse(response.status, headers, body, request_id=response.request_id)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
+from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import DeadlineExceeded, NotSent, UpstreamProtocolError
 from gateway.transports.base import ServerFrontend
 from gateway.transports.headers import FRAMING
@@ -108,6 +109,8 @@ def _http_request(wire: HttpRequest, deadline: float | None) -> HttpRequest:
 
 def _http_answer(wire: HttpResponse) -> HttpResponse:
     pairs = [pair for pair in wire.headers if pair[0].lower() not in FRAMING]
+    if wire.request_id:
+        pairs.append((REQUEST_ID, wire.request_id))
     return HttpResponse(wire.status, Headers(pairs), (_fresh(wire.body),))
 
 

@@ -121,12 +121,15 @@ class HttpResponse(Struct, frozen=True):
         headers: Without framing fields; the transport writes those.
         body: Never joined by a codec.
         compressible: The transport may apply a content coding the client accepts.
+        request_id: Of the call, for the client; the transport writes it as the field
+            `x-request-id`. "" for none.
     """
 
     status: int
     headers: Headers = NO_HEADERS
     body: Sequence[Buffer] = ()
     compressible: bool = False
+    request_id: str = ""
 
     @property
     def view(self) -> memoryview:

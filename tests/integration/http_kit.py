@@ -65,9 +65,8 @@ class Echo(Refusing):
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         self.seen.append(wire)
-        yield HttpResponse(
-            200, Headers((("X-Path", wire.path),)), wire.body, compressible=self._compressible
-        )
+        headers = Headers((("X-Path", wire.path),))
+        yield HttpResponse(200, headers, wire.body, self._compressible, "an-id")
 
 
 class Slow(Refusing):

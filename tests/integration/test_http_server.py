@@ -261,6 +261,7 @@ async def test_answer_is_compressed_for_who_accepts_it() -> None:
     assert answer.headers.get("content-encoding") == "gzip"
     assert answer.headers.get("vary") == "Accept-Encoding"
     assert (plain.headers.get("content-encoding"), plain.body) == (None, b"a" * 1000)
+    assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (answer, plain)]
 
 
 async def test_expectation_is_met_before_the_body() -> None:

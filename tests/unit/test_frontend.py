@@ -187,9 +187,9 @@ async def test_stamps_answers_with_the_request_id() -> None:
 
 
 def test_http_and_grpc_answers_are_stamped_in_their_own_form() -> None:
-    """A header over HTTP, trailing metadata over gRPC; everything else stays."""
+    """What becomes a header over HTTP, trailing metadata over gRPC; everything else stays."""
     http = stamp_http(HttpResponse(200, Headers([("A", "b")]), (b"x",), compressible=True), "id")
-    expected = HttpResponse(200, Headers([("A", "b"), ("x-request-id", "id")]), (b"x",), True)
+    expected = HttpResponse(200, Headers([("A", "b")]), (b"x",), True, "id")
     assert expected == http
     grpc = stamp_grpc(GrpcResponse((b"x",), metadata=(("a", "b"),)), "id")
     assert GrpcResponse((b"x",), metadata=(("a", "b"), ("x-request-id", "id"))) == grpc
