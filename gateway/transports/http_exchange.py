@@ -108,10 +108,10 @@ class Exchange:
         connection.give_up = self._give_up
         try:
             # Written out: each frame that a request waits in is gone through twice.
-            if self._at_hand() or await self._in_time():
+            wire = self._at_hand() or await self._in_time()
+            if wire is not None:
                 try:
-                    asked = self._ask(self._wire()) if self._arrival is None else self._early()
-                    found = await asked
+                    found = await (self._ask(wire) if wire.rest is None else self._early(wire))
                     if isinstance(found, HttpResponse):
                         await self._send(found)
                     else:
@@ -197,10 +197,10 @@ class Exchange:
         if self._task is not None:
             self._task.cancel()
 
-    def _at_hand(self) -> bool:
-        """Take all of a request that is here, and a place for it, and return True: the common way.
+    def _at_hand(self) -> HttpRequest | None:
+        """Return a request all of which is here, with a place for it taken: the common way.
 
-        If something is to be waited for, return False: `_in_time` goes on from here.
+        If something is to be waited for, return None: `_in_time` goes on from here.
 
         Raises:
             HttpFault: Its head is not answered.
@@ -210,52 +210,50 @@ class Exchange:
         self._frontend, self._ask = listener.find(head.path)
         if head.timeout_s is not None:
             self._deadline = time.monotonic() + head.timeout_s
-        length = head.length
+        body, length = EMPTY, head.length
         if length is not None:
-            body = incoming.here
-            if body is None:
-                return False
+            here = incoming.here
+            if here is None:
+                return None
             if self._lease is None:
                 if head.coded or length > listener.limits.message_bytes:
-                    return False
+                    return None
                 if not listener.budget.take(length):
-                    return False
+                    return None
                 self._held = length
+            body = here
         elif head.chunked:
-            return False
-        else:
-            body = EMPTY
-        self._body = body
-        return listener.slots.take()
+            return None
+        if not listener.slots.take():
+            self._body = body
+            return None
+        return HttpRequest(
+            head.method, head.path, head.query, head.headers, (body,), self._deadline
+        )
 
-    async def _in_time(self) -> bool:
-        """Wait for what is needed of a request, and a place for it; return whether it got them."""
-        head, slots = self._head, self._listener.slots
+    async def _in_time(self) -> HttpRequest | None:
+        """Wait for what is needed of a request, and a place for it; None: it was refused."""
+        head, slots, body = self._head, self._listener.slots, self._body
         assert head is not None  # noqa: S101  # `_at_hand` came before
         try:
-            if self._body is None:
-                self._body = await self._begin(head)
-            if self._body is None:
-                self._body = await self._received(head)
+            if body is None:
+                body = await self._begin(head)
+            if body is None:
+                body = await self._received(head)
             if not slots.take():
                 await slots.acquire(self._listener.limits.queue_wait_s)
         except GatewayError as error:
             await self._refuse(error)
-            return False
-        return True
+            return None
+        return HttpRequest(
+            head.method, head.path, head.query, head.headers, (body,), self._deadline, self._arrival
+        )
 
-    def _wire(self) -> HttpRequest:
-        """Return what the frontend is asked."""
-        head, body = self._head, self._body
-        assert head is not None  # noqa: S101  # it was read
-        assert body is not None  # noqa: S101  # so was this, as far as it is needed
-        method, path, query, headers = head.method, head.path, head.query, head.headers
-        return HttpRequest(method, path, query, headers, (body,), self._deadline, self._arrival)
-
-    def _early(self) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+    def _early(
+        self, wire: HttpRequest
+    ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
         """Ask the frontend with what has come of a body that is passed on."""
         assert self._frontend is not None  # noqa: S101  # it said how much it needs
-        wire = self._wire()
         return ask_early(self._frontend, wire, partial(whole_of, wire))
 
     async def _begin(self, head: Head) -> memoryview | None:

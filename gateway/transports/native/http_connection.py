@@ -190,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
                 at = self._read_body(reading, data, at)
                 if at < end and self._reading is reading:
                     break
-            elif len(self._queue) >= self._limits.pipelined_requests:
+            elif self._queue and len(self._queue) >= self._limits.pipelined_requests:
                 break
             else:
                 at = self._read_head(data, at)
