@@ -10,9 +10,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy.typing as npt
 import structlog
@@ -21,7 +21,6 @@ from gateway.backends.checks import Arrays, Signature
 from gateway.backends.job import Job
 from gateway.backends.places import Places
 from gateway.ir.calls import (
-    Call,
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
@@ -38,13 +37,12 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import Watched, close_stream, only_answer
-from gateway.service import Answering, Dispatch
+from gateway.service import Dispatch
 
 log = structlog.get_logger(__name__)
 
 __all__ = ["Arrays", "Backend", "Inputs", "Job", "LoadError"]
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 _TEXT_LIMIT = 500
@@ -61,8 +59,12 @@ class LoadError(GatewayError):
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-class Backend(abc.ABC):
+class Backend(Dispatch, abc.ABC):
     """One version of one model; a Service.
+
+    It raises InvalidRequest where a request does not fit the model's metadata, Overloaded where
+    the queue is full, NotReady where the model is not loaded, UpstreamError where the model itself
+    failed, whose text that is, and Unsupported where the model cannot be asked this.
 
     Subclasses say how to load, describe and run it. `infer` and `load` block and run on the
     backend's own threads; a subclass whose model is asynchronous overrides `run` or `answers`.
@@ -88,6 +90,15 @@ class Backend(abc.ABC):
         queue: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(
+            f"model {name!r}",
+            {
+                ModelReadyRequest: self._ready,
+                ModelMetadataRequest: self._metadata,
+                InferRequest: self._infer,
+                StreamInferRequest: self._stream,
+            },
+        )
         if instances < 1:
             raise ValueError(f"model {name!r}: instances is {instances}, at least 1 is needed")
         self.model = ModelRef(name, version)
@@ -98,15 +109,6 @@ class Backend(abc.ABC):
         self._threads: ThreadPoolExecutor | None = None
         self._signature: Signature | None = None
         self._reported: set[type[BaseException]] = set()
-        self._dispatch = Dispatch(
-            f"model {name!r}",
-            {
-                ModelReadyRequest: self._ready,
-                ModelMetadataRequest: self._metadata,
-                InferRequest: self._infer,
-                StreamInferRequest: self._stream,
-            },
-        )
 
     @property
     @abc.abstractmethod
@@ -124,18 +126,6 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Return the model's outputs for checked *inputs*; may block."""
-
-    def __call__(self, call: Call[R], /) -> Answering[R]:
-        """Answer *call*.
-
-        Raises:
-            InvalidRequest: The request does not fit the model's metadata.
-            Overloaded: The queue is full.
-            NotReady: The model is not loaded.
-            UpstreamError: The model itself failed; the text is its own.
-            Unsupported: The model cannot be asked this.
-        """
-        return self._dispatch(call)
 
     @property
     def loaded(self) -> bool:
@@ -185,9 +175,9 @@ class Backend(abc.ABC):
         self._threads = None
         threads.shutdown(wait=False)
 
-    async def run(self, inputs: Inputs, job: Job, /) -> Arrays:
+    def run(self, inputs: Inputs, job: Job, /) -> Awaitable[Arrays]:
         """Return the model's outputs: `infer`, on a thread."""
-        return await self.on_thread(lambda: self.infer(inputs, job), job)
+        return self.on_thread(lambda: self.infer(inputs, job), job)
 
     def answers(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
         """Iterate over the model's answers; one, unless a subclass knows better."""
@@ -223,13 +213,21 @@ class Backend(abc.ABC):
             f"model {str(self.model)!r} failed: {text[:_TEXT_LIMIT]}", model=self.model
         )
 
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raise what a model has raised: as an error of it, but what is an error of ours as it is.
+
+        Raises:
+            GatewayError: Always.
+        """
+        if isinstance(error, GatewayError):
+            raise error
+        raise self._fault(error) from error
+
     def _guard(self, function: Callable[[], T]) -> T:
         try:
             return function()
-        except GatewayError:
-            raise
         except _FAULTS as error:
-            raise self._fault(error) from error
+            self._raise(error)
 
     async def _ready(self, _call: ModelReadyRequest) -> bool:
         return self.loaded
@@ -241,23 +239,24 @@ class Backend(abc.ABC):
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         inputs, job, signature = self._checked(call)
-        places = await self._enter(job)
+        places = self._places
+        free = places.take_free(job.sequence)
+        self._begin(job, places, await places.take(job.sequence) if free is None else free)
         try:
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
                 return await only_answer(self.model, items)
             return self._response(call, job, signature, await self.run(inputs, job))
-        except GatewayError:
-            raise
         except _FAULTS as error:
-            raise self._fault(error) from error
+            self._raise(error)
         finally:
             self._leave(job, places)
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         inputs, job, signature = self._checked(call.request)
         job.streamed = True
-        places = await self._enter(job)
+        places = self._places
+        self._begin(job, places, await places.take(job.sequence))
         items = self._responses(call.request, inputs, job, signature)
         return Watched(items, lambda _error: self._leave(job, places))
 
@@ -265,24 +264,21 @@ class Backend(abc.ABC):
         signature = self._signature
         if signature is None:
             raise self._not_ready()
-        wanted = signature.wanted(call)
+        wanted = signature.declared.wanted(call)
         # A copy: codecs remember parameters, and a model may change its own.
         parameters = dict(call.parameters)
         job = Job(self.model, call.id, parameters, call.sequence, wanted, call.context.deadline)
         return signature.inputs(call), job, signature
 
-    async def _enter(self, job: Job) -> Places:
-        """Take a place, waiting for one while the queue allows; return where to give it back."""
-        places = self._places
-        free = None if job.sequence is not None else places.take_free()
-        job.instance = await places.take(job.sequence) if free is None else free
+    def _begin(self, job: Job, places: Places, instance: int) -> None:
+        """Give *instance*, which was taken, to the job; or back, where the deadline has passed."""
+        job.instance = instance
         if job.deadline is not None and self._clock() >= job.deadline:
-            places.give(job.instance)
+            places.give(instance)
             raise DeadlineExceeded(
                 f"the deadline passed while the request waited for model {str(self.model)!r}",
                 model=self.model,
             )
-        return places
 
     def _leave(self, job: Job, places: Places) -> None:
         """Give the place back: at once, or when the thread that nobody waits for has ended."""
@@ -305,14 +301,14 @@ class Backend(abc.ABC):
                     yield self._response(call, job, signature, arrays)
             finally:
                 await close_stream(answers)
-        except GatewayError:
-            raise
         except _FAULTS as error:
-            raise self._fault(error) from error
+            self._raise(error)
 
     def _response(
         self, call: InferRequest, job: Job, signature: Signature, arrays: Arrays
     ) -> InferResponse:
+        if type(arrays) is not dict and not isinstance(arrays, Mapping):
+            raise TypeError(f"the model returned {type(arrays).__name__}, needed is a dict")
         return InferResponse(
             model=self.model,
             id=call.id,

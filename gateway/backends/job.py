@@ -50,6 +50,7 @@ class Job(Struct):
         of a job.
         """
         with _MAKING:  # model and backend may ask at the same time, on threads of their own
+            # Made before it is asked whether it is over: `cancel` does it the other way around.
             if self._told is None:
                 self._told = threading.Event()
                 if self._over:
@@ -58,7 +59,7 @@ class Job(Struct):
 
     def cancel(self) -> None:
         """Set `cancelled`, now and for whoever asks later."""
-        with _MAKING:
-            self._over = True
-            if self._told is not None:
-                self._told.set()
+        self._over = True
+        told = self._told
+        if told is not None:
+            told.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import structlog
 
@@ -19,6 +19,8 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 _UNLOADED = "unloaded"
+# What is answered here; all else is for the versions.
+_OWN: Final = frozenset({ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest})
 
 
 class Loadable:
@@ -49,14 +51,14 @@ class Loadable:
             LoadError: The model cannot be loaded.
             Unsupported: It shall be loaded otherwise than it is configured.
         """
+        if type(call) not in _OWN:
+            return self._current(call)
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, ModelLoadRequest):
             return cast("Answering[R]", self._load(call))
         if isinstance(call, ModelUnloadRequest):
             return cast("Answering[R]", self._unload())
-        if isinstance(call, RepositoryIndexRequest):
-            return cast("Answering[R]", self._listed())
-        return self._current(call)
+        return cast("Answering[R]", self._listed())
 
     async def _listed(self) -> tuple[RepositoryEntry, ...]:
         return self.entries()

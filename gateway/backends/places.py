@@ -49,9 +49,13 @@ class Places:
         """Whether no instance runs anything."""
         return len(self._free) == self._instances
 
-    def take_free(self) -> int | None:
-        """Return the number of an instance that was free, which is the caller's; None for none."""
-        return self._free.pop() if self._free else None
+    def take_free(self, sequence: Sequence | None = None) -> int | None:
+        """Return the number of an instance that was free, which is the caller's.
+
+        Returns:
+            None when there is none, or *sequence* has its own: `take` one.
+        """
+        return self._free.pop() if self._free and sequence is None else None
 
     async def take(self, sequence: Sequence | None = None) -> int:
         """Return the number of an instance that is the caller's until it is given back.
@@ -59,10 +63,10 @@ class Places:
         Raises:
             Overloaded: As many wait as may.
         """
-        wanted = None if sequence is None else instance_of(sequence, self._instances)
-        free = self.take_free() if wanted is None else None
+        free = self.take_free(sequence)
         if free is not None:
             return free
+        wanted = None if sequence is None else instance_of(sequence, self._instances)
         if wanted in self._free:
             self._free.remove(wanted)
             return wanted

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -110,13 +110,15 @@ class PythonBackend(Backend):
 
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Call a model that is neither asynchronous nor a generator."""
-        return self._arrays(self._call(inputs, job))
+        answer: Arrays = self._call(inputs, job)
+        return answer
 
-    async def run(self, inputs: Inputs, job: Job, /) -> Arrays:
+    def run(self, inputs: Inputs, job: Job, /) -> Awaitable[Arrays]:
         """Call the model: a coroutine on the event loop, anything else on a thread."""
         if self._asynchronous:
-            return self._arrays(await self._call(inputs, job))
-        return await super().run(inputs, job)
+            answer: Awaitable[Arrays] = self._call(inputs, job)
+            return answer
+        return super().run(inputs, job)
 
     def answers(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
         """Iterate over the answers of a generator; one from a model that is none."""
@@ -129,7 +131,7 @@ class PythonBackend(Backend):
     async def _awaited(self, generator: AsyncIterator[Any]) -> AsyncIterator[Arrays]:
         try:
             async for answer in generator:
-                yield self._arrays(answer)
+                yield answer
         finally:
             await close_stream(generator)
 
@@ -137,10 +139,10 @@ class PythonBackend(Backend):
         """Take each answer on a thread, and close the generator on one."""
         try:
             while True:
-                answer = await self.on_thread(lambda: next(generator, _END), job)
+                answer: Any = await self.on_thread(lambda: next(generator, _END), job)
                 if answer is _END:
                     return
-                yield self._arrays(answer)
+                yield answer
         finally:
             # A thread that still runs it, because the caller left, drops the last reference to it.
             # So does a model that has been stopped meanwhile.
@@ -151,13 +153,7 @@ class PythonBackend(Backend):
         if not self._models:
             raise self._not_ready()
         model = self._models[job.instance % len(self._models)]
-        arrays = dict(inputs)
-        return model(arrays, job) if self._takes_job else model(arrays)
-
-    def _arrays(self, answer: Any) -> Arrays:
-        if not isinstance(answer, Mapping):
-            raise TypeError(f"the model returned {type(answer).__name__}, needed is a dict")
-        return answer
+        return model(inputs, job) if self._takes_job else model(inputs)
 
     def _found(self) -> Any:
         if not isinstance(self._source, str):

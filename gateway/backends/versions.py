@@ -49,24 +49,23 @@ class Versions:
         if isinstance(call, RepositoryIndexRequest):
             # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
             return cast("Answering[R]", self._listed())
+        model = call.model
+        if model is None or not model.version:
+            backend = self._newest
+        elif model.version in self._backends:
+            backend = self._backends[model.version]
+        else:
+            return self._lacks(call)
         if isinstance(call, ModelMetadataRequest):
-            return cast("Answering[R]", self._metadata(call))
-        backend = self._backend(call)
-        return self._lacks(call) if backend is None else backend(call)
+            return cast("Answering[R]", self._metadata(call, backend))
+        return backend(call)
 
     async def _listed(self) -> tuple[RepositoryEntry, ...]:
         return self.entries()
 
-    async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
-        backend = self._backend(call)
-        found = await (self._lacks(call) if backend is None else backend(call))
+    async def _metadata(self, call: ModelMetadataRequest, backend: Backend) -> ModelMetadata:
+        found = await backend(call)
         return found.changed(name=self.name, versions=tuple(self._backends))
-
-    def _backend(self, call: Call[Any]) -> Backend | None:
-        """Return the version that is asked for, or else the newest; None where it is not there."""
-        if call.model is None or not call.model.version:
-            return self._newest
-        return self._backends.get(call.model.version)
 
     async def _lacks(self, call: Call[Any]) -> Any:
         version = "" if call.model is None else call.model.version

@@ -20,15 +20,32 @@ class Declared:
     def __init__(self, metadata: ModelMetadata, version: str) -> None:
         self.model = ModelRef(metadata.name, version)
         self._inputs = {tensor.name: tensor for tensor in metadata.inputs}
+        self._in_order = tuple(self._inputs.values())
         self._outputs = {tensor.name: tensor for tensor in metadata.outputs}
+        self._all_outputs = tuple(self._outputs)
 
-    def inputs(self, call: InferRequest) -> dict[str, Tensor]:
-        """Return the inputs of *call* by name, in the model's order.
+    def inputs(self, call: InferRequest) -> tuple[Tensor, ...]:
+        """Return the inputs of *call*, in the model's order.
 
         Raises:
             InvalidRequest: An input is unknown, missing, there twice, or of another datatype or
                 shape than the model's.
         """
+        return call.inputs if self._is_as_declared(call.inputs) else self._sorted(call)
+
+    def _is_as_declared(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Tell whether *inputs* are surely right, and in the model's order: nearly all are."""
+        if len(inputs) != len(self._in_order):
+            return False
+        for tensor, declared in zip(inputs, self._in_order, strict=True):
+            if tensor.name != declared.name or tensor.datatype is not declared.datatype:
+                return False
+            shape = tensor.shape
+            if shape is None or (shape != declared.shape and not fits(shape, declared.shape)):
+                return False
+        return True
+
+    def _sorted(self, call: InferRequest) -> tuple[Tensor, ...]:
         found: dict[str, Tensor] = {}
         for tensor in call.inputs:
             if tensor.name in found:
@@ -46,7 +63,7 @@ class Declared:
             raise self._invalid(
                 f"model {str(self.model)!r} needs input {name!r}, the request has {listed(found)}"
             )
-        return {name: found[name] for name in self._inputs}
+        return tuple([found[name] for name in self._inputs])
 
     def wanted(self, call: InferRequest) -> tuple[str, ...]:
         """Return the names of the outputs to answer with, in the model's order.
@@ -56,7 +73,7 @@ class Declared:
             Unsupported: Classification is asked for.
         """
         if not call.outputs:
-            return tuple(self._outputs)
+            return self._all_outputs
         for output in call.outputs:
             if output.name not in self._outputs:
                 raise self._invalid(
@@ -70,6 +87,8 @@ class Declared:
                     model=self.model,
                 )
         asked = {output.name for output in call.outputs}
+        if len(asked) == len(self._all_outputs):
+            return self._all_outputs
         return tuple(name for name in self._outputs if name in asked)
 
     def _check_input(self, tensor: Tensor, declared: TensorMetadata) -> None:

@@ -24,6 +24,7 @@ from gateway.ir.data import (
     as_raw,
     check_bools,
     check_items,
+    wrong_size,
 )
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.errors import InvalidTensor
@@ -126,7 +127,7 @@ def raw_tensor(
         return Tensor(name, datatype, shape, RawData(view), parameters)
     expected = datatype.size_bytes * count
     if view.nbytes != expected:
-        raise _wrong_size(name, datatype, shape, view.nbytes)
+        raise wrong_size(name, datatype, shape, view.nbytes)
     if datatype is Datatype.BOOL:
         check_bools(name, view)
     return Tensor(name, datatype, shape, RawData(view), parameters)
@@ -145,15 +146,8 @@ def arriving_tensor(
         InvalidTensor: Their number does not agree with shape and datatype.
     """
     if data.size_bytes != datatype.size_bytes * math.prod(shape):
-        raise _wrong_size(name, datatype, shape, data.size_bytes)
+        raise wrong_size(name, datatype, shape, data.size_bytes)
     return Tensor(name, datatype, shape, data, parameters)
-
-
-def _wrong_size(name: str, datatype: Datatype, shape: Shape, found: int) -> InvalidTensor:
-    return InvalidTensor(
-        f"tensor {name!r} has {found} bytes, "
-        f"shape {list(shape)} of {datatype.name} needs {datatype.size_bytes * math.prod(shape)}"
-    )
 
 
 def array_tensor(name: str, array: npt.NDArray[Any], datatype: Datatype | None = None) -> Tensor:

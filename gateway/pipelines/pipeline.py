@@ -162,7 +162,7 @@ class Pipeline:
     async def _run(self, call: InferRequest) -> InferResponse:
         declared = await self._knowledge.declared()
         wanted = declared.wanted(call)
-        tensors = {Source(REQUEST, name): tensor for name, tensor in declared.inputs(call).items()}
+        tensors = {Source(REQUEST, tensor.name): tensor for tensor in declared.inputs(call)}
 
         common = {
             "context": _within(call.context),

@@ -232,6 +232,21 @@ async def test_requests_that_do_not_fit(call: InferRequest, message: str) -> Non
     await model.stop()
 
 
+@pytest.mark.parametrize("inputs", [(IN_A, IN_B), (IN_B, IN_A)], ids=["declared", "other"])
+async def test_inputs_come_in_the_models_order(inputs: tuple[Tensor, ...]) -> None:
+    """In whatever order they are sent, a model is given its inputs as it declares them."""
+    given: list[str] = []
+
+    def infer(arrays: Inputs, _job: Job) -> Arrays:
+        given.extend(arrays)
+        return {"Y": A, "Z": B}
+
+    model = await started(infer)
+    await model(CALL.changed(inputs=inputs))
+    assert ["A", "B"] == given
+    await model.stop()
+
+
 async def test_classification_is_unsupported() -> None:
     """Classes are refused by name, not answered with something else."""
     model = await started()

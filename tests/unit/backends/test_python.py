@@ -220,8 +220,28 @@ def test_metadata_needs_loading() -> None:
         _ = PythonBackend("m", plain).metadata
 
 
+async def gives_a_list(_inputs: Arrays) -> Any:
+    return [1]
+
+
+def yields_a_list(_inputs: Arrays) -> Any:
+    yield [1]
+
+
+async def yields_nothing_much(_inputs: Arrays) -> Any:
+    yield None
+
+
 @pytest.mark.parametrize(
-    "source", [lambda _inputs: None, lambda _inputs: [1]], ids=["none", "list"]
+    "source",
+    [
+        lambda _inputs: None,
+        lambda _inputs: [1],
+        gives_a_list,
+        yields_a_list,
+        yields_nothing_much,
+    ],
+    ids=["none", "list", "coroutine", "generator", "asynchronous generator"],
 )
 async def test_model_must_return_a_dict(source: Callable[..., Any]) -> None:
     """Anything but a dict is the model's failure."""

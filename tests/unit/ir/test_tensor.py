@@ -174,6 +174,26 @@ def test_what_is_unknown_cannot_be_read() -> None:
         as_items(bare)
 
 
+@pytest.mark.parametrize("size", [0, 4, 7, 9, 12])
+def test_raw_data_of_another_size_has_no_array(size: int) -> None:
+    """Too few bytes for a shape and too many are refused alike."""
+    tensor = Tensor("x", Datatype.FP32, (1, 2), RawData(memoryview(bytes(size))))
+    with pytest.raises(InvalidTensor) as caught:
+        as_numpy(tensor)
+    assert f"tensor 'x' has {size} bytes, shape [1, 2] of FP32 needs 8" == caught.value.message
+
+
+@pytest.mark.parametrize("datatype", FIXED)
+def test_the_wire_form_of_an_array_is_the_array(datatype: Datatype) -> None:
+    """However it lies in memory the bytes are those of C order; where it lies so they are its own."""
+    array = np.arange(6).astype(datatype.numpy_dtype).reshape(2, 3)
+    for laid in (array, np.asfortranarray(array), array[::-1], array[:, 1:]):
+        raw = as_raw(Tensor("x", datatype, laid.shape, ArrayData(laid)))
+        assert laid.tobytes() == bytes(raw)
+        assert (1, "B") == (raw.ndim, raw.format)
+        assert np.shares_memory(laid, np.frombuffer(raw, np.uint8)) == laid.flags.c_contiguous
+
+
 def test_data_of_the_wrong_kind_is_refused() -> None:
     """Elements in a number tensor, and an array in a BYTES tensor, are refused."""
     with pytest.raises(InvalidTensor, match="is FP32 and has BYTES elements"):
