@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import (
     DeadlineExceeded,
     MalformedMessage,
@@ -118,9 +119,19 @@ def sent_lines(wire: HttpRequest, left_s: float | None) -> str:
         wire: The request.
         left_s: What is left of time, which is said; None for no deadline.
     """
+    lines = wire.headers.read_by(_lines)
+    if wire.request_id:
+        lines = f"{lines}{REQUEST_ID}: {safe_value(wire.request_id)}\r\n"
+    if left_s is None:
+        return lines
+    return f"{lines}grpc-timeout: {coarse_timeout(left_s)}\r\n"
+
+
+def _lines(headers: Headers) -> str:
+    """Return what `sent_lines` says of the fields alone; codecs give the same few each time."""
     lines = ""
     coding = "Accept-Encoding: identity\r\n"
-    for name, value in wire.headers.pairs:
+    for name, value in headers.pairs:
         begin = _begin_of_line(name)
         if begin is None:
             continue
@@ -129,9 +140,7 @@ def sent_lines(wire: HttpRequest, left_s: float | None) -> str:
         lines = f"{lines}{begin}{value}\r\n"
         if len(name) == _CODING_CHARS and name.lower() == _CODING:
             coding = ""
-    if left_s is None:
-        return lines + coding
-    return f"{lines}{coding}grpc-timeout: {coarse_timeout(left_s)}\r\n"
+    return lines + coding
 
 
 def sent_fields(wire: HttpRequest, deadline: float | None) -> list[tuple[str, str]]:

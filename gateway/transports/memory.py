@@ -103,6 +103,8 @@ def stream_memory(frontend: ServerFrontend[Frame, Frame]) -> MemoryClient[Frame,
 def _http_request(wire: HttpRequest, deadline: float | None) -> HttpRequest:
     pairs = [pair for pair in wire.headers if pair[0].lower() not in FRAMING]
     pairs += [("Host", "memory"), ("Content-Length", str(size_of(wire.body)))]
+    if wire.request_id:
+        pairs.append((REQUEST_ID, wire.request_id))
     body = (_fresh(wire.body),)
     return HttpRequest(wire.method, wire.path, wire.query, Headers(pairs), body, deadline)
 

@@ -92,6 +92,8 @@ class HttpRequest(Struct, frozen=True):
         body: One read-only view on a server, any number of buffers from a codec.
         rest: What follows it and is still to come; None where all is here.
         deadline: On the clock of `time.monotonic`; None for none.
+        request_id: Of the call, for an upstream; the transport writes it as the field
+            `x-request-id`. "" for none, or where that is among *headers*.
     """
 
     method: str
@@ -101,6 +103,7 @@ class HttpRequest(Struct, frozen=True):
     body: Sequence[Buffer] = ()
     deadline: float | None = None
     rest: Arriving | None = None
+    request_id: str = ""
 
     @property
     def view(self) -> memoryview:
@@ -110,7 +113,7 @@ class HttpRequest(Struct, frozen=True):
     def ending_in(self, rest: Arriving | None) -> HttpRequest:
         """Return the same request with *rest* to come."""
         parts = (self.method, self.path, self.query, self.headers, self.body, self.deadline)
-        return HttpRequest(*parts, rest)
+        return HttpRequest(*parts, rest, self.request_id)
 
 
 class HttpResponse(Struct, frozen=True):

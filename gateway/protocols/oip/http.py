@@ -224,12 +224,16 @@ class HttpCodec:
         Raises:
             Unsupported: The dialect cannot carry it, or has no such question.
         """
-        passed = http_headers(call.context)
-        deadline = call.context.deadline
+        context = call.context
+        deadline = context.deadline
         if isinstance(call, InferRequest):
             headers, body = encode_request(call, self._sent_id(call), self._dialect)
-            pairs = Headers((*headers.pairs, *passed))
-            return HttpRequest("POST", self._model_path(call), "", pairs, body, deadline)
+            request_id = context.request_id
+            if context.metadata:
+                headers, request_id = Headers((*headers.pairs, *http_headers(context))), ""
+            path = self._model_path(call)
+            return HttpRequest("POST", path, "", headers, body, deadline, None, request_id)
+        passed = http_headers(context)
         if isinstance(call, StreamInferRequest):
             return self._stream_call(call, passed)
         if isinstance(call, RepositoryIndexRequest) and self._dialect.index:

@@ -62,11 +62,14 @@ async def test_without_a_socket_the_request_id_is_a_header_too() -> None:
 
     class Named:
         async def ask(self, wire: HttpRequest, /) -> HttpResponse:
-            return HttpResponse(200, PLAIN, (b"x",), request_id="r")
+            said = (wire.headers.get("x-request-id") or "").encode()
+            return HttpResponse(200, PLAIN, (said,), request_id="r")
 
         async def __call__(self, wire: HttpRequest, /) -> Any:
             yield await self.ask(wire)
 
     frontend: Any = Named()
-    answer = await http_memory(frontend).send(HttpRequest("GET", "/"), deadline=None)
+    asked = HttpRequest("GET", "/", request_id="q")
+    answer = await http_memory(frontend).send(asked, deadline=None)
     assert "r" == answer.headers.get("x-request-id")
+    assert b"q" == bytes(answer.view)

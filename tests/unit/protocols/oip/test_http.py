@@ -177,6 +177,20 @@ def test_request_id_that_is_not_fit_for_a_log(bad: str) -> None:
     assert "" == CODEC.decode_call(wire).context.request_id
 
 
+def test_headers_of_most_requests_to_an_upstream_are_the_same() -> None:
+    """The id of the call stands beside them, unless other headers cross, which it then joins."""
+    call = InferRequest(
+        model=ModelRef("m"), inputs=(raw_tensor("X", Datatype.INT8, (1,), memoryview(b"1")),)
+    )
+    alone = [CODEC.encode_call(call.within(request_id=each)) for each in ("a", "b")]
+    assert alone[0].headers is alone[1].headers
+    assert ["a", "b"] == [wire.request_id for wire in alone]
+    beside = CODEC.encode_call(call.within(request_id="a", metadata=(("traceparent", "t"),)))
+    crossed = (("traceparent", "t"), ("x-request-id", "a"))
+    assert (*alone[0].headers.pairs, *crossed) == beside.headers.pairs
+    assert "" == beside.request_id
+
+
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/m/infer_stream"])
 def test_an_inference_may_have_its_id_from_the_start(path: str) -> None:
     """It is the client's, where that sent one; the rest is as ever."""
