@@ -31,19 +31,17 @@ class Declared:
             InvalidRequest: An input is unknown, missing, there twice, or of another datatype or
                 shape than the model's.
         """
-        return call.inputs if self._is_as_declared(call.inputs) else self._sorted(call)
-
-    def _is_as_declared(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Tell whether *inputs* are surely right, and in the model's order: nearly all are."""
+        inputs = call.inputs
         if len(inputs) != len(self._in_order):
-            return False
+            return self._sorted(call)
+        # Nearly all are right, and in the model's order: that is seen in one look.
         for tensor, declared in zip(inputs, self._in_order, strict=True):
             if tensor.name != declared.name or tensor.datatype is not declared.datatype:
-                return False
+                return self._sorted(call)
             shape = tensor.shape
             if shape is None or (shape != declared.shape and not fits(shape, declared.shape)):
-                return False
-        return True
+                return self._sorted(call)
+        return inputs
 
     def _sorted(self, call: InferRequest) -> tuple[Tensor, ...]:
         found: dict[str, Tensor] = {}

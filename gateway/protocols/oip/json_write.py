@@ -23,7 +23,7 @@ import orjson
 from msgspec import Struct
 
 from gateway.ir.context import Parameters
-from gateway.ir.data import RawData, as_items, as_numpy, as_raw
+from gateway.ir.data import ArrayData, RawData, as_items, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor
@@ -33,7 +33,8 @@ from gateway.protocols.oip.elements import CODES
 from gateway.protocols.oip.json import dump
 
 _REMEMBERED: Final = 512
-# Of raw integers: fewer are written faster by way of Python's than by way of an array.
+_BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
+# Of integers: fewer are written faster by way of Python's than by way of an array.
 _FEW_BYTES: Final = 512
 # Longer texts go out as they are: another buffer to carry costs less than a copy.
 _COPIED_BYTES: Final = 1 << 16
@@ -115,12 +116,18 @@ def put_elements(
         Whether the text of its elements is long.
     """
     data, kind = tensor.data, taker.kind
-    if type(data) is RawData and not tensor.parameters:
-        few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
-        if few is not None:
-            opened, unpack = few
-            text += (opened, orjson.dumps(unpack(data.view)), b"}")
-            return False
+    if not tensor.parameters:
+        if type(data) is RawData:
+            few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
+            if few is not None:
+                opened, unpack = few
+                text += (opened, orjson.dumps(unpack(data.view)), b"}")
+                return False
+        elif type(data) is ArrayData:
+            few = _few_integers(kind, tensor.name, datatype, shape, data.array.nbytes)
+            if few is not None:
+                text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
+                return False
     opened = described(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(kind, tensor, taker.hint, half=taker.half, nan=taker.nan)
     text += (opened, b',"data":', elements, b"}")
@@ -162,7 +169,7 @@ def elements_text(
 def _few_integers(
     kind: str, name: str, datatype: Datatype, shape: Shape, size: int
 ) -> tuple[bytes, Callable[[memoryview], tuple[int, ...]]] | None:
-    """Return what is said before raw elements of *size* bytes, and what reads them.
+    """Return what is said before elements of *size* bytes, and what reads them where they are raw.
 
     None for those that are no integers, or are many.
     """
@@ -197,7 +204,7 @@ def elements_for_json(
 
 def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
     datatype = tensor.datatype
-    if datatype is Datatype.BYTES:
+    if datatype is _BYTES:
         return _texts(kind, tensor, hint)
     if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
         raise Unsupported(
@@ -207,11 +214,12 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
     if type(data) is RawData and datatype is not None:
         flat = np.frombuffer(data.view, datatype.numpy_dtype)
     else:
-        flat = np.ascontiguousarray(as_numpy(tensor)).reshape(-1)
+        array = data.array if type(data) is ArrayData else as_numpy(tensor)
+        flat = np.ascontiguousarray(array).reshape(-1)
     if not flat.dtype.isnative:
         # An array may have either byte order; orjson writes the machine's own only.
         flat = flat.astype(flat.dtype.newbyteorder("="))
-    if datatype is Datatype.BOOL:
+    if datatype is _BOOL:
         # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
         flat = flat.view(np.uint8) != 0
     if not flat.flags.aligned:

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
@@ -43,6 +44,26 @@ def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) 
         text: list[bytes] = []
         long = put_elements(text, Taker("output", ""), tensor, datatype, (count,))
         assert (False, head + wanted + b"}") == (long, b"".join(text))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=">i4").reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype="<i4").reshape(2, 3)),
+        np.arange(12, dtype="<i4").reshape(2, 6)[::-1, ::2],
+        np.array(7, "<i4"),
+        np.zeros((2, 0), "<i4"),
+    ],
+    ids=["byte order", "columns", "gaps", "scalar", "empty"],
+)
+def test_few_integers_of_any_layout_are_written(array: npt.NDArray[Any]) -> None:
+    """In the order of rows, flat."""
+    text: list[bytes] = []
+    tensor = array_tensor("t", array)
+    assert not put_elements(text, Taker("output", ""), tensor, Datatype.INT32, array.shape)
+    member = {"name": "t", "datatype": "INT32", "shape": list(array.shape)}
+    assert member | {"data": array.flatten().tolist()} == json.loads(b"".join(text))
 
 
 def test_a_long_text_of_elements_is_told() -> None:
