@@ -51,14 +51,16 @@ def grpc_context(
         form: Noted for the answer.
         request_id: For a message whose client gave it no sane one.
     """
-    texts = [(key, value) for key, value in wire.metadata if isinstance(value, str)]
+    origin = Origin(codec, wire, form)
+    metadata = wire.metadata
+    if not metadata:  # most clients send no fields of their own
+        return Context(codec, (), request_id, wire.deadline, None, needs, origin)
+    texts = tuple([(key, value) for key, value in metadata if isinstance(value, str)])
     found = ""
     for key, value in texts:
         if key == REQUEST_ID:
             found = sane_id(value)
-    origin = Origin(codec, wire, form)
-    metadata = tuple(texts)
-    return Context(codec, metadata, found or request_id, wire.deadline, None, needs, origin)
+    return Context(codec, texts, found or request_id, wire.deadline, None, needs, origin)
 
 
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:
