@@ -78,6 +78,18 @@ def test_large_data_are_parts_of_their_own() -> None:
     assert (3, 16384) == (len(sizes), sizes[1])
 
 
+def test_an_output_in_shared_memory_has_an_empty_place() -> None:
+    """Clients count raw contents with the outputs; of inputs those in the message are counted."""
+    placed = Tensor("S", X.datatype, X.shape, SharedData("r", 4, 12))
+    rows = np.arange(6, dtype="<i2").tobytes()
+    answer = pb.ModelInferResponse.FromString(joined(WRITER.response(M, "", {}, [placed, X])))
+    assert [b"", rows] == list(answer.raw_output_contents)
+    keys = {"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"}
+    assert keys == set(answer.outputs[0].parameters)
+    asked = pb.ModelInferRequest.FromString(joined(WRITER.request(M, "", {}, [placed, raw(X)], [])))
+    assert [rows] == list(asked.raw_input_contents)
+
+
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
 def test_integer_that_fits_no_parameter(value: int) -> None:
     """An integer over 64 bits is refused by name and value."""
