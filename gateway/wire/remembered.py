@@ -91,6 +91,9 @@ class Outlines(Generic[T]):
     where holes are and how long: what they say must follow from these bytes alone. As of
     `Remembered`, so many are kept at most, each the second time it comes, and none of a long text.
 
+    To find the holes costs more than reading some messages, so whether one came before is asked
+    with less than its text.
+
     Args:
         entries: Kept at most; when one comes that would be one too many, all go.
         text_bytes: Of one message, outside of its holes.
@@ -114,12 +117,25 @@ class Outlines(Generic[T]):
                 return said, outline.views(view)
         return None
 
+    def wants(self, mark: int) -> bool:
+        """Tell whether a message shall be kept, for one of this mark came before.
+
+        Args:
+            mark: A hash of what tells messages apart, but for their holes. Where two are of one
+                mark, the second is kept one time too soon.
+        """
+        if mark in self._once:
+            return True
+        if len(self._once) >= self._entries:
+            self._once.clear()
+        self._once.add(mark)
+        return False
+
     def keep(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
         """Remember what a message says; *holes* in their order, none within another."""
         texts = _around(holes, len(view))
         key = b"".join(texts(view))
-        once = hash((len(view), key))
-        if len(key) > self._text_bytes or not self._again(once):
+        if len(key) > self._text_bytes:
             return
         if self._count >= self._entries:
             self._outlines.clear()
@@ -133,14 +149,6 @@ class Outlines(Generic[T]):
             known.append(outline)
         self._count += key not in outline.said
         outline.said[key] = said
-
-    def _again(self, once: int) -> bool:
-        if once in self._once:
-            return True
-        if len(self._once) >= self._entries:
-            self._once.clear()
-        self._once.add(once)
-        return False
 
 
 def _around(holes: Sequence[slice], size: int) -> _Texts:

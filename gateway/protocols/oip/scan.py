@@ -142,10 +142,12 @@ class Scanner:
                 there twice.
             TooLarge: A limit is exceeded.
         """
-        found = self._outlines[raw_tag].find(view)
+        outlines = self._outlines[raw_tag]
+        found = outlines.find(view)
         if found is None:
             scanned = self._scan(view, raw_tag)
-            self._remember(scanned, view, raw_tag)
+            if outlines.wants(_mark(scanned, len(view))):
+                self._remember(scanned, view, raw_tag)
             return scanned
         (message, has_id), raws = found
         if has_id:
@@ -229,6 +231,15 @@ class Scanner:
         """Describe a tensor that has no contents; one that has is to be read where it lies."""
         described = _describe(memoryview(data), self._limits)
         return None if len(described.contents) else described
+
+
+def _mark(scanned: Scanned, size_bytes: int) -> int:
+    """Return a hash of what messages differ in that are not to be remembered.
+
+    Their parameters, or the sizes of their data, are others each time.
+    """
+    message, _, raws = scanned
+    return hash((size_bytes, message.model, *message.parameters.items(), *map(len, raws)))
 
 
 def _columns(found: list[Described], raws: list[memoryview]) -> Columns | None:

@@ -47,11 +47,10 @@ def test_keys_that_came_once_are_bounded_too() -> None:
 
 
 def outlined(*messages: bytes, holes: tuple[slice, ...], entries: int = 8) -> Outlines[bytes]:
-    """Return a memory that was shown each message twice, as saying itself."""
+    """Return a memory that keeps each message, as saying itself."""
     memory: Outlines[bytes] = Outlines(entries, 8)
     for message in messages:
-        for _ in range(2):
-            memory.keep(memoryview(message), holes, message)
+        memory.keep(memoryview(message), holes, message)
     return memory
 
 
@@ -77,8 +76,7 @@ def test_messages_of_one_length_may_have_their_holes_elsewhere() -> None:
     memory: Outlines[int] = Outlines(8, 8)
     messages = [bytes(range(at, at + 6)) for at in range(0, 50, 10)]
     for at, message in enumerate(messages):
-        for _ in range(2):
-            memory.keep(memoryview(message), (slice(at, at + 1),), at)
+        memory.keep(memoryview(message), (slice(at, at + 1),), at)
     found = [memory.find(memoryview(message)) for message in messages]
     assert [None, 1, 2, 3, 4] == [each and each[0] for each in found]
     assert 4 == len(memory)
@@ -89,8 +87,11 @@ def test_outlines_are_bounded() -> None:
     hole = (slice(0, 1),)
     assert 1 == len(outlined(b"1a", b"1b", b"1c", holes=hole, entries=2))
     assert 0 == len(outlined(bytes(10), holes=hole))
+
+
+def test_messages_that_come_once_are_not_wanted_and_are_bounded_too() -> None:
+    """The second of a mark is; of many marks that come once few are known."""
     memory: Outlines[bytes] = Outlines(2, 8)
-    for number in range(9):
-        memory.keep(memoryview(b"1%d" % number), hole, b"")
-    assert 0 == len(memory)
+    assert [False, True, True] == [memory.wants(1) for _ in range(3)]
+    assert not any(memory.wants(number) for number in range(2, 11))
     assert 2 >= len(memory._once)

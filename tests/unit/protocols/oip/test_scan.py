@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -132,6 +133,22 @@ def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> N
     assert [b"1", b"2", b"3", b"4"] == [bytes(raws[0]) for _, _, raws in found]
     assert found[1][0] is found[2][0]
     assert found[2][0] is found[3][0]
+
+
+@pytest.mark.parametrize(("texts", "sizes"), [(range(20), [4] * 20), ([0] * 20, range(20))])
+def test_messages_that_differ_each_time_are_not_remembered(
+    texts: Sequence[int], sizes: Sequence[int]
+) -> None:
+    """Parameters, or sizes of data, of their own displace nothing that comes again."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    for text, size in zip(texts, sizes, strict=True):
+        data = request(
+            inputs=[Tensor(name="T", datatype="BYTES", shape=[1])],
+            parameters={"k": pb.InferParameter(string_param=f"{text:02}")},
+            raw_input_contents=[bytes(size)],
+        )
+        scanner.scan(memoryview(data), RAW_INPUTS)
+    assert 0 == len(scanner._outlines[RAW_INPUTS])
 
 
 def test_a_change_of_any_byte_is_seen() -> None:
