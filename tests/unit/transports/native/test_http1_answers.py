@@ -90,7 +90,7 @@ def test_an_answer_of_a_known_head_is_given_at_once() -> None:
     assert known_after(1, data).whole(data) is None
     answer = known_after(2, data).whole(data)
     assert answer is not None
-    assert (200, "1", b"hello") == (answer.status, answer.headers.get("x-one"), answer.view)
+    assert (200, "1", b"hello") == (answer.status, answer.headers.get("x-one"), bytes(answer.view))
     assert np.shares_memory(np.frombuffer(answer.view, np.uint8), np.frombuffer(data, np.uint8))
 
 
