@@ -44,6 +44,9 @@ from gateway.wire.http import size_of
 
 log = structlog.get_logger(__name__)
 
+# By names of our own: to look a member up in its Enum costs as much as a call does.
+_OK: Final = GrpcStatus.OK
+_UNARY, _BIDIRECTIONAL = MethodKind.UNARY, MethodKind.BIDIRECTIONAL
 # The frontend ends the call at its deadline, in its own words; this is for one that does not.
 _GRACE_S: Final = 0.01
 
@@ -120,7 +123,7 @@ class Call:
                 self.ring()
                 return
             self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
-        if self._method.kind is MethodKind.BIDIRECTIONAL:
+        if self._method.kind is _BIDIRECTIONAL:
             self._start(None)
 
     # -- what the connection tells
@@ -129,7 +132,7 @@ class Call:
         """Take all of the request."""
         method = self._method
         message = whole_message(view, method.limits.message_bytes)
-        if message is not None and method.kind is MethodKind.UNARY:
+        if message is not None and method.kind is _UNARY:
             self.task = self._line.loop.create_task(self._unary(Message(message)))
         else:
             self.data(view, end=True)
@@ -137,7 +140,7 @@ class Call:
     def data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the request."""
         method = self._method
-        one = method.kind is not MethodKind.BIDIRECTIONAL
+        one = method.kind is not _BIDIRECTIONAL
         if one and self.task is not None:
             return  # the one message was there: nobody reads what follows
         if one and self._incoming is None:
@@ -208,7 +211,7 @@ class Call:
         return incoming
 
     def _start(self, message: Message | None) -> None:
-        if message is None or self._method.kind is not MethodKind.UNARY:
+        if message is None or self._method.kind is not _UNARY:
             self.task = self._line.loop.create_task(self._streaming(message))
         else:
             self.task = self._line.loop.create_task(self._unary(message))
@@ -329,7 +332,7 @@ class Call:
         async for given in answers:
             answer = given if request is None else self._checked(given, request)
             metadata = answer.metadata or metadata
-            if answer.status is not GrpcStatus.OK:
+            if answer.status is not _OK:
                 self._finish(answer)
                 return
             if not self._answering:
@@ -376,7 +379,7 @@ class Call:
         if stream.number not in core.streams or stream.ended_here or stream.end_waits:
             return
         metadata = answer.metadata
-        if answer.status is GrpcStatus.OK and message:
+        if answer.status is _OK and message:
             if size is None:
                 size = size_of(answer.message)
             tail = with_metadata(TRAILERS_OK, metadata)

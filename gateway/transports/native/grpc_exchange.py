@@ -27,6 +27,8 @@ from gateway.transports.native.http2_receiving import STREAM_WINDOW
 from gateway.transports.native.http2_streams import Stream
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
+# By a name of our own: to look a member up in its Enum costs as much as a call does.
+_OK: Final = GrpcStatus.OK
 _RATIO: Final = 200
 _RATIO_FLOOR_BYTES: Final = 1 << 20
 # Source: gRPC over HTTP/2, "Errors".
@@ -125,7 +127,7 @@ class Exchange:
             and head.http_status == 200  # noqa: PLR2004  # OK
             and head.is_grpc
             and head.status is None
-            and tail.status is GrpcStatus.OK
+            and tail.status is _OK
             and tail.http_status is None
         ):
             self._end = tail
@@ -273,7 +275,7 @@ class Exchange:
             raise self._error
         end = self._end
         assert end is not None  # noqa: S101  # there was no error
-        if end.status is not GrpcStatus.OK:
+        if end.status is not _OK:
             return self._ended()
         if not self._messages:
             raise self._broken("status OK without an answer")
@@ -286,7 +288,7 @@ class Exchange:
         found = await self._next()
         if found is None:
             end = self._ended()
-            return None if end.status is GrpcStatus.OK else end
+            return None if end.status is _OK else end
         self._widen()
         return GrpcResponse((await self._plain(found),))
 
