@@ -35,18 +35,6 @@ def is_length(text: str) -> bool:
     return _DIGITS.fullmatch(text) is not None
 
 
-def json_length(headers: Headers, body_bytes: int) -> int | None:
-    """Return the length of the JSON part, as the header says; None when there is no header.
-
-    Raises:
-        MalformedMessage: The header is there twice, is no number, or says more than there is.
-    """
-    length = headers.read_by(told_length)
-    if length is not None and length > body_bytes:
-        raise too_short(length, body_bytes)
-    return length
-
-
 def too_short(length: int, body_bytes: int) -> MalformedMessage:
     """Return the error for a body that is shorter than the JSON in it."""
     return MalformedMessage(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from gateway.ir.calls import (
     Call,
@@ -106,6 +106,8 @@ class HttpCodec:
             HTTP_STATUS[ErrorCode.NOT_READY],
             NOT_READY_STATUSES.__contains__,
         )
+        # KServe fails on requests without an id.
+        self._spare_id = "gateway" if self._dialect.needs_id else ""
         self._requests: RequestMoulds = Moulds("input", limits)
         self._replies: ReplyMoulds = Moulds("output", limits)
         # Clients ask for the same few paths again and again.
@@ -227,8 +229,9 @@ class HttpCodec:
         context = call.context
         deadline = context.deadline
         if isinstance(call, InferRequest):
-            headers, body = encode_request(call, self._sent_id(call), self._dialect)
             request_id = context.request_id
+            sent_id = call.id or request_id or self._spare_id
+            headers, body = encode_request(call, sent_id, self._dialect)
             if context.metadata:
                 headers, request_id = Headers((*headers.pairs, *http_headers(context))), ""
             path = self._model_path(call)
@@ -257,19 +260,18 @@ class HttpCodec:
             MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
             UpstreamProtocolError: It is the answer to another request.
         """
-        if isinstance(call, OpaqueCall):
-            return cast("R", Origin(NAME, wire))
-        key = _HEALTH.get(type(call))
-        status = wire.status
-        if key is not None and (
-            status in _CLIENT_ERRORS or status == HTTP_STATUS[ErrorCode.NOT_READY]
-        ):
-            return cast("R", False)
-        if status not in _OK_STATUSES:
-            raise error_of_status(call, wire, self._limits)
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        answer: R
+        if wire.status not in _OK_STATUSES or isinstance(call, OpaqueCall):
+            answer = self._by_status(call, wire)
+            return answer
         try:
-            # The call's type decides the type of its answer, which mypy cannot follow.
-            answer: R = self._answer(call, wire)
+            if isinstance(call, InferRequest):
+                sent_id = call.id or call.context.request_id or self._spare_id
+                inferred: Any = decode_response(call, sent_id, wire, self._replies)
+                answer = inferred
+            else:
+                answer = self._answer(call, wire)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
@@ -285,7 +287,7 @@ class HttpCodec:
         if wire.status not in _OK_STATUSES:
             raise error_of_status(call, wire, self._limits)
         try:
-            return decode_event(call, self._sent_id(call.request, call), wire, self._replies)
+            return decode_event(call, self._stream_id(call), wire, self._replies)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
                 raise
@@ -296,7 +298,7 @@ class HttpCodec:
     ) -> HttpRequest:
         if not self._dialect.infer_stream:
             raise Unsupported(f"{self._dialect.name} has no streams of tensors over HTTP")
-        sent_id = self._sent_id(call.request, call)
+        sent_id = self._stream_id(call)
         headers, body = encode_request(call.request, sent_id, self._dialect, binary_out=False)
         pairs = Headers((*headers.pairs, *passed))
         path = self._model_path(call)
@@ -323,9 +325,18 @@ class HttpCodec:
         pairs = Headers((*JSON_HEADERS.pairs, *passed))
         return HttpRequest(method, path, "", pairs, (dump(document),), deadline)
 
+    def _by_status(self, call: Call[Any], wire: HttpResponse) -> Any:
+        """Read what is not modelled, of which nothing is; else "no", or the error that it is."""
+        if isinstance(call, OpaqueCall):
+            return Origin(NAME, wire)
+        status = wire.status
+        refused = status in _CLIENT_ERRORS or status == HTTP_STATUS[ErrorCode.NOT_READY]
+        if refused and type(call) in _HEALTH:
+            return False
+        raise error_of_status(call, wire, self._limits)
+
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
-        if isinstance(call, InferRequest):
-            return decode_response(call, self._sent_id(call), wire, self._replies)
+        """Read what is no answer to an inference."""
         if isinstance(call, ServerMetadataRequest):
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
@@ -340,10 +351,9 @@ class HttpCodec:
             raise self._unknown(call)
         return answers.decode_health(key, wire, self._limits)
 
-    def _sent_id(self, call: InferRequest, around: StreamInferRequest | None = None) -> str:
-        """Return the id a request is sent with; KServe fails without one."""
-        found = call.id or (around or call).context.request_id
-        return found or ("gateway" if self._dialect.needs_id else "")
+    def _stream_id(self, call: StreamInferRequest) -> str:
+        """Return the id that the request of a stream is sent with."""
+        return call.request.id or call.context.request_id or self._spare_id
 
     def _model_path(self, call: Call[Any]) -> str:
         model = call.model

@@ -22,7 +22,8 @@ from gateway.protocols.oip.binary import (
     JSON_HEADERS,
     BinaryPart,
     body_of,
-    json_length,
+    told_length,
+    too_short,
 )
 from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.headers import NAME
@@ -126,8 +127,10 @@ def decode_response(
         UpstreamProtocolError: It is the answer to another request.
     """
     body = view_of(wire.body)
-    length = json_length(wire.headers, len(body))
+    length = wire.headers.read_by(told_length)
     end = len(body) if length is None else length
+    if end > len(body):
+        raise too_short(end, len(body))
     places = placed(call.outputs) if call.outputs else NOWHERE
     # What lies in shared memory is known from the call, not from the answer.
     known, cut = (None, None) if places else moulds.find(body, end)
@@ -141,7 +144,8 @@ def decode_response(
             moulds.keep(cut, said, found, outputs)
     else:
         said, found, outputs = known
-        _check_id(call, sent_id, found)
+        if found != sent_id:
+            _check_id(call, sent_id, found)
     if call.outputs:
         outputs = _selected(call, outputs)
     model = said.model
