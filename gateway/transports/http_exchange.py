@@ -361,7 +361,7 @@ class Exchange:
         if transport is None:
             raise ConnectionResetError("the client has left")
         unread = not incoming.whole
-        close = self._close or connection.must_close
+        close = self._close or (connection.ending and connection.must_close)
         if unread:
             self._drops = self._arrival is not None and not close
             close = not self._drops
@@ -375,7 +375,7 @@ class Exchange:
             varies=varies,
             head_only=incoming.method == "HEAD",
         )
-        if not connection.taken.is_set():
+        if connection.behind is not None:
             await self._flush()
         if unread and not self._drops and transport.can_write_eof():
             # The client, which is still sending, sees the answer and its end; the connection reads
@@ -384,9 +384,11 @@ class Exchange:
 
     async def _flush(self) -> None:
         connection = self._connection
-        if connection.transport is None or not connection.taken.is_set():
+        if connection.transport is None:
+            raise ConnectionResetError("the client has left")
+        while connection.behind is not None:
             idle_s = self._listener.limits.write_idle_timeout_s
-            await flushed(connection.transport, connection.taken, idle_s)
+            await flushed(connection.transport, connection.behind, idle_s)
 
 
 async def _coded(response: HttpResponse, coding: str) -> HttpResponse:

@@ -27,17 +27,15 @@ _POLL_S = 0.01
 
 
 class OpenConnection(Protocol):
-    """A connection, as its listener sees it.
-
-    Attributes:
-        draining: The next answer is the last, and says so.
-    """
-
-    draining: bool
+    """A connection, as its listener sees it."""
 
     @property
     def in_flight(self) -> int:
         """Requests received and not yet answered."""
+        ...
+
+    def wind_up(self) -> None:
+        """Let the last answer that is due say that it is."""
         ...
 
     def drain(self) -> None:
@@ -166,7 +164,7 @@ class HttpListener(ABC):
             return
         if self._server is not None and self._reuse_port:
             for connection in self.open_connections:
-                connection.draining = True
+                connection.wind_up()
             await take_last(self._server, self._connections, self._tls)
         self._close_door()
         for connection in self.open_connections:

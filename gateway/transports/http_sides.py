@@ -19,17 +19,22 @@ class Connection(Protocol):
 
     Attributes:
         transport: None once it is lost.
-        taken: Set while the kernel has all that was written.
+        behind: Set once the kernel has all that was written; None while it has.
         head_sent: The answer has begun.
         answered: Requests answered so far.
         give_up: Ends the exchange with an error, at a drain's end; None between exchanges.
     """
 
     transport: asyncio.Transport | None
-    taken: asyncio.Event
+    behind: asyncio.Event | None
     head_sent: bool
     answered: int
     give_up: Callable[[], None] | None
+
+    @property
+    def ending(self) -> bool:
+        """Whether an answer may be the last; which one is, `must_close` tells."""
+        ...
 
     @property
     def must_close(self) -> bool:

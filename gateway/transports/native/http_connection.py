@@ -92,12 +92,10 @@ class Connection(asyncio.BufferedProtocol):
         self._presence = Presence(loop, self)
         self._address: str | None = None
         self.transport: Any = None
-        self.taken = asyncio.Event()
-        self.taken.set()
+        self.behind: asyncio.Event | None = None
         self.answered = 0
         self.head_sent = False
-        self.draining = False
-        self.half_closed = False
+        self.ending = False
         self.give_up: Callable[[], None] | None = None
 
     @property
@@ -113,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def must_close(self) -> bool:
         """Whether the answer being written is the last."""
-        return (self.draining or self.half_closed) and not self._queue
+        return self.ending and not self._queue
 
     # -- asyncio's protocol
 
@@ -144,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head_timer.stop()
         self._stop_idle_timer()
         self._presence.close()
-        self.taken.set()
+        self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
         if self._task is not None:
@@ -152,11 +150,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Note that the kernel has not taken all that was written."""
-        self.taken.clear()
+        self.behind = asyncio.Event()
 
     def resume_writing(self) -> None:
         """Note that it has."""
-        self.taken.set()
+        if self.behind is not None:
+            self.behind.set()
+            self.behind = None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """Return where the next bytes go: into the body that is being read, if there is one."""
@@ -187,8 +187,10 @@ class Connection(asyncio.BufferedProtocol):
         while at < end:
             reading = self._reading
             if reading is not None:
-                at = self._read_body(reading, data, at)
-                if at < end and self._reading is reading:
+                at = reading.take(data, at)
+                if reading.whole:
+                    self._reading = None
+                elif at < end:
                     break
             elif self._queue and len(self._queue) >= self._limits.pipelined_requests:
                 break
@@ -204,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
         encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
         if not whole or encrypted:
             return False
-        self.half_closed = True
+        self.ending = True
         self._head_timer.stop()
         self._presence.watch()
         return True
@@ -252,12 +254,6 @@ class Connection(asyncio.BufferedProtocol):
         self._arrived(Incoming(head, self._door.memory, memoryview(data[at:stop])))
         return stop
 
-    def _read_body(self, reading: Coming, data: bytes, at: int) -> int:
-        at = reading.take(data, at)
-        if reading.whole:
-            self._reading = None
-        return at
-
     def _break(self, fault: HttpFault) -> None:
         """Answer *fault* in its turn, and read no more."""
         self._deaf = True
@@ -279,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
     def _head_timed_out(self) -> None:
         self._door.listener.refused(head_too_slow(self._limits).error)
         if self.in_flight:
-            self._deaf = self.draining = True  # answer what came whole, then close
+            self._deaf = self.ending = True  # answer what came whole, then close
         elif self.transport is not None:
             self.transport.abort()
 
@@ -312,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while True:
                 if not queue:
-                    if self.draining or self.half_closed or self._deaf:
+                    if self.ending or self._deaf:
                         break
                     await self._idle()
                 asked = queue.popleft()
@@ -380,9 +376,13 @@ class Connection(asyncio.BufferedProtocol):
                 asked.lease.close()
         self._queue.clear()
 
+    def wind_up(self) -> None:
+        """Let the last answer that is due say that it is."""
+        self.ending = True
+
     def drain(self) -> None:
         """Close when idle, else after the last answer that is due."""
-        self.draining = True
+        self.ending = True
         if not self.in_flight and not self._heads.begun and self.transport is not None:
             self.transport.close()
 

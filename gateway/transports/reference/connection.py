@@ -98,8 +98,7 @@ class Connection(RequestHandler):
         self._broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
         self._presence = Presence(loop, self)
-        self.taken = asyncio.Event()
-        self.taken.set()
+        self.behind: asyncio.Event | None = None
         self.answered = 0
         self.head_sent = False
         self.draining = False
@@ -116,6 +115,11 @@ class Connection(RequestHandler):
         """Version of the request that is being answered; None for no request."""
         request = self._current_request
         return None if request is None else (request.version.major, request.version.minor)
+
+    @property
+    def ending(self) -> bool:
+        """Whether an answer may be the last."""
+        return self._broken or self.draining or self.half_closed
 
     @property
     def must_close(self) -> bool:
@@ -155,12 +159,14 @@ class Connection(RequestHandler):
     def pause_writing(self) -> None:
         """Note that the kernel has not taken all that was written."""
         super().pause_writing()
-        self.taken.clear()
+        self.behind = asyncio.Event()
 
     def resume_writing(self) -> None:
         """Note that it has."""
         super().resume_writing()
-        self.taken.set()
+        if self.behind is not None:
+            self.behind.set()
+            self.behind = None
 
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""
@@ -258,9 +264,13 @@ class Connection(RequestHandler):
         if not isinstance(kw.get("exc_info"), RequestPayloadError):
             super().log_exception(*args, **kw)
 
+    def wind_up(self) -> None:
+        """Let the last answer that is due say that it is."""
+        self.draining = True
+
     def drain(self) -> None:
         """Close when idle, else after the last answer that is due."""
-        self.draining = True
+        self.wind_up()
         if not self.in_flight and not self._head_bytes and self.transport is not None:
             self.force_close()
 
