@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
 from gateway.ir.calls import Call
@@ -26,21 +26,12 @@ class Service(Protocol):
         ...
 
 
-Layer = Callable[[Service], Service]
-
 Answering = Coroutine[Any, Any, R]
 """What calling a service returns; what goes wrong is raised when it is awaited, not before.
 
 A layer without anything to do after a call returns that of the service within. One of its own
 would only await it, at the cost of a frame on every step of the way.
 """
-
-
-def stack(layers: Iterable[Layer], service: Service) -> Service:
-    """Wrap *service* in *layers*; the first layer sees the call first."""
-    for layer in reversed(list(layers)):
-        service = layer(service)
-    return service
 
 
 _NO_TASK: Final = "an alarm needs a task to wake"
@@ -124,7 +115,8 @@ class Alarm:
 
     def _ended(self, error: BaseException | None) -> bool:
         # Somebody else may have cancelled the task as well: then it is not ours to turn.
-        return self._task.uncancel() <= self._before and type(error) is asyncio.CancelledError
+        alone = self._task.uncancel() <= self._before
+        return (alone and type(error) is asyncio.CancelledError) or isinstance(error, TimeoutError)
 
 
 class DueAlarm(Alarm):
@@ -155,6 +147,17 @@ class DueAlarm(Alarm):
         """Ring no more; tell whether it was the alarm that ended the block with *error*."""
         self._wheel.leave(self, self._step)
         return self.rang and self._ended(error)
+
+
+class NoAlarm:
+    """Stands where no time is set: it never rings."""
+
+    def over(self, _error: BaseException | None) -> bool:
+        """Return False: it was not the alarm that ended the block."""
+        return False
+
+
+NO_ALARM: Final = NoAlarm()
 
 
 class Dispatch:

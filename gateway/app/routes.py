@@ -1,7 +1,8 @@
 """Routes of the configuration -> services, in the fixed order of layers.
 
-From the outside in: observe and router (`listeners`), limit, timeout, retry, balance, and for each
-target rename and the upstream or model, which has its own forward and complete.
+From the outside in: observe and router (`listeners`), guard (a place, a deadline, a second
+attempt), balance, and for each target rename and the upstream or model, which has its own forward
+and complete.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from functools import partial
 
 from gateway.app.rules import RuledRoute, target_name
 from gateway.config.models import Config, PoliciesConfig, RouteConfig, TargetConfig
-from gateway.policies.limit import Limit
+from gateway.policies.guard import Guard
+from gateway.policies.limit import Places
 from gateway.policies.rename import Rename
-from gateway.policies.retry import Retry
-from gateway.policies.timeout import Timeout
+from gateway.policies.retry import Retries
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.discover import Discover
 from gateway.routing.router import Route
-from gateway.service import Layer, Service, stack
+from gateway.service import Service
 
 Ready = Callable[[], bool]
 
@@ -72,29 +73,31 @@ def build_route(
     else:
         inner = Discover({name: place.service for name, place in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    layers = _layers(ruled.name, ruled.config, config.policies)
-    return BuiltRoute(ruled, stack(layers, inner), ready)
+    return BuiltRoute(ruled, _guarded(inner, ruled.name, ruled.config, config.policies), ready)
 
 
 def _any_ready(places: tuple[Place, ...]) -> bool:
     return any(place.ready() for place in places)
 
 
-def _layers(name: str, route: RouteConfig | None, policies: PoliciesConfig) -> list[Layer]:
+def _guarded(
+    inner: Service, name: str, route: RouteConfig | None, policies: PoliciesConfig
+) -> Guard:
     in_flight, timeout, retry = policies.in_flight, policies.timeout, policies.retry
     if route is not None:
         in_flight = route.in_flight or in_flight
         timeout = timeout if route.timeout is None else route.timeout
         retry = route.retry or retry
-    layers: list[Layer] = [
-        lambda inner: Limit(
-            inner, name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait
-        ),
-        lambda inner: Timeout(inner, timeout, stream_idle_s=policies.stream_idle),
-    ]
+    retries = None
     if retry is not None and retry.budget > 0:
-        layers.append(lambda inner: Retry(inner, ratio=retry.budget, least=retry.min_retries))
-    return layers
+        retries = Retries(ratio=retry.budget, least=retry.min_retries)
+    return Guard(
+        inner,
+        timeout,
+        stream_idle_s=policies.stream_idle,
+        places=Places(name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait),
+        retries=retries,
+    )
 
 
 def _place(

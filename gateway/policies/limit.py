@@ -4,72 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any
 
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest
+from gateway.ir.calls import Call
 from gateway.ir.errors import Overloaded
-from gateway.ir.streams import watch
-from gateway.service import Service
 from gateway.telemetry.taken import note_queued
 
-R = TypeVar("R")
 
+class Places:
+    """The inferences that a route may have in flight and waiting: first come, first served.
 
-class Limit:
-    """Refuse inferences beyond what a route may have in flight and waiting.
-
-    First come, first served. A stream holds its place until it ends. Questions about health and
-    metadata pass: they are cheap, and who asks them must not be told lies by a busy route.
+    On the path of every call, so a free place is taken without a call: one is taken off `free`.
 
     Args:
-        inner: Answers.
         name: Of the route, for errors.
         in_flight: Inferences at a time.
         queue: Inferences that may wait; 0 refuses at once.
         wait_s: How long one may wait.
+
+    Attributes:
+        free: Places that can be had at once.
     """
 
-    def __init__(
-        self, inner: Service, name: str, *, in_flight: int, queue: int = 256, wait_s: float = 0.1
-    ) -> None:
+    def __init__(self, name: str, *, in_flight: int, queue: int = 256, wait_s: float = 0.1) -> None:
         if in_flight < 1:
             raise ValueError(f"route {name!r}: in_flight is {in_flight}, at least 1 is needed")
-        self._inner = inner
         self._name = name
-        self._free = in_flight
+        self.free = in_flight
         self._in_flight = in_flight
         self._queue = queue
         self._wait_s = wait_s
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def __call__(self, call: Call[R], /) -> R:
-        """Answer once there is a place.
+    async def wait(self, call: Call[Any]) -> None:
+        """Wait for a place among those in flight, and take it.
 
         Raises:
             Overloaded: The queue is full, or no place came free in time.
         """
-        is_stream = type(call) is StreamInferRequest
-        if not is_stream and type(call) is not InferRequest:
-            return await self._inner(call)
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(call)
-        try:
-            reply = await self._inner(call)
-        except BaseException:
-            self._leave()
-            raise
-        if is_stream:
-            return watch(call, reply, self._ended)
-        if self._waiting:
-            self._leave()
-        else:
-            self._free += 1
-        return reply
-
-    async def _wait(self, call: Call[Any]) -> None:
-        """Wait for a place among those in flight."""
         if len(self._waiting) >= self._queue:
             raise Overloaded(
                 f"route {self._name!r} has {self._in_flight} inferences in flight and "
@@ -87,8 +59,8 @@ class Limit:
             note_queued(loop.time() - begun)
         except BaseException as error:
             if place.done() and not place.cancelled():
-                self._leave()  # it was given a place and left in the same moment
-            elif place in self._waiting:  # else `_leave` has met it and passed over it
+                self.leave()  # it was given a place and left in the same moment
+            elif place in self._waiting:  # else `leave` has met it and passed over it
                 self._waiting.remove(place)
             if isinstance(error, TimeoutError):
                 raise Overloaded(
@@ -99,14 +71,15 @@ class Limit:
                 ) from None
             raise
 
-    def _ended(self, _error: BaseException | None) -> None:
-        self._leave()
+    def ended(self, _error: BaseException | None) -> None:
+        """Take a stream's place back at its end."""
+        self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Give the place to the first who still waits."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
                 place.set_result(None)
                 return
-        self._free += 1
+        self.free += 1

@@ -10,15 +10,14 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest, sequence_of
+from gateway.ir.calls import Call, InferResponse, sequence_of
 from gateway.ir.errors import NotSent
 from gateway.ir.landing import arriving_in
-from gateway.ir.streams import close_stream, map_stream, watch
+from gateway.ir.streams import close_stream
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -28,24 +27,25 @@ R = TypeVar("R")
 _SHORTEST_S, _LONGEST_S = 0.025, 0.25
 
 
-class Retry:
-    """Ask a second time when the first attempt was never sent.
+class Retries:
+    """When a call is made a second time: when the first attempt was never sent.
 
     Not inside a sequence, not after the first answer of a stream, not past the deadline, and not
     when so many retries are under way that they would feed an outage.
 
     Args:
-        inner: Answers; may choose another endpoint for the second attempt.
         ratio: Most retries at a time, as a share of the calls in flight.
         least: So many are allowed however few calls are in flight.
         draw: Random numbers from 0 up to 1, for the pause.
         sleep: Waits.
         clock: Monotonic seconds, that of deadlines.
+
+    Attributes:
+        active: Calls in flight; who makes them counts them here.
     """
 
     def __init__(
         self,
-        inner: Service,
         *,
         ratio: float = 0.2,
         least: int = 3,
@@ -53,48 +53,29 @@ class Retry:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inner = inner
+        self.active = 0
         self._ratio = ratio
         self._least = least
         self._draw = draw
         self._sleep = sleep
         self._clock = clock
-        self._active = 0
         self._retrying = 0
 
-    async def __call__(self, call: Call[R], /) -> R:
-        """Answer, at the second attempt if need be."""
-        is_stream = type(call) is StreamInferRequest
-        self._active += 1
-        try:
-            try:
-                reply = await self._inner(call)
-            except NotSent as error:
-                reply = await self._again(call, error)
-            else:
-                if is_stream:
-                    # It may be open without having been sent: its first answer tells.
-                    again = partial(self._again, call)
-                    reply = map_stream(call, reply, lambda items: _Fresh(items, again))
-        except BaseException:
-            self._active -= 1
-            raise
-        if is_stream:
-            return watch(call, reply, self._ended)
-        self._active -= 1
-        return reply
-
-    async def _again(self, call: Call[R], error: NotSent) -> R:
-        """Ask a second time after a pause, or raise *error*."""
+    async def again(self, inner: Service, call: Call[R], error: NotSent) -> R:
+        """Ask *inner* a second time after a pause, or raise *error*."""
         pause_s = self._pause(call, error)
         if pause_s is None:
             raise error
         self._retrying += 1
         try:
             await self._sleep(pause_s)
-            return await self._inner(call)
+            return await inner(call)
         finally:
             self._retrying -= 1
+
+    def ended(self, _error: BaseException | None) -> None:
+        """Count a stream that ended."""
+        self.active -= 1
 
     def _pause(self, call: Call[Any], error: NotSent) -> float | None:
         """Return how long to wait before a second attempt, None for no second attempt."""
@@ -103,7 +84,7 @@ class Retry:
         arriving = arriving_in(call)
         if arriving is not None and arriving.begun:
             return None  # what was passed on while it came is gone
-        if self._retrying >= max(self._least, int(self._ratio * self._active)):
+        if self._retrying >= max(self._least, int(self._ratio * self.active)):
             return None
         pause_s = _SHORTEST_S + (_LONGEST_S - _SHORTEST_S) * self._draw()
         deadline = call.context.deadline
@@ -112,11 +93,8 @@ class Retry:
         log.debug("retry", model=str(call.model), pause_s=pause_s, error=error.message)
         return pause_s
 
-    def _ended(self, _error: BaseException | None) -> None:
-        self._active -= 1
 
-
-class _Fresh:
+class Fresh:
     """A stream that is opened again, once, when it fails unsent before its first answer."""
 
     def __init__(
@@ -142,4 +120,5 @@ class _Fresh:
         return await anext(self._items)
 
     async def aclose(self) -> None:
+        """Close the stream, whichever it is now."""
         await close_stream(self._items)

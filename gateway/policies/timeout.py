@@ -3,113 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from gateway.ir.arriving import Arriving
-from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest, inference_of
+from gateway.ir.calls import Call, InferResponse
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.landing import arriving_in
-from gateway.ir.streams import close_stream, map_stream
-from gateway.service import Alarm, DueAlarm, Service
-from gateway.wheel import Wheel
-
-R = TypeVar("R")
+from gateway.ir.streams import close_stream
+from gateway.service import Alarm
 
 
-class Timeout:
-    """Give up on a call at its deadline, and cancel what was doing it.
-
-    The deadline is the earliest of the caller's, the route's, and the queue timeout that the
-    request itself carries. It is passed on, so that upstreams know. Of a stream the route's time is
-    that until the first answer, and a time of its own holds for each wait after that: how many
-    answers there are nobody can know. What the caller set holds for all of it. While the bytes of a
-    call are still arriving, the route's time begins anew with each that moves: how long a client
-    sends is not the target's doing.
-
-    Args:
-        inner: Answers.
-        timeout_s: The route's own; None sets none.
-        stream_idle_s: Longest wait for a further answer of a stream; None sets none.
-        clock: Monotonic seconds; that of `Context.deadline`.
-    """
-
-    def __init__(
-        self,
-        inner: Service,
-        timeout_s: float | None,
-        *,
-        stream_idle_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._inner = inner
-        self._timeout_s = timeout_s
-        self._stream_idle_s = stream_idle_s
-        self._clock = clock
-        self._wheel = Wheel(clock)
-
-    async def __call__(self, call: Call[R], /) -> R:
-        """Answer within the deadline.
-
-        Raises:
-            DeadlineExceeded: It passed; or it had passed before, and nothing was asked.
-        """
-        now = self._clock()
-        asked = call.context.deadline
-        request = call if type(call) is InferRequest else inference_of(call)
-        if request is not None and request.timeout_us is not None:
-            queued = now + request.timeout_us / 1e6
-            asked = queued if asked is None or queued < asked else asked
-        deadline = asked
-        if self._timeout_s is not None:
-            own = now + self._timeout_s
-            deadline = own if asked is None or own < asked else asked
-        is_stream = type(call) is StreamInferRequest
-        if deadline is None:
-            reply = await self._inner(call)
-            return self._watched(call, reply, None, None) if is_stream else reply
-        if deadline <= now:
-            raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
-        arriving = arriving_in(call)
-        # What an upstream is told of a stream ends all of it.
-        told = asked if is_stream or arriving is not None else deadline
-        if told != call.context.deadline:
-            call = call.until(told)
-        alarm: Alarm
-        if arriving is None:
-            alarm = DueAlarm(self._wheel, deadline)
-        else:
-            alarm = _Patient(deadline - now, partial(self._left, arriving, now, asked)).__enter__()
-        try:
-            reply = await self._inner(call)
-        except BaseException as error:
-            if alarm.over(error) or (alarm.rang and isinstance(error, TimeoutError)):
-                raise _exceeded(call) from None
-            raise
-        alarm.over(None)
-        return self._watched(call, reply, asked, deadline) if is_stream else reply
-
-    def _left(self, arriving: Arriving, began: float, asked: float | None) -> float:
-        """Return how long to wait for a call whose bytes are arriving."""
-        until = math.inf if asked is None else asked
-        if self._timeout_s is not None:
-            until = min(until, max(began, arriving.moved) + self._timeout_s)
-        return until - self._clock()
-
-    def _watched(self, call: Call[R], reply: R, whole: float | None, first: float | None) -> R:
-        """Return *reply*, which is a stream, with its waits watched."""
-        idle_s = self._stream_idle_s
-        if first is None and idle_s is None:
-            return reply
-        times = _Times(whole, first, idle_s, self._clock)
-        return map_stream(call, reply, lambda items: _Timed(call, items, times))
-
-
-class _Patient(Alarm):
+class PatientAlarm(Alarm):
     """An alarm that asks, when it would ring, whether it is time.
 
     Args:
@@ -133,7 +37,7 @@ class _Patient(Alarm):
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class Times:
     """When a stream is given up.
 
     Attributes:
@@ -158,10 +62,10 @@ class _Times:
         return None if until is None else until - now
 
 
-class _Timed:
+class Timed:
     """Passes a stream on until one of its times is over."""
 
-    def __init__(self, call: Call[Any], items: AsyncIterator[InferResponse], times: _Times) -> None:
+    def __init__(self, call: Call[Any], items: AsyncIterator[InferResponse], times: Times) -> None:
         self._call = call
         self._items = items
         self._times = times
@@ -184,15 +88,17 @@ class _Timed:
             if not alarm.rang:
                 raise
             await close_stream(self._items)
-            raise _exceeded(self._call, further=not self._first) from None
+            raise exceeded(self._call, further=not self._first) from None
         self._first = False
         return item
 
     async def aclose(self) -> None:
+        """Close the stream beneath."""
         await close_stream(self._items)
 
 
-def _exceeded(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
+def exceeded(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
+    """Return what is raised when the time of *call* is over, or of a *further* answer to it."""
     about = "the gateway" if call.model is None else f"model {str(call.model)!r}"
     answer = "further answer" if further else "answer"
     return DeadlineExceeded(f"no {answer} from {about} before the deadline", model=call.model)

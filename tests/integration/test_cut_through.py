@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.policies.retry import Retry
-from gateway.policies.timeout import Timeout
+from gateway.policies.guard import Guard
+from gateway.policies.retry import Retries
 from gateway.schema import open_inference_pb2 as pb
+from gateway.service import Service
 from gateway.transports.base import ClientLimits
 from gateway.transports.native.http_client import HttpClient
 from gateway.wire.http import HttpRequest
 from tests.integration.cut_kit import MIB, Far, FarGrpc, answer_of, grpc_near, near, request
 from tests.integration.http_kit import eventually
+
+
+def retried(inner: Service) -> Guard:
+    return Guard(inner, retries=Retries())
 
 
 async def test_bytes_pass_unchanged() -> None:
@@ -167,7 +172,7 @@ async def test_an_upstream_that_breaks_off_is_an_error_of_this_request() -> None
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with near(lambda: HttpClient(url, ClientLimits()), layer=Retry) as gateway:
+    async with near(lambda: HttpClient(url, ClientLimits()), layer=retried) as gateway:
         raw = await gateway.connect()
         head, body = request(("a", "UINT8", os.urandom(4 * MIB)))
         await raw.send(head + body)
@@ -198,7 +203,7 @@ async def test_what_was_not_passed_on_yet_is_tried_again() -> None:
                 pass
 
         last = clients[1]
-        async with near(Second, layer=Retry) as gateway:
+        async with near(Second, layer=retried) as gateway:
             raw = await gateway.connect()
             head, body = request(("a", "UINT8", os.urandom(MIB)))
             await raw.send(head + body)
@@ -214,7 +219,7 @@ async def test_a_deadline_ends_both_sides() -> None:
     async with (
         Far() as far,
         near(
-            lambda: HttpClient(far.url, ClientLimits()), layer=lambda inner: Timeout(inner, 0.2)
+            lambda: HttpClient(far.url, ClientLimits()), layer=lambda inner: Guard(inner, 0.2)
         ) as gateway,
     ):
         raw = await gateway.connect()

@@ -1,33 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from gateway.ir.calls import Call, ServerLiveRequest, ServerReadyRequest
+from gateway.ir.calls import ServerLiveRequest, ServerReadyRequest
 from gateway.ir.errors import Unsupported
-from gateway.service import Alarm, Aside, Dispatch, Service, past, stack
+from gateway.service import Alarm, Aside, Dispatch, past
 from tests.fakes import ScriptedService
-
-
-def noting(name: str, notes: list[str]) -> Any:
-    def layer(inner: Service) -> Service:
-        async def service(call: Call[Any], /) -> Any:
-            notes.append(name)
-            return await inner(call)
-
-        return service
-
-    return layer
-
-
-async def test_the_first_layer_sees_the_call_first() -> None:
-    """Layers are called in the order they are listed."""
-    notes: list[str] = []
-    service = stack([noting("a", notes), noting("b", notes)], ScriptedService(True))
-    assert await service(ServerLiveRequest()) is True
-    assert ["a", "b"] == notes
 
 
 class Ready(Aside):

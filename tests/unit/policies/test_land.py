@@ -10,8 +10,9 @@ from gateway.ir.data import ArrivingData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotSent
 from gateway.ir.tensor import arriving_tensor
+from gateway.policies.guard import Guard
 from gateway.policies.land import Land
-from gateway.policies.retry import Retry
+from gateway.policies.retry import Retries
 from tests.fakes import FakeArriving, FakeClock, ScriptedService
 
 MODEL = ModelRef("m")
@@ -46,7 +47,7 @@ async def test_what_was_not_passed_on_is_repeated() -> None:
     """A call that was never sent is sent again while none of its bytes have gone."""
     clock = FakeClock()
     inner = ScriptedService(NotSent("not now"), REPLY)
-    retry = Retry(inner, sleep=clock.sleep, clock=clock)
+    retry = Guard(inner, retries=Retries(sleep=clock.sleep, clock=clock))
     assert REPLY is await retry(waiting(FakeArriving(b"xyz", 1)))
     assert 2 == len(inner.calls)
 
@@ -58,5 +59,5 @@ async def test_nothing_is_repeated_that_was_passed_on() -> None:
     source.begun = True
     inner = ScriptedService(NotSent("not now"), REPLY)
     with pytest.raises(NotSent):
-        await Retry(inner, sleep=clock.sleep, clock=clock)(waiting(source))
+        await Guard(inner, retries=Retries(sleep=clock.sleep, clock=clock))(waiting(source))
     assert 1 == len(inner.calls)

@@ -1,4 +1,4 @@
-"""Retry: once more, and only for what was never sent."""
+"""Retries: once more, and only for what was never sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Sequence
 from gateway.ir.errors import GatewayError, NotSent, Overloaded, Unavailable
 from gateway.ir.streams import close_stream
-from gateway.policies.retry import Retry, _Fresh
+from gateway.policies.guard import Guard
+from gateway.policies.retry import Fresh, Retries
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -20,9 +21,10 @@ REPLY = InferResponse(model=M, outputs=())
 UNSENT = NotSent("refused")
 
 
-def retrying(service: ScriptedService, draw: float = 0.0) -> tuple[Retry, FakeClock]:
+def retrying(service: ScriptedService, draw: float = 0.0) -> tuple[Guard, FakeClock]:
     clock = FakeClock()
-    return Retry(service, draw=lambda: draw, sleep=clock.sleep, clock=clock), clock
+    retries = Retries(draw=lambda: draw, sleep=clock.sleep, clock=clock)
+    return Guard(service, retries=retries, clock=clock), clock
 
 
 @pytest.mark.parametrize(("draw", "pause_s"), [(0.0, 0.025), (0.5, 0.1375), (1.0, 0.25)])
@@ -85,7 +87,7 @@ async def test_retries_at_a_time_are_few(calls: int, retries: int) -> None:
     async def sleep(_seconds: float) -> None:
         await asleep.wait()
 
-    retry = Retry(service, sleep=sleep)
+    retry = Guard(service, retries=Retries(sleep=sleep))
     tasks = [asyncio.ensure_future(retry(CALL)) for _ in range(calls)]
     await settle()
     for future in service.waiting:
@@ -97,7 +99,7 @@ async def test_retries_at_a_time_are_few(calls: int, retries: int) -> None:
         future.set_result(REPLY)
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert (retries, calls - retries) == (found.count(REPLY), found.count(UNSENT))
-    assert (0, 0) == (retry._active, retry._retrying)
+    assert (0, 0) == (retry._retries.active, retry._retries._retrying)
 
 
 async def test_stream_that_fails_unsent_is_opened_again() -> None:
@@ -106,7 +108,7 @@ async def test_stream_that_fails_unsent_is_opened_again() -> None:
     retry, clock = retrying(service)
     items = await retry(STREAM)
     assert [REPLY, REPLY] == [item async for item in items]
-    assert ([0.025], 0) == (clock.sleeps, retry._active)
+    assert ([0.025], 0) == (clock.sleeps, retry._retries.active)
 
 
 async def test_stream_that_cannot_be_opened_is_opened_again_once() -> None:
@@ -133,9 +135,9 @@ async def test_closing_reaches_the_stream_beneath() -> None:
     stream = FakeStream([REPLY])
     retry, _ = retrying(ScriptedService(stream))
     items = await retry(STREAM)
-    assert (REPLY, 1) == (await anext(items), retry._active)
+    assert (REPLY, 1) == (await anext(items), retry._retries.active)
     await close_stream(items)
-    assert (1, 0) == (stream.closed, retry._active)
+    assert (1, 0) == (stream.closed, retry._retries.active)
 
 
 async def test_empty_stream_is_complete() -> None:
@@ -150,4 +152,4 @@ async def test_fresh_stream_can_be_iterated_by_itself() -> None:
     async def never(error: NotSent) -> None:
         raise AssertionError from error
 
-    assert [REPLY] == [item async for item in _Fresh(FakeStream([REPLY]), never)]
+    assert [REPLY] == [item async for item in Fresh(FakeStream([REPLY]), never)]
