@@ -12,9 +12,6 @@ NAME: Final = "oip.grpc"
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def context_of(wire: GrpcRequest, form: object = None, request_id: str = "") -> Context:
-    """Return what travels beside a client's message; *form* is noted for the answer.
-
-    Where the client gave no id, it is *request_id*.
-    """
-    return grpc_context(wire, NAME, NEEDS, form, request_id)
+def context_of(wire: GrpcRequest) -> Context:
+    """Return what travels beside a client's message."""
+    return grpc_context(wire, NAME, NEEDS)

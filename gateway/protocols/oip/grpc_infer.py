@@ -17,7 +17,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.protocols.oip.grpc_context import NAME, context_of
+from gateway.protocols.oip.grpc_context import NAME, NEEDS
 from gateway.protocols.oip.grpc_dialects import GrpcDialect, check_infer, check_version
 from gateway.protocols.oip.grpc_stream import FINAL, STREAM, StreamForm, said_final
 from gateway.protocols.oip.messages import named_model
@@ -30,6 +30,7 @@ from gateway.protocols.oip.parameters import (
 from gateway.protocols.oip.proto import NOWHERE, InferReader
 from gateway.protocols.oip.shared import placed
 from gateway.protocols.oip.write import RAW_INPUTS, RAW_OUTPUTS, InferWriter, PlainWriter
+from gateway.wire.beside import grpc_context
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer
 
@@ -51,7 +52,7 @@ class Inferences:
         self._dialect = dialect
         self._reader = InferReader(limits)
         self._plain_replies = PlainWriter(RAW_OUTPUTS)
-        # None where something is to be said of each request, or checked of its model.
+        # None where each request needs an id, or its model a look.
         self._plain_calls: PlainWriter | None = None
         if dialect.versions and not dialect.needs_id:
             self._plain_calls = PlainWriter(RAW_INPUTS, None if dialect.bf16 else Datatype.BF16)
@@ -73,7 +74,7 @@ class Inferences:
             outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
         return InferRequest(
             model=message.model,
-            context=context_of(wire, form, spare_id),
+            context=grpc_context(wire, NAME, NEEDS, form, spare_id),
             inputs=inputs,
             outputs=outputs,
             id=request_id,

@@ -2,7 +2,9 @@
 
 Here lives the writing of ModelInferRequest and ModelInferResponse: one small head, and the raw
 data of large tensors behind it as they are, never joined.  Data go out raw always, as Triton and
-tritonclient do it: it is the only form that has every datatype.  Not here: reading (proto.py).
+tritonclient do it: it is the only form that has every datatype.  `InferWriter` writes all there is,
+`PlainWriter` what most messages hold, from memory and in half the time.  Not here: reading
+(proto.py).
 
 Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6 and 8.
 """
@@ -140,10 +142,9 @@ class InferWriter:
 
 
 _Settled = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
-"""What follows from a tensor's description: its field, the head of its raw contents, their size and
+"""A tensor's field, the head of its raw contents, their size, and the dtype of an array of it."""
 
-an array's dtype; a size of -1 where there is more to look at.
-"""
+# Of a tensor of which there is more to look at: no data have this size.
 _NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
 
 
@@ -218,9 +219,8 @@ class PlainWriter:
         return True
 
     def _settled(self, name: str, datatype: Datatype | None, shape: Shape | None) -> _Settled:
-        if datatype is None or shape is None or datatype is self._unknown:
-            return _NOT_HERE
-        if datatype is Datatype.BYTES:
+        """Return what follows from a description alone."""
+        if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
             return _NOT_HERE
         size = datatype.size_bytes * math.prod(shape)
         field = _tensor(name, datatype, shape)
