@@ -26,7 +26,7 @@ from gateway.wire.http import size_of
 
 # By a name of our own: to look a member up in its Enum costs as much as a call does.
 _DEADLINE_EXCEEDED: Final = GrpcStatus.DEADLINE_EXCEEDED
-# The deadline is sent rounded down, and both ends keep it.
+# The deadline is sent rounded down, and both ends keep it; loops have clocks of their own.
 _CLOCK_SLACK_S: Final = 0.02
 
 
@@ -139,7 +139,7 @@ class GrpcClient:
 
     def _check_time(self, deadline: float | None) -> None:
         """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""
-        if deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S:
+        if _is_over(deadline):
             raise DeadlineExceeded(f"no answer from {self._target} in time")
 
     async def _place(self, now: float, deadline: float | None) -> float:
@@ -147,7 +147,7 @@ class GrpcClient:
         try:
             await self._slots.acquire(None if deadline is None else deadline - now)
         except Overloaded as error:
-            if self._closed or (deadline is not None and deadline <= monotonic()):
+            if self._closed or _is_over(deadline):
                 raise self._not_asked() from None
             raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
         return monotonic()
@@ -157,3 +157,8 @@ class GrpcClient:
         if self._closed:
             return NotSent(f"the client of {self._target} is closed")
         return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
+
+
+def _is_over(deadline: float | None) -> bool:
+    """Return whether *deadline* is past, as near as clocks are."""
+    return deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
