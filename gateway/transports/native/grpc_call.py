@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from functools import cached_property
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -23,8 +21,8 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.transports.base import Budget, GrpcFrontend, ServerLimits, refuse, session
-from gateway.transports.grpc_admission import Admission, Gate
+from gateway.transports.base import refuse, session
+from gateway.transports.grpc_admission import Gate
 from gateway.transports.native import http2_frames as h2
 from gateway.transports.native.grpc_heads import (
     RESPONSE_HEAD,
@@ -36,40 +34,18 @@ from gateway.transports.native.grpc_heads import (
 )
 from gateway.transports.native.grpc_incoming import Incoming, Line
 from gateway.transports.native.grpc_messages import PREFIX_BYTES, Message, framed, whole_message
+from gateway.transports.native.grpc_method import Method
 from gateway.transports.native.grpc_plain import plain
 from gateway.transports.native.http2_streams import Stream
-from gateway.wheel import Wheel
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of
 
 log = structlog.get_logger(__name__)
 
-# By names of our own: to look a member up in its Enum costs as much as a call does.
+# By a name of our own: to look a member up in its Enum costs as much as a call does.
 _OK: Final = GrpcStatus.OK
-_UNARY, _BIDIRECTIONAL = MethodKind.UNARY, MethodKind.BIDIRECTIONAL
 # The frontend ends the call at its deadline, in its own words; this is for one that does not.
 _GRACE_S: Final = 0.01
-
-
-@dataclass(frozen=True)
-class Method:
-    """How calls of one path are answered.
-
-    Attributes:
-        single: Gives the one answer, or a generator of answers: the frontend's `ask`, if it has it.
-    """
-
-    path: str
-    kind: MethodKind
-    frontend: GrpcFrontend
-    admission: Admission
-    budget: Budget
-    limits: ServerLimits
-    wheel: Wheel
-
-    @cached_property
-    def single(self) -> Any:  # noqa: D102  # above
-        return getattr(self.frontend, "ask", None)
 
 
 class Call:
@@ -117,30 +93,38 @@ class Call:
             self._deadline = self._began + head.timeout_s
 
     def begin(self) -> None:
-        """Take the call up."""
-        if self._deadline is not None:
-            if self._deadline <= self._began:
-                self.ring()
-                return
-            self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
-        if self._method.kind is _BIDIRECTIONAL:
+        """Take the call up, of which the head has come."""
+        if (self._deadline is None or self._is_in_time()) and self._method.bidirectional:
             self._start(None)
 
-    # -- what the connection tells
-
     def whole(self, view: memoryview) -> None:
-        """Take all of the request."""
+        """Take the call up, all of which has come."""
+        if self._deadline is not None and not self._is_in_time():
+            return
         method = self._method
         message = whole_message(view, method.limits.message_bytes)
-        if message is not None and method.kind is _UNARY:
-            self.task = self._line.loop.create_task(self._unary(Message(message)))
-        else:
-            self.data(view, end=True)
+        if message is not None and method.unary:
+            self._start(Message(message))
+            return
+        if method.bidirectional:
+            self._start(None)
+        self.data(view, end=True)
+
+    def _is_in_time(self) -> bool:
+        """Watch the client's deadline; False when it is past, and the call over."""
+        assert self._deadline is not None  # noqa: S101  # the caller looked
+        if self._deadline <= self._began:
+            self.ring()
+            return False
+        self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
+        return True
+
+    # -- what the connection tells
 
     def data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the request."""
         method = self._method
-        one = method.kind is not _BIDIRECTIONAL
+        one = not method.bidirectional
         if one and self.task is not None:
             return  # the one message was there: nobody reads what follows
         if one and self._incoming is None:
@@ -211,10 +195,13 @@ class Call:
         return incoming
 
     def _start(self, message: Message | None) -> None:
-        if message is None or self._method.kind is not _UNARY:
-            self.task = self._line.loop.create_task(self._streaming(message))
+        method = self._method
+        if message is not None and method.unary:
+            answering = self._unary(message)
         else:
-            self.task = self._line.loop.create_task(self._unary(message))
+            answering = self._streaming(message)
+        # Not the loop's `create_task`: it takes longer, and so does making up a name.
+        self.task = asyncio.Task(answering, loop=self._line.loop, name=method.path)
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
         """Give the messages of a bidirectional stream as they come."""
@@ -250,8 +237,7 @@ class Call:
                 await admission.enter(size, held)
             try:
                 request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
-                single = method.single
-                found = method.frontend(request) if single is None else await single(request)
+                found = await method.ask(request)
                 if not isinstance(found, GrpcResponse):
                     found = await self._first(found)
                 answer_bytes = size_of(found.message)

@@ -13,8 +13,9 @@ from gateway.transports.admission import ConnectionCount
 from gateway.transports.base import ServerLimits
 from gateway.transports.doors import address_of, too_many
 from gateway.transports.native import http2_frames as h2
-from gateway.transports.native.grpc_call import Call, Method
+from gateway.transports.native.grpc_call import Call
 from gateway.transports.native.grpc_heads import RequestHead, only_block, read_request_head
+from gateway.transports.native.grpc_method import Method
 from gateway.transports.native.h2_protocol import H2Protocol
 from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_frames import H2Fault
@@ -131,9 +132,7 @@ class ServerConnection(H2Protocol):
             self.core.refuse(stream, h2.PROTOCOL_ERROR)
         else:
             call = stream.owner = Call(self, stream, head, method)
-            call.begin()
-            if stream.owner is not None:
-                call.whole(view)
+            call.whole(view)
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of it."""

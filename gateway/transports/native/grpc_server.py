@@ -22,8 +22,8 @@ from gateway.transports.base import Budget, GrpcMount, ServerLimits
 from gateway.transports.grpc_address import bound_address, host_and_port, require_free
 from gateway.transports.grpc_admission import Admission
 from gateway.transports.last_comers import take_last
-from gateway.transports.native.grpc_call import Method
 from gateway.transports.native.grpc_connection import ServerConnection
+from gateway.transports.native.grpc_method import Method
 from gateway.transports.unix_socket import PREFIX, UnixSocket
 from gateway.wheel import Wheel
 
