@@ -219,9 +219,12 @@ class Backend(Dispatch, abc.ABC):
         Raises:
             GatewayError: Always.
         """
-        if isinstance(error, GatewayError):
-            raise error
-        raise self._fault(error) from error
+        try:
+            if isinstance(error, GatewayError):
+                raise error
+            raise self._fault(error) from error
+        finally:
+            del error  # its traceback holds this frame from now on
 
     def _guard(self, function: Callable[[], T]) -> T:
         try:

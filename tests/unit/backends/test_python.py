@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -20,7 +22,7 @@ from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, 
 from gateway.ir.context import ModelRef
 from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import NotReady, Unsupported, UpstreamError
+from gateway.ir.errors import GatewayError, InvalidRequest, NotReady, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import array_tensor
@@ -248,6 +250,26 @@ async def test_model_must_return_a_dict(source: Callable[..., Any]) -> None:
     model = await started(source)
     with pytest.raises(UpstreamError, match=r"TypeError: the model returned .*, needed is a dict"):
         await model(call(1))
+    await model.stop()
+
+
+async def refusing(_inputs: Arrays) -> Arrays:
+    raise InvalidRequest("not today")
+
+
+@pytest.mark.parametrize("source", ["refusing", "failing"])
+async def test_an_error_was_left_to_the_garbage_collector(source: str) -> None:
+    """What a model raises is gone with whoever was told: it holds the request's tensors."""
+    model = await started({"refusing": refusing, "failing": failing}[source])
+    gc.disable()
+    try:
+        try:
+            await model(call(1))
+        except GatewayError as error:
+            left = weakref.ref(error)
+        assert left() is None
+    finally:
+        gc.enable()
     await model.stop()
 
 
