@@ -5,10 +5,12 @@ Values that hold one another stay until it looks, and with them the bodies of re
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +18,13 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.config.load import load_text
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    TooLarge,
+    Unavailable,
+    UpstreamProtocolError,
+)
 from gateway.transports.base import ClientLimits
 from gateway.transports.native.grpc_client import GrpcClient
 from gateway.transports.native.http_client import HttpClient
@@ -79,6 +88,17 @@ def ours(found: object) -> str:
     return kind.__qualname__ if kind.__module__.startswith("gateway.") else ""
 
 
+def uncollected() -> list[str]:
+    """Return which of the gateway's own objects wait for the collector; it takes them."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return [name for name in map(ours, gc.garbage) if name]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
 @pytest.mark.parametrize("ask", [good, bad])
 @pytest.mark.parametrize("way", ["model", "oip+http", "oip+grpc"])
 async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
@@ -100,10 +120,51 @@ async def test_calls_leave_no_garbage(way: str, ask: Ask) -> None:
             stack.push_async_callback(grpc.close)
             await ask(http, grpc)
             await settle()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            gc.collect()
-            assert [] == [name for name in map(ours, gc.garbage) if name]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
+        assert [] == uncollected()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (b"", Unavailable),
+        (b"HTTP/1.1 200 OK\r\n", Unavailable),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", Unavailable),
+        (b"SSH-2.0\r\n\r\n", UpstreamProtocolError),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 200 + b"\r\n", UpstreamProtocolError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", TooLarge),
+        (None, DeadlineExceeded),
+    ],
+)
+async def test_failed_questions_leave_no_garbage(
+    said: bytes | None, kind: type[GatewayError]
+) -> None:
+    """An upstream that gives no answer leaves no cycle behind, whatever it does instead."""
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", said):
+                await reader.readuntil(b"\r\n\r\n")
+                if answer is None:
+                    await left.wait()
+                else:
+                    writer.write(answer)
+
+    async with AsyncExitStack() as stack:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        stack.callback(server.close)
+        stack.callback(left.set)
+        client = HttpClient(
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", ClientLimits()
+        )
+        stack.push_async_callback(client.close)
+        asked = HttpRequest("POST", "/")
+        gc.collect()
+        gc.disable()
+        stack.callback(gc.enable)
+        assert (await client.send(asked, deadline=None)).status == 200
+        with pytest.raises(kind) as caught:
+            await client.send(asked, deadline=time.monotonic() + (0.05 if said is None else 20))
+        del caught
+        await settle()
+        assert [] == uncollected()

@@ -190,6 +190,10 @@ class Answer:
         self._left -= size
         self.done = not self._left
 
+    def close(self) -> None:
+        """Read no more of it: the parser, which holds it, is let go of."""
+        self._parser = None
+
     # -- the head
 
     def _feed_known(self, data: bytes) -> int:

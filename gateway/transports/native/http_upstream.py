@@ -215,7 +215,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         answer, self.answer = self.answer, None
         self._waiter = self.failure = None  # an error holds who waited, and so this
         self.since = monotonic()
-        keeps = not self.awaited and (answer is None or answer.keeps)
+        keeps = not self.awaited
+        if answer is not None:
+            answer.close()
+            keeps = keeps and answer.keeps
         self.awaited = False
         if self._rest is not None:
             self._rest.leave()
