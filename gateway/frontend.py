@@ -85,7 +85,7 @@ class Frontend(Generic[Q, A]):
         # What a codec need not have: most protocols have nothing of their own to say there.
         self._streaming: StreamCodec[A] | None = codec if isinstance(codec, StreamCodec) else None
         self._heads: HeadCodec[Q] | None = codec if isinstance(codec, HeadCodec) else None
-        self._decode_as = codec.decode_as if isinstance(codec, NamingCodec) else self._decode_only
+        self._decode_as = _naming(codec)
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
@@ -180,9 +180,6 @@ class Frontend(Generic[Q, A]):
             self._refused(self._codec.name, error)
             yield Said(self._failed(call, error), alone=True)
 
-    def _decode_only(self, wire: Q, _request_id: str) -> Call[Any]:
-        return self._codec.decode_call(wire)
-
     def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
         """Read *wire* with *decode*; return what is wrong with it rather than raise."""
         try:
@@ -264,6 +261,17 @@ class Frontend(Generic[Q, A]):
             _internal(bug, None)
             return self._codec.encode_error(None, error)
         return self._codec.encode_error(call, error)
+
+
+def _naming(codec: Codec[Q, A]) -> Callable[[Q, str], Call[Any]]:
+    """Return what reads a request with *codec*, given the id for a call whose client gave none.
+
+    A codec that cannot give it leaves the call without one.
+    """
+    if isinstance(codec, NamingCodec):
+        return codec.decode_as
+    decode = codec.decode_call
+    return lambda wire, _request_id: decode(wire)
 
 
 def _unread(error: Exception) -> GatewayError:

@@ -98,8 +98,8 @@ def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -
     whole = gathered(text) if is_long else (b"".join(text),)
     if binary:
         headers, body = body_of(whole, binary, always=False)
-        return HttpResponse(HTTP_OK, headers, body, True)
-    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, True)
+        return HttpResponse(HTTP_OK, headers, body, compressible=True)
+    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, compressible=True)
 
 
 @lru_cache(_REMEMBERED)  # the same few, answer for answer
