@@ -107,7 +107,10 @@ class Guard:
             times = Times(asked, deadline, self._stream_idle_s, self._clock)
             return self._watched(call, reply, places, times, fresh=fresh)
         retries.active -= 1
-        places.leave()
+        if places.waiting:
+            places.leave()
+        else:
+            places.free += 1
         return reply
 
     def _begun(

@@ -14,7 +14,8 @@ from gateway.telemetry.taken import note_queued
 class Places:
     """The inferences that a route may have in flight and waiting: first come, first served.
 
-    On the path of every call, so a free place is taken without a call: one is taken off `free`.
+    On the path of every call, so a free place is taken off `free`, and put back where nobody waits,
+    without a call.
 
     Args:
         name: Of the route, for errors.
@@ -24,6 +25,7 @@ class Places:
 
     Attributes:
         free: Places that can be had at once.
+        waiting: Who waits for one; each is told by `leave`.
     """
 
     def __init__(self, name: str, *, in_flight: int, queue: int = 256, wait_s: float = 0.1) -> None:
@@ -34,7 +36,7 @@ class Places:
         self._in_flight = in_flight
         self._queue = queue
         self._wait_s = wait_s
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self, call: Call[Any]) -> None:
         """Wait for a place among those in flight, and take it.
@@ -42,17 +44,17 @@ class Places:
         Raises:
             Overloaded: The queue is full, or no place came free in time.
         """
-        if len(self._waiting) >= self._queue:
+        if len(self.waiting) >= self._queue:
             raise Overloaded(
                 f"route {self._name!r} has {self._in_flight} inferences in flight and "
-                f"{len(self._waiting)} waiting, which is all it may have",
+                f"{len(self.waiting)} waiting, which is all it may have",
                 model=call.model,
                 limit="queue",
             )
         loop = asyncio.get_running_loop()
         begun = loop.time()
         place = loop.create_future()
-        self._waiting.append(place)
+        self.waiting.append(place)
         try:
             async with asyncio.timeout(self._wait_s):
                 await place
@@ -60,8 +62,8 @@ class Places:
         except BaseException as error:
             if place.done() and not place.cancelled():
                 self.leave()  # it was given a place and left in the same moment
-            elif place in self._waiting:  # else `leave` has met it and passed over it
-                self._waiting.remove(place)
+            elif place in self.waiting:  # else `leave` has met it and passed over it
+                self.waiting.remove(place)
             if isinstance(error, TimeoutError):
                 raise Overloaded(
                     f"route {self._name!r} had no place for another inference within "
@@ -77,8 +79,8 @@ class Places:
 
     def leave(self) -> None:
         """Give the place to the first who still waits."""
-        while self._waiting:
-            place = self._waiting.popleft()
+        while self.waiting:
+            place = self.waiting.popleft()
             if not place.done():
                 place.set_result(None)
                 return

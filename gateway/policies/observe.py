@@ -35,7 +35,7 @@ R = TypeVar("R")
 OK = "ok"
 
 # Probes come every few seconds and say the same: only their failures are worth a line.
-_QUIET = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
+_QUIET = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -120,6 +120,10 @@ class Observe:
     ) -> None:
         ended = self._clock()
         model, context = call.model, call.context
+        code, limit = OK, None
+        if error is not None:
+            code = code_of(error)
+            limit = error.limit if isinstance(error, GatewayError) else None
         seen = Observation(
             type(call).__name__,
             "" if model is None else model.name,
@@ -127,8 +131,8 @@ class Observe:
             context.protocol,
             taken.route,
             taken.target,
-            OK if error is None else code_of(error),
-            error.limit if isinstance(error, GatewayError) else None,
+            code,
+            limit,
             ended - begun,
             ended,
             context.request_id,
@@ -141,10 +145,8 @@ class Observe:
             _write(seen, error, skipped)
 
 
-def code_of(error: BaseException | None) -> str:
-    """Return "ok" or the value of the code that *error* is answered with."""
-    if error is None:
-        return OK
+def code_of(error: BaseException) -> str:
+    """Return the value of the code that *error* is answered with."""
     if isinstance(error, GatewayError):
         code = error.code
     else:

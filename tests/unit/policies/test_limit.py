@@ -108,8 +108,8 @@ async def test_waiter_cancelled_as_it_gets_its_place_passes_it_on() -> None:
     limit = Guard(service, places=Places("r", in_flight=1, wait_s=5))
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
     await settle()
-    limit._places._waiting[0].set_result(None)  # as `leave` does ...
-    limit._places._waiting.popleft()
+    limit._places.waiting[0].set_result(None)  # as `leave` does ...
+    limit._places.waiting.popleft()
     second.cancel()  # ... and the waiter leaves before it runs
     await settle()
     assert 2 == len(service.waiting), "the third has the place"
