@@ -40,7 +40,16 @@ class OneTimer:
             self._handle = None
             self.armed = False
 
+    def close(self) -> None:
+        """Stop for good, and let go of whom it would have told."""
+        self.stop()
+        self._ring = _nobody
+
     def _rings(self) -> None:
         self._handle = None
         self.armed = False
         self._ring()
+
+
+def _nobody() -> None:
+    """Tell nobody."""

@@ -1,6 +1,7 @@
 """What calls leave behind: nothing that waits for the garbage collector.
 
 Values that hold one another stay until it looks, and with them the bodies of requests and answers.
+Nor do connections, however they end.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gateway.config.load import load_text
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
+    NotSent,
     TooLarge,
     Unavailable,
     UpstreamProtocolError,
@@ -43,6 +45,8 @@ BAD = (
     GOOD.replace(b"INT32", b"INT99"),
     GOOD.replace(b"[1, 16]", b"[1, 17]"),
 )
+HEAD = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(GOOD)
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 BAD_GRPC = (b"\xff\xff", b"\x0a\x06simple", b"\x0a\x04nope")
 
 Ask = Callable[[HttpClient, GrpcClient], Awaitable[None]]
@@ -168,3 +172,70 @@ async def test_failed_questions_leave_no_garbage(
         del caught
         await settle()
         assert [] == uncollected()
+
+
+@pytest.mark.parametrize(
+    ("carrier", "sent", "answered"),
+    [
+        ("http", b"", False),
+        ("http", HEAD[:20], False),
+        ("http", HEAD + GOOD[:20], False),
+        ("http", HEAD + GOOD, True),
+        ("http", b"\0 nonsense\r\n\r\n", True),
+        ("grpc", b"", False),
+        ("grpc", PREFACE[:10], False),
+        ("grpc", PREFACE, True),
+        ("grpc", PREFACE + b"\0\0\1\6\0\0\0\0\0x", True),
+    ],
+)
+async def test_connections_leave_no_garbage(carrier: str, sent: bytes, *, answered: bool) -> None:
+    """A connection that is lost, at whatever point, is freed at once."""
+    async with AsyncExitStack() as stack:
+        gateway = await started(stack, {"models": {"simple": SIMPLE}})
+        host, _, port = gateway.addresses[f"main.{carrier}"].rpartition(":")
+        for last in (False, True):
+            if last:
+                gc.collect()
+                gc.disable()
+                stack.callback(gc.enable)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(sent)
+            if answered:
+                assert await reader.read(1)
+            await settle()
+            writer.transport.abort()
+            del reader, writer
+            await settle()
+        assert [] == uncollected()
+
+
+async def over_http(http: HttpClient, _grpc: GrpcClient) -> None:
+    await http.send(post(GOOD), deadline=None)
+
+
+async def over_grpc(_http: HttpClient, grpc: GrpcClient) -> None:
+    await grpc.send(GrpcRequest(INFER, (GOOD,)), deadline=None)
+
+
+@pytest.mark.parametrize("ask", [over_http, over_grpc])
+async def test_refused_connects_leave_no_garbage(ask: Ask, unused_tcp_port: int) -> None:
+    """A call to an upstream that is down leaves nothing behind, its message least of all."""
+
+    async def fail() -> None:
+        address = f"127.0.0.1:{unused_tcp_port}"
+        http = HttpClient(f"http://{address}", ClientLimits())
+        grpc = GrpcClient(address, ClientLimits())
+        with pytest.raises(NotSent):
+            await ask(http, grpc)
+        await http.close()
+        await grpc.close()
+
+    await fail()
+    gc.collect()
+    gc.disable()
+    try:
+        await fail()
+        await settle()
+        assert [] == uncollected()
+    finally:
+        gc.enable()

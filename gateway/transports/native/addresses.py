@@ -75,12 +75,15 @@ class Upstream:
             try:
                 _, protocol = await loop.create_connection(make, address, self._port, **options)
             except OSError as error:
-                last = error
+                last = error.with_traceback(None)  # the loop's frames hold it, and it them
             else:
                 self._failed.discard(address)
                 return protocol
         self._fresh_until = None  # it may have moved
-        raise last or OSError(f"{self._host} has no address")
+        try:
+            raise last or OSError(f"{self._host} has no address")
+        finally:
+            del last  # it holds this frame now
 
     async def _addresses(self) -> list[str]:
         """Return the addresses of the host; stale ones where it cannot be looked up."""

@@ -97,6 +97,7 @@ class ServerConnection(H2Protocol):
             self.core.outlet.forget(stream)
             if stream.owner is not None:
                 stream.owner.reset()
+        self.core.close()
 
     def broken(self, fault: H2Fault) -> None:
         """Count a peer that broke the protocol."""

@@ -112,6 +112,7 @@ class ClientConnection(H2Protocol):
             self.core.outlet.forget(exchange.stream)
             self.core.streams.pop(exchange.stream.number, None)
             exchange.lost(why, written=exchange.turn != self.turn)
+        self.core.close()
         self._pool.lost(self)
 
     # -- what the core tells
@@ -313,6 +314,8 @@ class Pool:
             if connecting.cancelled():  # by `close`, not the caller
                 raise self._gone() from None
             raise
+        finally:
+            del connecting  # its error holds who waited, and with them their messages
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
@@ -355,6 +358,7 @@ class Pool:
             connection.cut()
         for each in list(self._all):
             if each.transport is None:
+                each.core.close()
                 self._all.discard(each)
 
     def _sweep(self) -> None:

@@ -56,7 +56,7 @@ class H2Protocol(asyncio.Protocol):
         try:
             self.core.feed(data)
         except H2Fault as fault:
-            self.fault = fault
+            self.fault = fault.with_traceback(None)  # which would hold this frame, and so us
             self.broken(fault)
             self.flush()
             if self.transport is not None:

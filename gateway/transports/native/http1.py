@@ -123,9 +123,10 @@ class HeadReader:
     def __init__(self, limits: ServerLimits, memory: Memory) -> None:
         self._limits = limits
         self._memory = memory
-        self._begin()
+        self.forget()
 
-    def _begin(self) -> None:
+    def forget(self) -> None:
+        """Let go of what has come of a head; begin with another."""
         self._parser: httptools.HttpRequestParser | None = None
         self._raw = b""
         self._target = b""
@@ -206,7 +207,7 @@ class HeadReader:
             chunked=self._chunked,
         )
         head.raw = self._raw if self._size == len(self._raw) else b""
-        self._begin()
+        self.forget()
         return head
 
     # -- httptools' callbacks

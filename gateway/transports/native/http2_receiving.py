@@ -104,8 +104,15 @@ class Receiving(FrameReader):
         self._accepting = True
         self.out: list[Buffer] = []
         self.outlet = Outlet(self.out, self.credit, self.streams, receiver.sent)
-
         self._whole = self._whole_answer if client else self._whole_call
+
+    def close(self) -> None:
+        """Let go of who is told: the connection is lost, and nothing is fed again. Once.
+
+        Both would else hold one another until a collection.
+        """
+        del self._receiver, self._whole
+        self.outlet.close()
 
     @abstractmethod
     def reset(self, stream: Stream, code: int) -> None:

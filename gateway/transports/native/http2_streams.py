@@ -121,6 +121,10 @@ class Outlet:
         self.held = False
         self.shrunk = False
 
+    def close(self) -> None:
+        """Tell nobody any more: the connection is lost."""
+        self._sent = _nobody
+
     @property
     def idle(self) -> bool:
         """Whether nothing waits."""
@@ -322,3 +326,7 @@ def _take(waiting: deque[memoryview], size: int) -> list[memoryview]:
             waiting[0] = first[size:]
             size = 0
     return pieces
+
+
+def _nobody(_stream: Stream) -> None:
+    """Tell nobody."""

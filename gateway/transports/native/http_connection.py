@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head_timer = OneTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
-        self._presence = Presence(loop, self)
+        self._presence: Presence | None = None
         self._address: str | None = None
         self.transport: Any = None
         self.behind: asyncio.Event | None = None
@@ -139,12 +139,17 @@ class Connection(asyncio.BufferedProtocol):
         self._address = None
         self.transport = None
         self._forget()
-        self._head_timer.stop()
         self._stop_idle_timer()
-        self._presence.close()
         self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
+        # What holds this connection, a body under way too, would else stay until a collection.
+        self._reading = None
+        self._heads.forget()
+        self._head_timer.close()
+        if self._presence is not None:
+            self._presence.close()
+            self._presence = None
         if self._task is not None:
             self._task.cancel()
 
@@ -208,6 +213,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         self.ending = True
         self._head_timer.stop()
+        self._presence = Presence(self._loop, self)
         self._presence.watch()
         return True
 
