@@ -11,25 +11,24 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
 
-class Admission:
+class Admission(Slots):
     """Places and bytes of one listener."""
 
     def __init__(self, budget: Budget, limits: ServerLimits, *, places: int | None = None) -> None:
         places = limits.requests_in_flight if places is None else places
-        self._slots = Slots("requests_in_flight", places, limits.requests_queued)
+        super().__init__("requests_in_flight", places, limits.requests_queued)
         self._budget = budget
         self._wait_s = limits.queue_wait_s
         self.message_bytes = limits.message_bytes
         self.stream_requests = limits.stream_requests
         self.message_timeout_s = limits.body_timeout_s
-        self._calls = 0
         self._entered = 0
         self._idle: asyncio.Event | None = None  # made by who waits for it
 
     async def quiet(self, seconds: float) -> None:
         """Wait until there was no call, and none came, for so long."""
         while True:
-            while self._calls:
+            while self.used:
                 if self._idle is None:
                     self._idle = asyncio.Event()
                 self._idle.clear()
@@ -46,43 +45,43 @@ class Admission:
         """
         return Place(self, size, held)
 
-    def take(self, size: int) -> bool:
+    def admit(self, size: int) -> bool:
         """Take a place and *size* bytes if both are free; return whether they were."""
-        if not self._slots.take():
+        if self.used >= self._limit or not self._budget.take(size):
             return False
-        if not self._budget.take(size):
-            self._slots.release()
-            return False
-        self._calls += 1
+        self.used += 1
         self._entered += 1
         return True
 
     async def enter(self, size: int, held: int = 0) -> None:
         """Take a place and *size* bytes; what `place` does at its beginning."""
-        self._calls += 1
         self._entered += 1
         try:
-            if not self._slots.take():
-                await self._slots.acquire(self._wait_s)
+            await self.acquire(self._wait_s)
             try:
                 if held > size:
                     self._budget.release(held - size)
                 elif not self._budget.take(size - held):
                     await self._budget.acquire(size - held, self._wait_s)
             except BaseException:
-                self._slots.release()
+                self.release()
                 raise
         except BaseException:
             self._budget.release(held)
-            self._gone()
             raise
 
     def leave(self, size: int) -> None:
         """Give both back; what `place` does at its end."""
         self._budget.release(size)
-        self._slots.release()
-        self._calls -= 1
-        if self._idle is not None and not self._calls:
+        if self._waiting or self._idle is not None:
+            self.release()
+        else:
+            self.used -= 1
+
+    def release(self) -> None:
+        """Give a place back, to whoever waits longest, and tell who waits for there to be none."""
+        super().release()
+        if self._idle is not None and not self.used:
             self._idle.set()
 
     def check(self, answer: GrpcResponse) -> None:
@@ -92,11 +91,6 @@ class Admission:
             raise TooLarge(
                 f"the answer has {size} bytes, at most {limit} are allowed", limit="message_bytes"
             )
-
-    def _gone(self) -> None:
-        self._calls -= 1
-        if self._idle is not None and not self._calls:
-            self._idle.set()
 
 
 class Place:

@@ -94,7 +94,7 @@ class Call:
 
     def begin(self) -> None:
         """Take the call up, of which the head has come."""
-        if (self._deadline is None or self._is_in_time()) and self._method.bidirectional:
+        if self._is_in_time() and self._method.bidirectional:
             self._start(None)
 
     def whole(self, view: memoryview) -> None:
@@ -111,12 +111,12 @@ class Call:
         self.data(view, end=True)
 
     def _is_in_time(self) -> bool:
-        """Watch the client's deadline; False when it is past, and the call over."""
-        assert self._deadline is not None  # noqa: S101  # the caller looked
-        if self._deadline <= self._began:
-            self.ring()
-            return False
-        self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
+        """Watch the client's deadline, if there is one; False when it is past: the call is over."""
+        if self._deadline is not None:
+            if self._deadline <= self._began:
+                self.ring()
+                return False
+            self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
         return True
 
     # -- what the connection tells
@@ -212,12 +212,8 @@ class Call:
     async def _plain(self, message: Message) -> memoryview:
         """Return a message as it was before it was compressed."""
         limits = self._method.limits
-        bounds = (
-            limits.message_bytes,
-            limits.decompressed_ratio,
-            limits.decompressed_ratio_floor_bytes,
-        )
-        return message.view if message.coding is None else await plain(message, *bounds)
+        ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
+        return await plain(message, limits.message_bytes, ratio, floor)
 
     def _request(self, view: memoryview) -> GrpcRequest:
         return GrpcRequest(self._method.path, (view,), self._head.metadata, self._deadline)
@@ -233,7 +229,7 @@ class Call:
             view = message.view if message.coding is None else await self._plain(message)
             size = len(view)
             held = 0 if self._incoming is None else self._incoming.take_reserved()
-            if held or not admission.take(size):
+            if held or not admission.admit(size):
                 await admission.enter(size, held)
             try:
                 request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
@@ -396,5 +392,5 @@ class Call:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
             self._line.flush_soon()
         stream.owner = None
-        if not core.streams:
+        if self._line.final and not core.streams:
             self._line.left()

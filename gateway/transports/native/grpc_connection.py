@@ -38,6 +38,9 @@ class ServerConnection(H2Protocol):
         count: Of its connections.
         refused: Told of what is refused here.
         age_s: When it is to be replaced.
+
+    Attributes:
+        final: It takes no new calls, and closes after the last.
     """
 
     def __init__(  # all of the listener
@@ -55,12 +58,13 @@ class ServerConnection(H2Protocol):
         self._refused = refused
         self._address: str | None = None
         self._born = self._idle_since = monotonic()
+        self._last_seen = 0
         self._age_s = age_s
         self._reading_since: float | None = None
         self._ticked = self._born
         self._leaving_since: float | None = None
         self._grace_s: float | None = None
-        self._final = False
+        self.final = False
         self._ended = False
         self.core = Http2(
             self,
@@ -154,7 +158,7 @@ class ServerConnection(H2Protocol):
         """Let a call go on."""
         if stream.owner is not None:
             stream.owner.sent()
-        if not self.core.streams:
+        if self.final and not self.core.streams:
             self.left()
 
     def went_away(self, _code: int, _message: str) -> None:
@@ -169,10 +173,8 @@ class ServerConnection(H2Protocol):
         return [call.task for call in owners if call.task is not None]
 
     def left(self) -> None:
-        """The last call is over; so is the connection when it was to be."""
-        self._idle_since = monotonic()
-        if self._final:
-            self.loop.call_soon(self._close_if_idle)
+        """The last call is over, and so is the connection."""
+        self.loop.call_soon(self._close_if_idle)
 
     def leave(self, grace_s: float | None = None) -> None:
         """Take no new calls, and close after the last, or after *grace_s*; harmless again."""
@@ -218,9 +220,9 @@ class ServerConnection(H2Protocol):
                 self.flush_soon()
                 if stream.owner is not None:
                     stream.owner.reset()
-        if now - self._born > self._age_s or (
-            not self.core.streams and now - self._idle_since > limits.keepalive_s
-        ):
+        if self.core.streams or self.core.last != self._last_seen:
+            self._idle_since, self._last_seen = now, self.core.last
+        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
             self.leave(_AGE_GRACE_S)
 
     def _too_slow(self, now: float) -> bool:
@@ -238,8 +240,8 @@ class ServerConnection(H2Protocol):
         )
 
     def _leave_now(self) -> None:
-        if not self._final and self.transport is not None:
-            self._final = True
+        if not self.final and self.transport is not None:
+            self.final = True
             self.core.goaway(final=True)
             self.flush_soon()
             self.loop.call_soon(self._close_if_idle)

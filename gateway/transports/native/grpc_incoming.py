@@ -28,6 +28,7 @@ class Line(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2
+    final: bool
     flushing: bool
     loop: asyncio.AbstractEventLoop
 
@@ -38,7 +39,7 @@ class Line(Protocol):
         """Write soon what the core has to say."""
 
     def left(self) -> None:
-        """The last call is over."""
+        """The last call is over of a connection that is *final*."""
 
 
 class Incoming:

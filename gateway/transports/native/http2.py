@@ -42,6 +42,7 @@ class Http2(Receiving):
 
     Attributes:
         out: What is to be written; the driver empties it.
+        last: The highest stream that a client has opened.
         peer_streams: How many streams the peer allows at once.
         exhausted: Whether a client has used all its stream numbers.
     """
@@ -76,7 +77,7 @@ class Http2(Receiving):
     # -- what the driver asks
 
     def _refused(self, fault: H2Fault) -> None:
-        self.out.append(h2.goaway(self._last, fault.code, fault.message))
+        self.out.append(h2.goaway(self.last, fault.code, fault.message))
 
     def open(self, owner: Any) -> Stream:
         """Return a new stream of a client."""
@@ -104,7 +105,7 @@ class Http2(Receiving):
     def goaway(self, *, final: bool) -> None:
         """Tell the peer to open no more streams; after the *final* time they are not taken."""
         self._accepting = not final
-        self.out.append(h2.goaway(self._last if final else h2.MAX_WINDOW, h2.NO_ERROR))
+        self.out.append(h2.goaway(self.last if final else h2.MAX_WINDOW, h2.NO_ERROR))
 
     # -- frames about the connection
 

@@ -99,7 +99,7 @@ class Receiving(FrameReader):
         self._decoder = HeaderDecoder(header_bytes)
         self._known: Remembered[Head] = Remembered(_KNOWN_BLOCKS, _KNOWN_BYTES)
         self._window = CONNECTION_WINDOW
-        self._last = 0
+        self.last = 0
         self._next = 1
         self._accepting = True
         self.out: list[Buffer] = []
@@ -142,7 +142,7 @@ class Receiving(FrameReader):
 
     def _require_known(self, number: int) -> None:
         """Refuse what is said of a stream that never was."""
-        highest = self._next - 2 if self._client else self._last
+        highest = self._next - 2 if self._client else self.last
         if number > highest or not number % 2:
             raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} is idle")
 
@@ -228,7 +228,7 @@ class Receiving(FrameReader):
             or end > len(data)
             or not 0 < length <= STREAM_WINDOW
             or self._window - length < _WIDEN_AT
-            or number <= self._last
+            or number <= self.last
             or not number % 2
             or not self._accepting
             or len(self.streams) >= self._max_streams
@@ -241,7 +241,7 @@ class Receiving(FrameReader):
             if isinstance(head, StreamFault):
                 self._head(number, head, end=False)
                 return at
-        self._last = number
+        self.last = number
         self._window -= length
         stream = self.streams[number] = Stream(
             number, self.outlet.initial_window, STREAM_WINDOW - length, None
@@ -322,7 +322,7 @@ class Receiving(FrameReader):
 
     def _opened(self, number: int, head: Head | StreamFault) -> Stream | None:
         """Return the stream that a peer begins; None when it is not taken."""
-        if self._client or number <= self._last:
+        if self._client or number <= self.last:
             self._require_known(number)
             if not self._client and not isinstance(head, StreamFault):
                 raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
@@ -333,7 +333,7 @@ class Receiving(FrameReader):
         if not self._accepting:
             self.credit.spend(1)
             return None
-        self._last = number
+        self.last = number
         if len(self.streams) >= self._max_streams:
             self.credit.spend(REFUSAL_COST)
             self.out.append(h2.reset(number, h2.REFUSED_STREAM))
