@@ -35,7 +35,7 @@ class Declared:
         if len(inputs) != len(self._in_order):
             return self._sorted(call)
         # Nearly all are right, and in the model's order: that is seen in one look.
-        for tensor, declared in zip(inputs, self._in_order, strict=True):
+        for tensor, declared in zip(inputs, self._in_order):  # noqa: B905  # as `fits`
             if tensor.name != declared.name or tensor.datatype is not declared.datatype:
                 return self._sorted(call)
             shape = tensor.shape
@@ -113,8 +113,9 @@ def fits(shape: Shape, declared: Shape | None) -> bool:
         return True
     if len(shape) != len(declared):
         return False
-    # On the path of every inference: a plain loop takes a third of `all`.
-    for found, wanted in zip(shape, declared, strict=True):  # noqa: SIM110
+    # On the path of every inference: a plain loop takes a third of `all`, and `strict` of a `zip`
+    # as long as the rest of it.
+    for found, wanted in zip(shape, declared):  # noqa: B905, SIM110
         if wanted not in (-1, found):
             return False
     return True
