@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway.transports.base import HttpMount, ServerLimits
 from gateway.transports.http_early import early_places
 from gateway.transports.http_sides import Listener
 from gateway.transports.http_table import Table
+from gateway.transports.native.http1 import READ_BYTES
 from gateway.transports.native.http_connection import Connection, Door
 from gateway.wire.http import HttpRequest, HttpResponse
 
@@ -180,6 +182,23 @@ async def test_what_is_to_be_seen_to_first_comes_first(sent: bytes, limits: dict
     scene = Scene(**limits)
     scene.send(sent + b"x" * 100)
     assert (False, 0) == (scene.has_a_place, scene.budget.used_bytes)
+    await scene.close()
+
+
+@pytest.mark.parametrize("piece", [1, 61, 4096, READ_BYTES, 1 << 20])
+async def test_pieces_make_no_difference(piece: int) -> None:
+    """However what is sent is cut, each request has its own body to the last byte, in its turn."""
+    scene = Scene()
+    scene.frontend.go.set()
+    bodies = [b"", b"ab", os.urandom(300), os.urandom(3 * READ_BYTES), b"c", os.urandom(READ_BYTES)]
+    sent = b"".join([head(length=len(body)) + body for body in bodies])
+    for at in range(0, len(sent), piece):
+        scene.send(sent[at : at + piece])
+        if not at % (97 * piece):  # at times the task has its turn, at others it is late
+            await asyncio.sleep(0)
+    await settle(lambda: len(scene.frontend.seen) == len(bodies))
+    assert bodies == [bytes(seen.view) for seen in scene.frontend.seen]
+    await settle(lambda: scene.budget.used_bytes == 0)
     await scene.close()
 
 
