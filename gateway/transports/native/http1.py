@@ -16,7 +16,7 @@ from gateway.transports.faults import HttpFault
 from gateway.transports.http_head import Head, Version, head_too_large, malformed, too_many_fields
 from gateway.wire.remembered import Remembered
 
-READ_BYTES: Final = 16 * 1024
+READ_BYTES: Final = 64 * 1024
 """For heads and what comes with them: of a large body, only what is read into this is copied."""
 
 _END: Final = b"\r\n\r\n"

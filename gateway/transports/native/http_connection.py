@@ -27,6 +27,7 @@ from gateway.transports.timers import OneTimer
 from gateway.wire.http import HttpResponse
 
 _LINGER_S = 1.0
+_HEAD_BYTES = 4096  # nearly every head is shorter
 
 
 class Door:
@@ -139,7 +140,9 @@ class Connection(asyncio.BufferedProtocol):
         self._address = None
         self.transport = None
         self._forget()
-        self._stop_idle_timer()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
         self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
@@ -177,13 +180,17 @@ class Connection(asyncio.BufferedProtocol):
             if reading.whole:
                 self._reading = None
             return
-        self.data_received(bytes(self._door.buffer[:nbytes]))
+        data = self._door.buffer[:nbytes]
+        if nbytes == READ_BYTES:
+            # More is coming, and most of it is a body: with its head, that has a place to go to.
+            self.data_received(bytes(data[:_HEAD_BYTES]))
+            data = data[_HEAD_BYTES:]
+            if self._reading is not None and self._reading.put(data):
+                return
+        self.data_received(bytes(data))
 
     def data_received(self, data: bytes) -> None:
-        """Take requests from *data* as far as they may be read now, and hold the rest.
-
-        Also what came before the connection was known to speak HTTP.
-        """
+        """Take requests from *data*, be it from before this was known as HTTP; hold the rest."""
         if self._deaf:
             return
         if self._held:
@@ -203,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
                 at = self._read_head(data, at)
         if at < end:
             self._held = data[at:]
-            self._pause()
+            self.wait()
 
     def eof_received(self) -> bool:
         """Keep a half-closed connection open while whole requests await their answers."""
@@ -221,14 +228,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def give_me(self) -> None:
         """Hand what is held to the body that is now wanted, and read on."""
-        if self._held and not self._deaf:
-            held, self._held = self._held, b""
-            self.data_received(held)
+        self.data_received(b"")  # nothing new behind what is held
         self._read_on()
 
     def wait(self) -> None:
         """Leave with the client what it has not sent yet, until `give_me`."""
-        self._pause()
+        if not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
 
     def look(self, missing: int) -> None:
         """End the connection if its client has left, which is not seen while nothing is read."""
@@ -266,11 +273,6 @@ class Connection(asyncio.BufferedProtocol):
         self._head_timer.stop()
         self._arrived(fault)
 
-    def _pause(self) -> None:
-        if not self._paused and self.transport is not None:
-            self._paused = True
-            self.transport.pause_reading()
-
     def _read_on(self) -> None:
         if self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = False
@@ -294,11 +296,6 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
         else:
             self._idle_timer = self._loop.call_later(left_s, self._look_at_idle)
-
-    def _stop_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
 
     # -- answering
 
@@ -394,10 +391,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abandon(self) -> None:
         """Answer what is in flight with an error."""
-        if self.give_up is not None:
-            self.give_up()
-        else:
-            self.cut()
+        (self.give_up or self.cut)()
 
     def cut(self) -> None:
         """Close at once, without the end of what was being written."""

@@ -204,6 +204,15 @@ class Coming(Incoming):
             self.here = self._room.toreadonly()
             self._wake()
 
+    def put(self, piece: memoryview) -> bool:
+        """Put *piece* where it stays and return True, if there is a place for it and for more."""
+        room = self.room()
+        if room is None or len(room) <= len(piece):
+            return False
+        room[: len(piece)] = piece
+        self.came(len(piece))
+        return True
+
     def take(self, data: bytes, at: int) -> int:
         """Take what belongs to the body of *data* from *at*; return the place after it.
 

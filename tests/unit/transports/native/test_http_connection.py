@@ -151,6 +151,21 @@ async def test_a_body_is_received_at_its_place_from_its_head_on() -> None:
     await scene.close()
 
 
+@pytest.mark.parametrize("more", [0, 1, 5])
+async def test_a_body_as_large_as_what_is_read_into(more: int) -> None:
+    """A body that ends with what is read into, or goes on by little, is taken to its end alone."""
+    scene = Scene()
+    scene.frontend.go.set()
+    first, second = os.urandom(READ_BYTES + more - len(head(length=READ_BYTES))), b"abc"
+    sent = head(length=len(first)) + first
+    assert READ_BYTES + more == len(sent)
+    scene.send(sent + head(length=len(second)) + second)
+    await settle(lambda: len(scene.frontend.seen) == 2)
+    assert [first, second] == [bytes(seen.view) for seen in scene.frontend.seen]
+    await settle(lambda: scene.budget.used_bytes == 0)
+    await scene.close()
+
+
 async def test_a_body_that_stops_half_way_gives_its_bytes_back() -> None:
     """Its place is given up when the client leaves, whether or not its request was begun."""
     for turns in (0, 3):
