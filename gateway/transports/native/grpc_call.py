@@ -145,8 +145,12 @@ class Call:
 
     def run(self, views: Sequence[memoryview]) -> None:
         """Take parts of the request."""
-        if self._incoming is None or not self._incoming.fill(views):
-            for view in views:
+        if self._incoming is not None and self._incoming.fill(views):
+            return
+        stream = self._stream
+        for view in views:
+            if stream.owner is not None:  # else the call has ended with one of them
+                stream.coming -= len(view)
                 self.data(view, end=False)
 
     def reset(self) -> None:

@@ -153,9 +153,11 @@ class Exchange:
 
     def run(self, views: Sequence[memoryview]) -> None:
         """Take parts of the answer."""
-        if self._reader is None or not self._reader.fill(views):
-            for view in views:
-                self.data(view, end=False)
+        if self._reader is not None and self._reader.fill(views):
+            return
+        for view in views:
+            self.stream.coming -= len(view)
+            self.data(view, end=False)
 
     def _piece(self, view: memoryview, *, end: bool) -> None:
         """Take data that is not just one message."""

@@ -55,7 +55,10 @@ class Receiver(Protocol):
         """A part of a stream came; *view* lives on."""
 
     def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
-        """Parts of a stream came, one after the other, and it goes on."""
+        """Parts of a stream came, one after the other, and it goes on.
+
+        All of them are off the window: who takes them one by one takes them off `coming`.
+        """
 
     def reset(self, stream: Stream, code: int) -> None:
         """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
@@ -182,7 +185,9 @@ class Receiving(FrameReader):
         if views:
             self._window -= most - left
             stream.window -= most - left
+            stream.coming = most - left
             self._receiver.run(stream, views)
+            stream.coming = 0
         return at
 
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:

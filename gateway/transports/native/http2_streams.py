@@ -28,7 +28,8 @@ class Stream:
         owner: Whatever the driver keeps for it.
         room: What the peer still takes.
         window: What the peer may still send.
-        coming: What it has announced of a frame, which the window no longer holds, and not sent.
+        coming: What it has announced, which the window no longer holds, and what has not come of
+            it, or was not told yet.
         ended_here: We send nothing more.
         ended_there: The peer sends nothing more.
         owed: Bytes that the peer has announced and not sent; None where it announced none.
