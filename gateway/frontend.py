@@ -270,8 +270,7 @@ def _naming(codec: Codec[Q, A]) -> Callable[[Q, str], Call[Any]]:
     """
     if isinstance(codec, NamingCodec):
         return codec.decode_as
-    decode = codec.decode_call
-    return lambda wire, _request_id: decode(wire)
+    return lambda wire, _request_id: codec.decode_call(wire)
 
 
 def _unread(error: Exception) -> GatewayError:
