@@ -8,7 +8,7 @@ from gateway.transports.timers import OneTimer
 
 
 async def test_rings_once_however_often_it_is_armed() -> None:
-    """Arming it again neither doubles nor delays it, and it can be armed anew once it rang."""
+    """Arming it again neither doubles nor delays it; having rung it can be armed anew."""
     rung = asyncio.Queue[int]()
     timer = OneTimer(asyncio.get_running_loop(), 0.0, lambda: rung.put_nowait(1))
     timer.start()
@@ -17,6 +17,7 @@ async def test_rings_once_however_often_it_is_armed() -> None:
     timer.start()
     assert 1 == await asyncio.wait_for(rung.get(), 5)
     assert rung.empty()
+    assert not timer.armed
 
 
 async def test_does_not_ring_when_stopped() -> None:
@@ -26,8 +27,10 @@ async def test_does_not_ring_when_stopped() -> None:
     timer = OneTimer(loop, 0.0, lambda: rung.append("stopped"))
     other = asyncio.Event()
     timer.start()
+    armed = timer.armed
     timer.stop()
     timer.stop()
+    assert (True, False) == (armed, timer.armed)
     loop.call_later(0.01, other.set)
     await asyncio.wait_for(other.wait(), 5)
     assert [] == rung
