@@ -196,8 +196,8 @@ def test_nested_elements_are_read_by_a_mould_too() -> None:
         for found in NESTED:
             wire = request(compact(TWO).replace(b"[1,-2,3]", found))
             assert asked(codec(), wire) == asked(reader, wire), found
-        found, _ = moulds_of(reader).find(memoryview(known), len(known))
-        assert found is not None
+        read, _ = moulds_of(reader).find(memoryview(known), len(known))
+        assert read is not None
 
 
 def test_a_leniently_read_answer_has_no_mould() -> None:
