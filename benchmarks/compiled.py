@@ -46,7 +46,7 @@ MODULES = tuple(
             for name in (
                 *("chunks", "grpc_exchange", "grpc_heads", "grpc_messages", "grpc_pool"),
                 *("header_blocks", "http1", "http1_answers", "http2", "http2_credit"),
-                *("http2_frames", "http2_reader", "http2_streams"),
+                *("http2_frames", "http2_reader", "http2_receiving", "http2_streams"),
                 *("http_incoming", "http_upstream"),
             )
         ),

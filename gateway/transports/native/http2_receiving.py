@@ -161,9 +161,12 @@ class Receiving(FrameReader):
 
     def _run(self, number: int, data: bytes, view: memoryview, at: int) -> int:
         stream = self.streams.get(number)
-        if stream is None or stream.ended_there or stream.owed is not None:
+        if stream is None or stream.ended_there:
             return at
-        left = most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+        most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+        if stream.owed is not None:
+            most = min(most, stream.owed)
+        left = most
         last = len(data) - h2.HEAD_BYTES
         views: list[memoryview] = []
         while at <= last:
@@ -183,9 +186,12 @@ class Receiving(FrameReader):
             views.append(view[begin:end])
             at = end
         if views:
-            self._window -= most - left
-            stream.window -= most - left
-            stream.coming = most - left
+            size = most - left
+            self._window -= size
+            stream.window -= size
+            if stream.owed is not None:
+                stream.owed -= size
+            stream.coming = size
             self._receiver.run(stream, views)
             stream.coming = 0
         return at

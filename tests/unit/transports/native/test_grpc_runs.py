@@ -61,8 +61,12 @@ class Asked:
         return GrpcResponse(status=GrpcStatus.RESOURCE_EXHAUSTED, details=error.message)
 
 
-async def answered(body: bytes, read: int) -> tuple[list[int], int, bytes]:
+async def answered(
+    body: bytes, read: int, length: int | None = None
+) -> tuple[list[int], int, bytes]:
     """Send a call with *body* in long frames, *read* bytes at a time, within what is let in.
+
+    With *length*, the head says that as the length of the whole.
 
     Returns what was asked, how much was let in beyond the first window, and all that was written.
     """
@@ -74,7 +78,9 @@ async def answered(body: bytes, read: int) -> tuple[list[int], int, bytes]:
     connection: ServerConnection = server.connection()
     kept = Kept()
     connection.connection_made(kept)
-    connection.data_received(h2.PREFACE + h2.settings([]) + h2.frame(h2.HEADERS, 4, 1, HEAD))
+    said = b"" if length is None else literal(b"content-length", b"%d" % length)
+    head = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEAD + said)
+    connection.data_received(h2.PREFACE + h2.settings([]) + head)
     granted, at, room = 0, 0, 65_535
     while at < len(body) and room > 0:
         sent = b""
@@ -125,3 +131,14 @@ async def test_nothing_is_read_after_what_is_too_large(read: int) -> None:
     assert [] == asked
     assert granted == 0
     assert b"at most 1048576 are allowed" in written
+
+
+@pytest.mark.parametrize("read", [FRAME + 9, 1 << 20])
+@pytest.mark.parametrize("wrong", [0, 1, -1, -FRAME, 10_000 - 65_535])
+async def test_an_announced_length_is_held_to(wrong: int, read: int) -> None:
+    """A call that says how long it is has that length, or is reset, in whatever frames it comes."""
+    size = 60_000
+    body = b"\0" + size.to_bytes(4, "big") + bytes(size)
+    asked, _, written = await answered(body, read, len(body) + wrong)
+    assert ([] if wrong else [size]) == asked
+    assert (h2.reset(1, h2.PROTOCOL_ERROR) in written) == (wrong != 0)
