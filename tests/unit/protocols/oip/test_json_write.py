@@ -14,7 +14,9 @@ from gateway.ir.context import ModelRef, Parameters
 from gateway.ir.data import RawData, SharedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor, array_tensor
+from gateway.protocols.oip.http import HttpCodec
 from gateway.protocols.oip.json_write import (
     Taker,
     described,
@@ -24,7 +26,7 @@ from gateway.protocols.oip.json_write import (
     put_elements,
 )
 from gateway.protocols.oip.replies import encode_response
-from gateway.protocols.oip.requests import ALL_JSON
+from gateway.protocols.oip.requests import ALL_BINARY, ALL_JSON
 
 INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
 
@@ -140,6 +142,36 @@ def test_an_answer_may_have_no_outputs() -> None:
     reply = InferResponse(model=ModelRef("m"), outputs=())
     found = b"".join(encode_response(InferRequest(), reply, ALL_JSON).body)
     assert b'{"model_name":"m","outputs":[]}' == found
+
+
+def test_long_elements_are_a_buffer_of_their_own() -> None:
+    """In an answer, and in a request to a server that takes JSON alone."""
+    many = array_tensor("t", np.arange(40_000, dtype=np.int32))
+    one = array_tensor("u", np.ones(1, np.int8))
+    reply = InferResponse(model=ModelRef("m"), outputs=(many, one))
+    asked = InferRequest(model=ModelRef("m"), inputs=(many, one))
+    mlserver = HttpCodec(DEFAULT_LIMITS, {"dialect": "mlserver"})
+    for kind, body in (
+        ("outputs", encode_response(InferRequest(), reply, ALL_JSON).body),
+        ("inputs", mlserver.encode_call(asked).body),
+    ):
+        assert elements_text("output", many, "") in body
+        first, second = json.loads(b"".join(body))[kind]
+        assert (list(range(40_000)), [1]) == (first["data"], second["data"])
+
+
+def test_a_binary_output_has_its_parameters() -> None:
+    """Its size beside them; without any of its own, its size alone."""
+    raw = RawData(memoryview(b"\7"))
+    outputs = (
+        Tensor("a", Datatype.INT8, (1,), raw, {"p": 1}),
+        Tensor("b", Datatype.INT8, (1,), raw),
+    )
+    reply = InferResponse(model=ModelRef("m"), outputs=outputs)
+    text, *binary = encode_response(InferRequest(), reply, ALL_BINARY).body
+    assert [b"\7", b"\7"] == [bytes(each) for each in binary]
+    found = [output["parameters"] for output in json.loads(bytes(text))["outputs"]]
+    assert [{"p": 1, "binary_data_size": 1}, {"binary_data_size": 1}] == found
 
 
 def test_long_pieces_are_not_copied() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.data import SharedData, as_numpy, as_raw
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.oip.http import HttpCodec
@@ -184,6 +184,18 @@ def test_a_change_of_any_byte_of_an_answer_is_seen() -> None:
         assert first == answered(reader, reply(changed, tail)), changed
         assert first == answered(reader, reply(changed, tail)), changed
     assert answered(codec(), reply(text, tail)) == answered(reader, reply(text, tail))
+
+
+def test_an_answer_shorter_than_its_json_is_refused() -> None:
+    """By its header, though the text is known."""
+    text, tail = compact(REPLY), b"\1\2\3\4"
+    reader = codec()
+    whole = reply(text, tail)
+    for _ in range(3):
+        reader.decode_reply(ASKED, whole)
+    short = HttpResponse(200, whole.headers, (memoryview(text[:-1]),))
+    expected = f"{LENGTH} is {len(text)}, but the whole body has {len(text) - 1} bytes"
+    assert (MalformedMessage, expected) == answered(reader, short)
 
 
 def test_nested_elements_are_read_by_a_mould_too() -> None:
