@@ -9,12 +9,14 @@ import asyncio
 import importlib
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException
 
 MODULES = {
     "http": "tritonclient.http",
@@ -22,6 +24,7 @@ MODULES = {
     "aio_http": "tritonclient.http.aio",
     "aio_grpc": "tritonclient.grpc.aio",
 }
+_LET_GO_S = 5.0
 SCORES = np.array([[0.5, 0.25, 2.0, 1.0], [9.0, 0.1, 0.2, 0.3]], np.float32)
 
 
@@ -106,6 +109,20 @@ def region(name: str, size: int) -> Iterator[Any]:
         shm.destroy_shared_memory_region(handle)
 
 
+def unregister(client: Client, *names: str) -> None:
+    """Unregister regions of shared memory: a busy Triton lets go of them a moment after it answered."""
+    end = time.monotonic() + _LET_GO_S
+    while True:
+        try:
+            client("unregister_system_shared_memory", *names)
+        except InferenceServerException as error:
+            if "currently in use" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
 def shared(client: Client, name: str) -> Any:
     """Infer with input and output in shared memory, and return what the calls about it answer."""
     module, values = client.module, np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -128,9 +145,9 @@ def shared(client: Client, name: str) -> Any:
         )
         seen.append([told["datatype"], [int(size) for size in told["shape"]]])
         seen.append(shm.get_contents_as_numpy(got, np.float32, [2, 3], offset=8).tolist())
-        client("unregister_system_shared_memory", f"{name}_in")
+        unregister(client, f"{name}_in")
         seen.append(_regions(client("get_system_shared_memory_status")))
-        client("unregister_system_shared_memory")
+        unregister(client)
         seen.append(_regions(client("get_system_shared_memory_status")))
     return seen
 
