@@ -53,8 +53,8 @@ MODULES = tuple(
         *(
             f"policies/{name}"
             for name in (
-                *("classify", "complete", "describe", "filling", "forward", "limit", "observe"),
-                *("retry", "single"),
+                *("classify", "complete", "describe", "filling", "forward", "guard", "limit"),
+                *("observe", "retry", "single"),
             )
         ),
         *(f"routing/{name}" for name in ("discover", "endpoints", "match", "router", "status")),

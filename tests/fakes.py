@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from gateway.ir.arriving import Taker
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.errors import Unavailable
+from gateway.transports.native.http2_streams import Stream
 
 R = TypeVar("R")
 
@@ -155,6 +157,28 @@ class FakeArriving:
             raise Unavailable("a part of it is gone")
         self.landed += 1
         return memoryview(self.body)
+
+
+class FrameByFrame(abc.ABC):
+    """A receiver of HTTP/2 that takes what is told together as if it had come frame by frame."""
+
+    @abc.abstractmethod
+    def head(self, stream: Stream, head: Any, *, end: bool) -> None:
+        """As `Receiver` says."""
+
+    @abc.abstractmethod
+    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+        """As `Receiver` says."""
+
+    def whole(self, stream: Stream, head: Any, view: memoryview, tail: Any) -> None:
+        self.head(stream, head, end=False)
+        self.data(stream, view, end=tail is None)
+        if tail is not None:
+            self.head(stream, tail, end=True)
+
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        for view in views:
+            self.data(stream, view, end=False)
 
 
 async def settle() -> None:

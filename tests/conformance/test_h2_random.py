@@ -26,6 +26,7 @@ from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_frames import NoHead
 from gateway.transports.native.http2_receiving import STREAM_WINDOW
 from gateway.transports.native.http2_streams import Stream
+from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
 REQUEST = b"".join(literal(name.encode(), value.encode()) for name, value in FIELDS)
@@ -74,7 +75,7 @@ def settings_of(step: Step) -> dict[Codes | int, int]:
     return choices[step.odd % len(choices)]
 
 
-class Echo:
+class Echo(FrameByFrame):
     """Our end; as a server it answers each stream with its body, as a client it keeps the answers."""
 
     def __init__(self, *, client: bool) -> None:
@@ -95,16 +96,6 @@ class Echo:
         self.bodies.setdefault(stream.number, b"")
         if end:
             self.data(stream, memoryview(b""), end=True)
-
-    def whole(self, stream: Stream, head: Any, view: memoryview, tail: Any) -> None:
-        self.head(stream, head, end=False)
-        self.data(stream, view, end=tail is None)
-        if tail is not None:
-            self.head(stream, tail, end=True)
-
-    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
-        for view in views:
-            self.data(stream, view, end=False)
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         self.bodies[stream.number] += view

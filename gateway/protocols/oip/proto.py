@@ -75,12 +75,7 @@ class InferReader:
                 return message, request_id, _plain(message.columns, raws)
             return message, request_id, self._inputs(message.tensors, raws)
         except WireError as error:
-            if rewritten:
-                raise MalformedMessage(
-                    f"message is not a usable ModelInferRequest: {error}"
-                ) from error
-            if isinstance(error, TooManyFields):
-                raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+            _check_for_library(error, ModelInferRequest, rewritten=rewritten)
         return self.request(_by_library(view, ModelInferRequest), rewritten=True)
 
     def response(
@@ -102,12 +97,7 @@ class InferReader:
                 return message, reply_id, _plain(message.columns, raws)
             return message, reply_id, self._outputs(message.tensors, raws, placed)
         except WireError as error:
-            if rewritten:
-                raise MalformedMessage(
-                    f"message is not a usable ModelInferResponse: {error}"
-                ) from error
-            if isinstance(error, TooManyFields):
-                raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+            _check_for_library(error, ModelInferResponse, rewritten=rewritten)
         return self.response(_by_library(view, ModelInferResponse), placed, rewritten=True)
 
     def _inputs(self, found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
@@ -214,6 +204,14 @@ def parse(view: memoryview, kind: type[M]) -> M:
             f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.full_name}"
         ) from error
     return message
+
+
+def _check_for_library(error: WireError, kind: type[Message], *, rewritten: bool) -> None:
+    """Raise what is wrong with a message for which the library need not be asked (again)."""
+    if rewritten:
+        raise MalformedMessage(f"message is not a usable {kind.__name__}: {error}") from error
+    if isinstance(error, TooManyFields):
+        raise TooLarge(f"{error}; repeated numbers are to be packed") from error
 
 
 def _by_library(view: memoryview, kind: type[Message]) -> memoryview:

@@ -11,34 +11,23 @@ Source: RFC 9113.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.transports.native import http2_frames as h2
-from gateway.transports.native.header_blocks import TABLE_BYTES, Field
+from gateway.transports.native.header_blocks import TABLE_BYTES
 from gateway.transports.native.http2_credit import EARNS_FROM_BYTES, MESSAGE_EARNS, RESET_COST
-from gateway.transports.native.http2_frames import H2Fault, StreamFault
+from gateway.transports.native.http2_frames import H2Fault
 from gateway.transports.native.http2_reader import FRAME_BYTES
 from gateway.transports.native.http2_receiving import (
     CONNECTION_WINDOW,
     STREAM_WINDOW,
-    Head,
-    Receiver,
     Receiving,
 )
 from gateway.transports.native.http2_streams import Stream
 
 
 class Http2(Receiving):
-    """One end of a connection.
-
-    Args:
-        receiver: Told of what comes.
-        read_head: Makes of header fields what the receiver is given, or a StreamFault; must
-            depend on nothing else, since its results are remembered.
-        client: Which end this is.
-        streams: How many the peer may have open at once; of a client, 0.
-        header_bytes: Most that the fields of one block may come to.
+    """One end of a connection, made as `Receiving` says.
 
     Attributes:
         out: What is to be written; the driver empties it.
@@ -47,22 +36,9 @@ class Http2(Receiving):
         exhausted: Whether a client has used all its stream numbers.
     """
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        read_head: Callable[[Sequence[Field]], Head | StreamFault],
-        *,
-        client: bool,
-        streams: int,
-        header_bytes: int,
-    ) -> None:
-        super().__init__(
-            receiver, read_head, client=client, streams=streams, header_bytes=header_bytes
-        )
-        self._peer_table = TABLE_BYTES
-        self.peer_streams = 100
-        self.exhausted = False
-        self._greet(header_bytes)
+    _peer_table = TABLE_BYTES
+    peer_streams = 100
+    exhausted = False
 
     def _greet(self, header_bytes: int) -> None:
         if self._client:

@@ -18,6 +18,7 @@ from gateway.transports.native.header_blocks import Field, literal
 from gateway.transports.native.http2 import Http2
 from gateway.transports.native.http2_frames import H2Fault, StreamFault, frame
 from gateway.transports.native.http2_streams import Stream
+from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
 BLOCK = b"".join(literal(name.encode(), value.encode()) for name, value in FIELDS)
@@ -26,7 +27,7 @@ TRAILERS = literal(b"grpc-status", b"0")
 PREFACE = frames.PREFACE + frames.settings([])
 
 
-class Seen:
+class Seen(FrameByFrame):
     """A receiver that keeps what it is told."""
 
     def __init__(self, *, client: bool = False, streams: int = 100) -> None:
@@ -51,16 +52,6 @@ class Seen:
 
     def head(self, stream: Stream, head: Any, *, end: bool) -> None:
         self.log.append(("head", stream.number, dict(head), end))
-
-    def whole(self, stream: Stream, head: Any, view: memoryview, tail: Any) -> None:
-        self.head(stream, head, end=False)
-        self.data(stream, view, end=tail is None)
-        if tail is not None:
-            self.head(stream, tail, end=True)
-
-    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
-        for view in views:
-            self.data(stream, view, end=False)
 
     def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
         self.data_of[stream.number] = self.data_of.get(stream.number, b"") + view
