@@ -36,11 +36,10 @@ class Http2(Receiving):
         exhausted: Whether a client has used all its stream numbers.
     """
 
-    _peer_table = TABLE_BYTES
-    peer_streams = 100
-    exhausted = False
-
-    def _greet(self, header_bytes: int) -> None:
+    def _begin(self, header_bytes: int) -> None:
+        self._peer_table = TABLE_BYTES
+        self.peer_streams = 100
+        self.exhausted = False
         if self._client:
             self.out.append(h2.PREFACE)
         own = (

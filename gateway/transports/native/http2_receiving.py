@@ -108,11 +108,11 @@ class Receiving(FrameReader):
         self.out: list[Buffer] = []
         self.outlet = Outlet(self.out, self.credit, self.streams, receiver.sent)
         self._whole = self._whole_answer if client else self._whole_call
-        self._greet(header_bytes)
+        self._begin(header_bytes)
 
     @abstractmethod
-    def _greet(self, header_bytes: int) -> None:
-        """Write what a connection begins with."""
+    def _begin(self, header_bytes: int) -> None:
+        """Make what the other half keeps, and write the greeting."""
 
     def close(self) -> None:
         """Let go of who is told: the connection is lost, and nothing is fed again. Once.
