@@ -48,7 +48,7 @@ def write_response(
         transport.write(_head(response, "", keep=keep, version=version))
         return
     body = response.body
-    size = len(body[0]) if len(body) == 1 else size_of(body)
+    size = size_of(body)
     framing = f"{_VARIES if varies else ''}Content-Length: {size}\r\n"
     head = _head(response, framing, keep=keep, version=version)
     if head_only or not size:

@@ -55,8 +55,7 @@ class GrpcRequest(Struct, frozen=True):
     @property
     def view(self) -> memoryview:
         """The message as one view; copies only when it has several buffers."""
-        message = self.message
-        return memoryview(message[0]) if len(message) == 1 else view_of(message)
+        return view_of(self.message)
 
 
 class GrpcResponse(Struct, frozen=True):
@@ -77,8 +76,7 @@ class GrpcResponse(Struct, frozen=True):
     @property
     def view(self) -> memoryview:
         """The message as one view; copies only when it has several buffers."""
-        message = self.message
-        return memoryview(message[0]) if len(message) == 1 else view_of(message)
+        return view_of(self.message)
 
 
 class MethodKind(enum.Enum):

@@ -24,7 +24,7 @@ from gateway.transports.native.http1_answers import Answer, AnswerHeads
 from gateway.transports.native.http_upstream import UpstreamConnection, read_buffer
 from gateway.transports.waiting import until
 from gateway.wheel import Wheel
-from gateway.wire.http import Buffer, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
 _JOIN_BYTES = 64 * 1024
@@ -242,7 +242,7 @@ class HttpClient:
     def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
         """Return *wire* as it is written: one buffer, unless it is large."""
         body = wire.body
-        size = sum(map(len, body))
+        size = size_of(body)
         target = (
             f"{self._prefix}{wire.path}?{wire.query}" if wire.query else self._prefix + wire.path
         )
