@@ -1,7 +1,7 @@
 """What compiling the hot modules with mypyc would gain: both builds in turn, in copies.
 
     python -m benchmarks.compiled                       # all of MODULES; minutes of compiling
-    python -m benchmarks.compiled gateway/wire/beside.py --only json-grpc --rounds 1
+    python -m benchmarks.compiled gateway/wire/metadata.py --only json-grpc --rounds 1
 
 NOTES.md says what was found, and why the gateway is not compiled. Needs a C compiler. Each round
 runs `stages` once for each build, in a process of its own; what is compared is a whole small
@@ -22,50 +22,98 @@ from gateway.telemetry import log
 
 _ROOT = Path(__file__).parent.parent
 
+# The hot path: folder, then its modules.
+_HOT_MODULES = {
+    "ir": ("streams",),
+    "policies": (
+        "classify",
+        "forward_headers",
+        "model_config",
+        "observe",
+        "single_reply",
+    ),
+    "policies/complete": (
+        "policy",
+        "tensors",
+    ),
+    "policies/limits": (
+        "concurrency",
+        "policy",
+        "retry",
+    ),
+    "protocols/oip/grpc": (
+        "decode",
+        "dialects",
+        "encode",
+        "management",
+        "scan",
+    ),
+    "protocols/oip/http": (
+        "infer_request",
+        "infer_response",
+        "infer_routes",
+    ),
+    "protocols/oip/json": (
+        "binary_tensors",
+        "elements",
+        "templates",
+        "write",
+    ),
+    "protocols/oip": ("shared_memory",),
+    "routing": (
+        "endpoints",
+        "match",
+        "model_discovery",
+        "router",
+        "server_status",
+    ),
+    "transports": ("admission",),
+    "transports/grpc": (
+        "admission",
+        "client_call",
+        "client_pool",
+        "headers",
+        "messages",
+    ),
+    "transports/http": (
+        "client_rules",
+        "exchange",
+        "headers",
+        "path_router",
+        "request_head",
+        "response_writer",
+        "timeout_headers",
+    ),
+    "transports/http1": (
+        "chunked",
+        "client_connection",
+        "head_reader",
+        "request",
+        "response_reader",
+    ),
+    "transports/http2": (
+        "connection",
+        "flood_control",
+        "frame_reader",
+        "frames",
+        "hpack",
+        "receiver",
+        "streams",
+    ),
+    "wire": (
+        "metadata",
+        "protobuf",
+    ),
+}
 MODULES = tuple(
-    f"gateway/{name}.py"
-    for name in (
-        "ir/streams",
-        *(f"wire/{name}" for name in ("beside", "protobuf")),
-        *(
-            f"protocols/oip/{name}"
-            for name in (
-                *("binary", "elements", "grpc_dialects", "http_stream", "json_write", "messages"),
-                *("moulds", "proto", "replies", "requests", "scan", "shared", "write"),
-            )
-        ),
-        *(
-            f"transports/{name}"
-            for name in (
-                *("admission", "deadlines", "grpc_admission", "headers", "http_answers"),
-                *("http_asking", "http_exchange", "http_head", "http_table"),
-            )
-        ),
-        *(
-            f"transports/native/{name}"
-            for name in (
-                *("chunks", "grpc_exchange", "grpc_heads", "grpc_messages", "grpc_pool"),
-                *("header_blocks", "http1", "http1_answers", "http2", "http2_credit"),
-                *("http2_frames", "http2_reader", "http2_receiving", "http2_streams"),
-                *("http_incoming", "http_upstream"),
-            )
-        ),
-        *(
-            f"policies/{name}"
-            for name in (
-                *("classify", "complete", "describe", "filling", "forward", "guard", "limit"),
-                *("observe", "retry", "single"),
-            )
-        ),
-        *(f"routing/{name}" for name in ("discover", "endpoints", "match", "router", "status")),
-    )
+    f"gateway/{folder}/{name}.py" for folder, names in _HOT_MODULES.items() for name in names
 )
 """On the path of a small request, and taken by mypyc.
 
 It does not take asynchronous generators (frontend, upstream, grpc_call, grpc_incoming), generic
 protocols checked at run time (wire/codec), classes that interpreted ones inherit from (oip/grpc,
-oip/http), classes with slots of others (policies/timeout, and so wheel), or children of asyncio's
-classes (waiting).
+oip/http), classes with slots of others (policies/limits/deadline, and so the timer wheel), or
+children of asyncio's classes (net/write_drain).
 """
 
 _FUTURE = "from __future__ import annotations\n"

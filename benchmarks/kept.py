@@ -33,7 +33,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.data import as_numpy
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import array_tensor
-from gateway.policies.joining import WHOLE
+from gateway.policies.batch.merge import WHOLE
 from gateway.registry import protocol
 from gateway.wire.http import Headers, HttpRequest
 

@@ -33,7 +33,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, array_tensor
-from gateway.policies.complete import Complete
+from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 
 Say = Callable[[str], None]

@@ -27,7 +27,7 @@ from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, 
 from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
 from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
-from gateway.app.memory import leave_what_stays
+from gateway.app.process import leave_what_stays
 from gateway.config.load import load_text
 from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.limits import MessageLimits

@@ -39,7 +39,7 @@ def protocol(name: str, /) -> ProtocolSpec:
 
 
 def backend(name: str, /) -> Any:
-    """Return what makes models of the backend called *name*; see `gateway.backends.plan`.
+    """Return what makes models of the backend called *name*; see `gateway.backends.model_spec`.
 
     Raises:
         LookupError: There is none, or it cannot be imported; the text says why.

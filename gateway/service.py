@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
+from gateway.concurrency.timer_wheel import Wheel
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
-from gateway.wheel import Wheel
 
 R = TypeVar("R")
 

@@ -27,7 +27,7 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.landing import arriving_in, landed
+from gateway.ir.streaming_body import arriving_in, landed
 from gateway.ir.streams import close_stream
 from gateway.service import Answering, Service
 from gateway.wire.codec import Codec, PassingCodec, SplitCodec

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-from gateway.ir.arriving import Taker
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.errors import Unavailable
-from gateway.transports.native.http2_streams import Stream
+from gateway.ir.streaming_body import Taker
+from gateway.transports.http2.streams import Stream
 
 R = TypeVar("R")
 

@@ -5,10 +5,10 @@ read again.
 """
 
 from gateway.app.check import check
+from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
-from gateway.app.rules import Explanation, explain_call
-from gateway.app.running import run
-from gateway.app.starting import StartError
+from gateway.app.route_rules import Explanation, explain_call
+from gateway.app.run import run
 from gateway.app.upstreams import Connected, connect
 
 __all__ = [

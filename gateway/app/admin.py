@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import orjson
 import structlog
 
-from gateway.app.starting import reason_of
+from gateway.app.errors import reason_of
 from gateway.config.models import AdminConfig
 from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import Budget
-from gateway.transports.base import HttpMount, Server, ServerLimits
+from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.reference.http_server import HttpServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 

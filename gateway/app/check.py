@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gateway.app.graphs import check_graphs
+from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.signatures import metadata_of
-from gateway.app.workers.refusals import shared_state
+from gateway.app.worker_limits import shared_state
 from gateway.config.load import Loaded
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.tree import KeyPath, Problem
+from gateway.config.yaml_tree import KeyPath, Problem
 from gateway.registry import PROTOCOLS, backend, protocol
 
 

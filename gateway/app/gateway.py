@@ -13,39 +13,38 @@ import structlog
 
 from gateway import __version__
 from gateway.app.admin import start_pages
+from gateway.app.batching import shared_upstream
 from gateway.app.check import check
+from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.listeners import Shared, build_listener, received_bytes
-from gateway.app.memory import GivesBack
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
-from gateway.app.readiness import forgiving
-from gateway.app.routes import BuiltRoute, Place, build_route
-from gateway.app.rules import named_models, ruled_routes
-from gateway.app.sharing import shared_upstream
-from gateway.app.starting import REASONS, StartError, reason_of
+from gateway.app.process import GivesBack
+from gateway.app.route_rules import named_models, ruled_routes
+from gateway.app.routes import BuiltRoute, Place, build_route, forgiving
 from gateway.app.upstreams import BuiltUpstream, build_upstream
-from gateway.app.workers.seat import ALONE, Seat
+from gateway.app.worker_slot import ALONE, Seat
 from gateway.config.load import ConfigError, Loaded
 from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import OK, Observation, Observe
-from gateway.policies.regions import Regions
-from gateway.policies.shared_memory import Forwarded, Mapped, Memory, Refused, SharedMemory
-from gateway.policies.tally import Tally
-from gateway.routing.keys import Known
+from gateway.policies.shared_memory.policy import Forwarded, Mapped, Memory, Refused, SharedMemory
+from gateway.policies.shared_memory.regions import Regions
+from gateway.policies.usage_statistics import Tally
 from gateway.routing.match import Matcher
+from gateway.routing.model_keys import Known
 from gateway.routing.router import Router
-from gateway.routing.server import Index, ServerAnswers, ServerOptions
-from gateway.routing.status import Statuses
-from gateway.routing.targets import Relisting, Targets
+from gateway.routing.server_info import Index, ServerAnswers, ServerOptions
+from gateway.routing.server_status import Statuses
+from gateway.routing.upstream_questions import Relisting, Targets
 from gateway.service import Service
 from gateway.telemetry import log as logs
 from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.trends import Trends
+from gateway.telemetry.rolling_stats import Trends
 from gateway.transports.admission import Budget
-from gateway.transports.base import Server
-from gateway.transports.passthrough import Passthrough
+from gateway.transports.contract import Server
+from gateway.transports.http.passthrough import Passthrough
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from gateway.app.makes import HTTP_SERVERS, grpc_server
+from gateway.app.transports import HTTP_SERVERS, grpc_server
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
 from gateway.config.units import UNIX, Address, StreamAddress
@@ -20,23 +20,23 @@ from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.registry import PROTOCOLS, protocol
-from gateway.routing.keys import Keys, Known
+from gateway.routing.model_keys import Keys, Known
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import Budget, ConnectionCount
-from gateway.transports.base import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
-from gateway.transports.grpc_health import Health
-from gateway.transports.grpc_reflection import Reflection
-from gateway.transports.native.grpc_server import GrpcServer as HandedGrpcServer
-from gateway.transports.stream_beside import (
+from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
+from gateway.transports.grpc.health import Health
+from gateway.transports.grpc.reflection import Reflection
+from gateway.transports.grpc.server import GrpcServer as HandedGrpcServer
+from gateway.transports.net.tls import ServerTls, server_context
+from gateway.transports.stream.protocol_sniffing import (
     Beside,
     ConnectionServer,
     MayBe,
     may_be_http,
     may_be_http2,
 )
-from gateway.transports.stream_server import StreamServer
-from gateway.transports.tls import ServerTls, server_context
+from gateway.transports.stream.server import StreamServer
 from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
 
 log = structlog.get_logger(__name__)

@@ -9,23 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
+from gateway.app.batching import is_shared, shared
 from gateway.app.routes import Place
-from gateway.app.sharing import is_shared, shared
 from gateway.app.signatures import Signatures, metadata_of
-from gateway.app.workers.refusals import STATELESS
-from gateway.backends.loading import Loadable
-from gateway.backends.plan import Plan
+from gateway.app.worker_limits import STATELESS
+from gateway.backends.model_spec import Plan
+from gateway.backends.reloadable import Loadable
 from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.context import Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
+from gateway.policies.buffer_body import Land
 from gateway.policies.classify import Classify
-from gateway.policies.complete import Complete
-from gateway.policies.describe import Describe
-from gateway.policies.forward import Forward
-from gateway.policies.land import Land
-from gateway.policies.unsequenced import Unsequenced
+from gateway.policies.complete.policy import Complete
+from gateway.policies.forward_headers import Forward
+from gateway.policies.model_config import Describe
+from gateway.policies.reject_sequences import Unsequenced
 from gateway.registry import backend
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics

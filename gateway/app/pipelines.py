@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from gateway.app.graphs import graph_of
+from gateway.app.pipeline_graphs import graph_of
 from gateway.app.routes import BuiltRoute, Place, Ready
 from gateway.app.signatures import metadata_of
 from gateway.config.models import Config
@@ -20,19 +20,19 @@ from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.pipelines.graph import Graph, Step
-from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.pipeline import Pipeline
+from gateway.pipelines.signature_cache import Knowledge
+from gateway.policies.buffer_body import Land
 from gateway.policies.classify import Classify
-from gateway.policies.complete import Complete
-from gateway.policies.describe import Describe
-from gateway.policies.land import Land
+from gateway.policies.complete.policy import Complete
 from gateway.policies.metadata_cache import MetadataCache
+from gateway.policies.model_config import Describe
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
-from gateway.routing.server import ServerAnswers
+from gateway.routing.server_info import ServerAnswers
 from gateway.service import Service
+from gateway.telemetry.call_path import unnoted
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.taken import unnoted
 
 R = TypeVar("R")
 

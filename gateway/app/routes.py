@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.app.rules import RuledRoute, target_name
+from gateway.app.route_rules import RuledRoute, own_models, target_name
+from gateway.backends.reloadable import Loadable
 from gateway.config.models import Config, PoliciesConfig, RouteConfig, TargetConfig
-from gateway.policies.guard import Guard
-from gateway.policies.limit import Places
+from gateway.pipelines.pipeline import Pipeline
+from gateway.policies.limits.concurrency import Places
+from gateway.policies.limits.policy import Guard
+from gateway.policies.limits.retry import Retries
 from gateway.policies.rename import Rename
-from gateway.policies.retry import Retries
 from gateway.routing.balance import Balance, Readiness, Target
-from gateway.routing.discover import Discover
+from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
 from gateway.service import Service
 
@@ -122,3 +124,28 @@ def _target_service(
         inputs=tensors.inputs,
         outputs=tensors.outputs,
     )
+
+
+def forgiving(
+    built: BuiltRoute, models: Mapping[str, Loadable], pipelines: Mapping[str, Pipeline]
+) -> Ready:
+    """Return a route's readiness, true also where all that it leads to has been unloaded.
+
+    Args:
+        built: The route.
+        models: The gateway's own, by name.
+        pipelines: By name; one of whose models is unloaded is as good as unloaded.
+    """
+
+    def unloaded(name: str) -> bool:
+        if name in models:
+            return models[name].unloaded
+        pipeline = pipelines.get(name)
+        return pipeline is not None and any(
+            unloaded(step.model.name) for step in pipeline.graph.steps
+        )
+
+    names = own_models(built.ruled)
+    if not names:
+        return built.ready
+    return lambda: built.ready() or all(map(unloaded, names))

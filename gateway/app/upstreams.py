@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.app.makes import Make, grpc_client, http_client
 from gateway.app.signatures import Signatures
+from gateway.app.transports import Make, grpc_client, http_client
 from gateway.config.models import (
     ClientLimitsConfig,
     MessageLimitsConfig,
@@ -22,20 +22,20 @@ from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.policies.classify import Classify
-from gateway.policies.complete import Complete
-from gateway.policies.describe import Describe
-from gateway.policies.forward import Forward
-from gateway.policies.single import Single
-from gateway.policies.unloaded import Unloaded
+from gateway.policies.complete.policy import Complete
+from gateway.policies.confirm_unload import Unloaded
+from gateway.policies.forward_headers import Forward
+from gateway.policies.model_config import Describe
+from gateway.policies.single_reply import Single
 from gateway.registry import protocol
-from gateway.routing.affinity import IDLE_S
 from gateway.routing.endpoints import Endpoint, Endpoints, Picker
-from gateway.routing.probe import Prober
+from gateway.routing.health_probe import Prober
+from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.base import ClientLimits, GrpcClient, HttpClient
-from gateway.transports.stream_client import StreamClient
-from gateway.transports.tls import ClientTls, client_context
+from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
+from gateway.transports.net.tls import ClientTls, client_context
+from gateway.transports.stream.client import StreamClient
 from gateway.upstream import SettlingUpstream, Upstream
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import numpy.typing as npt
 import structlog
 
-from gateway.backends.checks import Arrays, Signature
+from gateway.backends.instance_pool import Places
 from gateway.backends.job import Job
-from gateway.backends.places import Places
+from gateway.backends.validation import Arrays, Signature
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,

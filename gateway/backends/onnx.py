@@ -18,8 +18,8 @@ import numpy.typing as npt
 import structlog
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.checks import Arrays
-from gateway.backends.files import one_line, read_labels, zeros
+from gateway.backends.model_files import one_line, read_labels, zeros
+from gateway.backends.validation import Arrays
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata

@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.checks import Arrays
-from gateway.backends.plan import Plan
+from gateway.backends.model_spec import Plan
+from gateway.backends.validation import Arrays
 from gateway.backends.versions import Versions
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backends.base import Backend, LoadError
+from gateway.backends.model_spec import Plan
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
-from gateway.backends.plan import Plan
 from gateway.backends.versions import Versions
 from gateway.ir.context import ModelRef
 

@@ -16,6 +16,6 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"gateway {__version__}\n")
         return
-    from gateway.cli.verbs import run  # noqa: PLC0415  # not worth its time for --version
+    from gateway.cli.commands import run  # noqa: PLC0415  # not worth its time for --version
 
     sys.exit(run(sys.argv[1:]))

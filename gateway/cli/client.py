@@ -37,7 +37,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidTensor
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.policies.complete import Complete
+from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 
 DEFAULT_URL = "oip+http://127.0.0.1:8000"

@@ -23,7 +23,7 @@ from gateway.cli.output import (
 )
 from gateway.config.load import ConfigError, Loaded, load_file
 from gateway.config.sidecar import load_mapping
-from gateway.config.tree import Problem
+from gateway.config.yaml_tree import Problem
 
 ConfigArgument = Annotated[
     Path | None, typer.Argument(metavar="CONFIG.yaml", exists=True, dir_okay=False)

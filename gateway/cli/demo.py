@@ -10,11 +10,11 @@ import typer
 
 from gateway.app import Gateway
 from gateway.cli.output import FAILED, Form, OutputOption, note, say, say_json, table
+from gateway.cli.run import run_mapping
 from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
-from gateway.cli.starting import run_mapping
-from gateway.demo.scans import Scan, Sentence, draw, load_scans, load_sentences
-from gateway.demo.serving import demo_config
-from gateway.demo.tour import Trip, ask_language, travel, ways
+from gateway.demo.client import Trip, ask_language, travel, ways
+from gateway.demo.config import demo_config
+from gateway.demo.samples import Scan, Sentence, draw, load_scans, load_sentences
 from gateway.ir.errors import GatewayError
 
 

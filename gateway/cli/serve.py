@@ -9,10 +9,10 @@ import typer
 
 from gateway.cli.configuration import ConfigArgument, ConfigOption, checked, chosen
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.cli.starting import run_loaded, run_mapping
+from gateway.cli.run import run_loaded, run_mapping
 from gateway.config.sidecar import sidecar_config
 from gateway.config.units import parse_workers
-from gateway.demo.serving import demo_config
+from gateway.demo.config import demo_config
 
 HttpOption = Annotated[
     str | None,

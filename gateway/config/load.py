@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.models import Config
-from gateway.config.tree import KeyPath, Problem, Tree, path_text, read_tree
+from gateway.config.yaml_tree import KeyPath, Problem, Tree, path_text, read_tree
 
 
 class ConfigError(ValueError):

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gateway.ir.arriving import Arriving
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 
 if TYPE_CHECKING:
+    from gateway.ir.streaming_body import Arriving
     from gateway.ir.tensor import Shape, Tensor
 
 _LENGTH = struct.Struct("<I")

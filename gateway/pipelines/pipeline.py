@@ -23,7 +23,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import ArrayData
-from gateway.ir.declared import listed
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -33,11 +32,12 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
-from gateway.pipelines.failures import DOUBTFUL, failure, misfit
-from gateway.pipelines.flow import flow
+from gateway.ir.validation import listed
+from gateway.pipelines.errors import DOUBTFUL, failure, misfit
+from gateway.pipelines.executor import flow
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
-from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.signature import MisfitError
+from gateway.pipelines.signature_cache import Knowledge
 from gateway.service import Dispatch, Service
 
 log = structlog.get_logger(__name__)

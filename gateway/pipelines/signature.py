@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gateway.ir.declared import listed
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape
+from gateway.ir.validation import listed
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 
 PLATFORM = "pipeline"

@@ -21,7 +21,7 @@ from gateway.ir.data import ItemsData, RawData, ShareData, SharedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor
-from gateway.policies.joining import WHOLE, crossing, in_canonical_order, typed
+from gateway.policies.batch.merge import WHOLE, crossing, in_canonical_order, typed
 from gateway.service import Service
 
 R = TypeVar("R")

@@ -25,8 +25,8 @@ from gateway.ir.calls import (
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import watch
 from gateway.service import Service, past
+from gateway.telemetry.call_path import TAKEN, Taken
 from gateway.telemetry.log import WarningBudget
-from gateway.telemetry.taken import TAKEN, Taken
 
 log = structlog.get_logger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
-from gateway.routing.affinity import IDLE_S, Affinity
-from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
+from gateway.routing.broadcast import EVERYWHERE, ask_everywhere
+from gateway.routing.sequence_affinity import IDLE_S, Affinity
 from gateway.service import Answering, Service
-from gateway.telemetry.taken import note_target
+from gateway.telemetry.call_path import note_target
 
 R = TypeVar("R")
 

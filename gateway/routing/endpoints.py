@@ -21,8 +21,8 @@ from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as Place
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
 from gateway.ir.streams import watch
-from gateway.routing.affinity import IDLE_S, Affinity
-from gateway.routing.everywhere import EVERYWHERE, ask_everywhere
+from gateway.routing.broadcast import EVERYWHERE, ask_everywhere
+from gateway.routing.sequence_affinity import IDLE_S, Affinity
 from gateway.service import Answering, Service
 
 log = structlog.get_logger(__name__)

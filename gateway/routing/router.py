@@ -18,7 +18,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import Matcher, Rule, Verdict
 from gateway.service import Answering, Service
-from gateway.telemetry.taken import note_route
+from gateway.telemetry.call_path import note_route
 
 R = TypeVar("R")
 

@@ -19,10 +19,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
-from gateway.telemetry.answered import AnsweredMetrics, Labels
-from gateway.telemetry.sharing import SharingMetrics
-from gateway.telemetry.steps import StepMetrics
-from gateway.telemetry.usage import Usage
+from gateway.telemetry.batching_metrics import SharingMetrics
+from gateway.telemetry.call_metrics import AnsweredMetrics, Labels
+from gateway.telemetry.model_usage import Usage
+from gateway.telemetry.pipeline_metrics import StepMetrics
 
 UNKNOWN = "_unknown"
 

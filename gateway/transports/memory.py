@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import DeadlineExceeded, NotSent, UpstreamProtocolError
-from gateway.transports.base import ServerFrontend
-from gateway.transports.headers import FRAMING
+from gateway.transports.contract import ServerFrontend
+from gateway.transports.http.headers import FRAMING
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse, size_of
 from gateway.wire.stream import Frame

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gateway.ir.arriving import Arriving
+from gateway.ir.streaming_body import Arriving
 from gateway.wire.http import Buffer, view_of
 
 Metadata = tuple[tuple[str, str | bytes], ...]

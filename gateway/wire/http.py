@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gateway.ir.arriving import Arriving
+from gateway.ir.streaming_body import Arriving
 
 Buffer = bytes | bytearray | memoryview
 

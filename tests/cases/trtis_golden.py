@@ -16,7 +16,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
-from gateway.protocols.trtis.status import read_model
+from gateway.protocols.trtis.server_status import read_model
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -17,7 +17,7 @@ import pytest
 from grpc import aio
 
 from gateway.ir.errors import DeadlineExceeded, NotSent
-from gateway.transports.base import ClientLimits, GrpcClient, ServerLimits
+from gateway.transports.contract import ClientLimits, GrpcClient, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import BIDI, MAKES, STREAM, UNARY, Answers, calling, serving
 

@@ -20,12 +20,12 @@ import h2.settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.transports.native import http2_frames as frames
-from gateway.transports.native.header_blocks import Field, literal
-from gateway.transports.native.http2 import Http2
-from gateway.transports.native.http2_frames import NoHead
-from gateway.transports.native.http2_receiving import STREAM_WINDOW
-from gateway.transports.native.http2_streams import Stream
+from gateway.transports.http2 import frames
+from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.frames import NoHead
+from gateway.transports.http2.hpack import Field, literal
+from gateway.transports.http2.receiver import STREAM_WINDOW
+from gateway.transports.http2.streams import Stream
 from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]

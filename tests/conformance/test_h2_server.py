@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transports.base import ServerLimits
+from gateway.transports.contract import ServerLimits
 from tests.conformance.h2_cases import CASES
 from tests.conformance.h2_kit import outcome
 from tests.integration.grpc_echo import MAKES, Answers, echo, serving

@@ -17,7 +17,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.transports.base import ClientLimits, HttpClient
+from gateway.transports.contract import ClientLimits, HttpClient
 from gateway.wire.http import Headers, HttpRequest
 from tests.integration.http_kit import HTTP_MAKES
 

@@ -21,10 +21,10 @@ from aiohttp.http_parser import HttpRequestParserPy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transports.base import ServerLimits
-from gateway.transports.faults import HttpFault
-from gateway.transports.http_head import Head, read_head
-from gateway.transports.native.http1 import HeadReader, Memory
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.request_head import Head, read_head
+from gateway.transports.http1.head_reader import HeadReader, Memory
 from tests.hostile.test_http_framing import CASES
 
 LIMITS = ServerLimits()

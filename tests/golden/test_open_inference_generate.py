@@ -26,7 +26,7 @@ from gateway.ir.errors import UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.policies.complete import Complete
+from gateway.policies.complete.policy import Complete
 from gateway.registry import protocol
 from gateway.wire.http import HttpRequest, HttpResponse
 from tests.fakes import FakeStream, ScriptedService

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from gateway.backends.base import LoadError
-from gateway.backends.torch import TorchBackend, TorchOptions
+from gateway.backends.torch.backend import TorchBackend, TorchOptions
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.data import as_numpy

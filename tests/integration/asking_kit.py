@@ -17,7 +17,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import as_numpy
 from gateway.ir.tensor import array_tensor
-from gateway.policies.complete import Complete
+from gateway.policies.complete.policy import Complete
 from gateway.registry import PROTOCOLS, protocol
 
 Array = npt.NDArray[Any]

@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from gateway.frontend import Frontend
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.arriving import PassingGrpcCodec, PassingHttpCodec
+from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
 from gateway.transports.admission import Budget
-from gateway.transports.base import ClientLimits, GrpcMount, HttpMount, ServerLimits
-from gateway.transports.native.grpc_client import GrpcClient
-from gateway.transports.native.grpc_server import GrpcServer
-from gateway.transports.native.http_server import HttpServer
+from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, ServerLimits
+from gateway.transports.grpc.client import GrpcClient
+from gateway.transports.grpc.server import GrpcServer
+from gateway.transports.http1.server import HttpServer
 from gateway.upstream import Upstream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from tests.integration.http_kit import Answer, Raw, eventually

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.transports.base import (
+from gateway.transports.contract import (
     Budget,
     ClientLimits,
     GrpcClient,
@@ -22,11 +22,9 @@ from gateway.transports.base import (
     Server,
     ServerLimits,
 )
-from gateway.transports.native.grpc_client import GrpcClient as NativeClient
-from gateway.transports.native.grpc_server import GrpcServer as NativeServer
-from gateway.transports.reference.grpc_client import GrpcClient as ReferenceClient
-from gateway.transports.reference.grpc_server import GrpcServer as ReferenceServer
-from gateway.transports.tls import (
+from gateway.transports.grpc.client import GrpcClient as NativeClient
+from gateway.transports.grpc.server import GrpcServer as NativeServer
+from gateway.transports.net.tls import (
     ClientTls,
     ServerTls,
     client_context,
@@ -34,6 +32,8 @@ from gateway.transports.tls import (
     grpc_server_credentials,
     server_context,
 )
+from gateway.transports.reference.grpc_client import GrpcClient as ReferenceClient
+from gateway.transports.reference.grpc_server import GrpcServer as ReferenceServer
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
 UNARY = "/test.Echo/Unary"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.transports.base import Budget, HttpFrontend, HttpMount, ServerLimits
-from gateway.transports.http_listener import HttpListener
-from gateway.transports.native.http_client import HttpClient as NativeClient
-from gateway.transports.native.http_server import HttpServer as NativeServer
+from gateway.transports.contract import Budget, HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.http.listener import HttpListener
+from gateway.transports.http1.client import HttpClient as NativeClient
+from gateway.transports.http1.server import HttpServer as NativeServer
 from gateway.transports.reference.http_client import HttpClient as ReferenceClient
 from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

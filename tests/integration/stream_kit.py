@@ -13,8 +13,8 @@ from typing import Any
 from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.graphpipe.stream import SizePrefixFramer
-from gateway.transports.base import Budget, ServerLimits, StreamFrontend
-from gateway.transports.stream_server import StreamServer
+from gateway.transports.contract import Budget, ServerLimits, StreamFrontend
+from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame, Framer
 

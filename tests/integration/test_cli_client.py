@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli.verbs import command_line
+from gateway.cli.commands import command_line
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.registry import PROTOCOLS, protocol
 from tests.integration.cli_kit import Running, gateway, serving

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo.scans import load_scans
+from gateway.demo.samples import load_scans
 from tests.cases import brpc_oracle as brpc
 from tests.integration.cli_kit import Running, gateway, get, serving
 

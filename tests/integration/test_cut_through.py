@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.policies.guard import Guard
-from gateway.policies.retry import Retries
+from gateway.policies.limits.policy import Guard
+from gateway.policies.limits.retry import Retries
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
-from gateway.transports.base import ClientLimits
-from gateway.transports.native.http_client import HttpClient
+from gateway.transports.contract import ClientLimits
+from gateway.transports.http1.client import HttpClient
 from gateway.wire.http import HttpRequest
 from tests.integration.cut_kit import MIB, Far, FarGrpc, answer_of, grpc_near, near, request
 from tests.integration.http_kit import eventually

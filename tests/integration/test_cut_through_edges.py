@@ -12,11 +12,11 @@ import trustme
 
 from benchmarks import resident
 from gateway.policies.observe import Observation, Observe
-from gateway.protocols.oip.arriving import PassingGrpcCodec
-from gateway.transports.base import ClientLimits
-from gateway.transports.native import http2_frames as frames
-from gateway.transports.native.grpc_client import GrpcClient
-from gateway.transports.native.http_client import HttpClient
+from gateway.protocols.oip.cut_through import PassingGrpcCodec
+from gateway.transports.contract import ClientLimits
+from gateway.transports.grpc.client import GrpcClient
+from gateway.transports.http1.client import HttpClient
+from gateway.transports.http2 import frames
 from tests.integration.cut_kit import LIMITS, MIB, Far, answer_of, near, request
 from tests.integration.http_kit import Raw, eventually
 

@@ -27,9 +27,9 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
-from gateway.transports.base import ClientLimits
-from gateway.transports.native.grpc_client import GrpcClient
-from gateway.transports.native.http_client import HttpClient
+from gateway.transports.contract import ClientLimits
+from gateway.transports.grpc.client import GrpcClient
+from gateway.transports.http1.client import HttpClient
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
 from tests.fakes import settle

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable
-from gateway.transports.base import ClientLimits, GrpcClient
+from gateway.transports.contract import ClientLimits, GrpcClient
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     STREAM,

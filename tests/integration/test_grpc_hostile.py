@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.transports.base import ServerLimits
+from gateway.transports.contract import ServerLimits
 from gateway.wire.grpc import GrpcStatus
 from tests.integration.grpc_echo import (
     STREAM,

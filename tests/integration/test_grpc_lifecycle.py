@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 
 from gateway.ir.errors import Unavailable
-from gateway.transports.base import ClientLimits, Server
+from gateway.transports.contract import ClientLimits, Server
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     BIDI,

@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from gateway.ir.errors import Overloaded, TooLarge
-from gateway.transports.base import Budget, ClientLimits, ServerLimits
+from gateway.transports.contract import Budget, ClientLimits, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     STREAM,

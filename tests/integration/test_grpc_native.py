@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import GatewayError, Unavailable
-from gateway.transports.base import Budget, ClientLimits, GrpcMount, ServerLimits
-from gateway.transports.grpc_health import Health
-from gateway.transports.native import http2_frames as frames
-from gateway.transports.native.grpc_server import GrpcServer
-from gateway.transports.native.header_blocks import literal
+from gateway.transports.contract import Budget, ClientLimits, GrpcMount, ServerLimits
+from gateway.transports.grpc.health import Health
+from gateway.transports.grpc.server import GrpcServer
+from gateway.transports.http2 import frames
+from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     MAKES,

@@ -13,10 +13,10 @@ import pytest
 from grpc import aio
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
-from gateway.transports.base import ClientLimits, ServerLimits
-from gateway.transports.native import http2_frames as frames
-from gateway.transports.native.grpc_heads import RESPONSE_HEAD, only_block, trailers_block
-from gateway.transports.native.header_blocks import literal
+from gateway.transports.contract import ClientLimits, ServerLimits
+from gateway.transports.grpc.headers import RESPONSE_HEAD, only_block, trailers_block
+from gateway.transports.http2 import frames
+from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcStatus
 from tests.integration.grpc_echo import MAKES, Slow, ask, calling, new_client, only_quiet, serving
 

@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from gateway.transports.base import ServerLimits
-from gateway.transports.grpc_health import Health
-from gateway.transports.grpc_reflection import Reflection
+from gateway.transports.contract import ServerLimits
+from gateway.transports.grpc.health import Health
+from gateway.transports.grpc.reflection import Reflection
 from gateway.wire.protobuf import WireError
 from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_quiet, serving
 

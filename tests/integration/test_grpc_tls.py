@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from gateway.ir.errors import NotSent
-from gateway.transports import tls
+from gateway.transports.net import tls
 from tests.integration.grpc_echo import Answers, ask, calling, echo, serving
 
 

@@ -23,7 +23,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.streams import close_stream
-from gateway.transports.base import ClientLimits, HttpClient
+from gateway.transports.contract import ClientLimits, HttpClient
 from gateway.wire.http import Headers, HttpRequest
 from tests.integration.http_kit import HTTP_MAKES, Echo, Parts, Running, Slow, eventually, serving
 

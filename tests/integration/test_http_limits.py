@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.base import Budget, HttpMount, ServerLimits
+from gateway.transports.contract import Budget, HttpMount, ServerLimits
 from tests.integration.http_kit import (
     HTTP_MAKES,
     Answer,
@@ -366,7 +366,7 @@ async def test_operators_are_shut_out_when_descriptors_are_short(
     reserve: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tenth of the descriptors is kept for the server that operators use."""
-    short = "gateway.transports.doors.descriptors_short"
+    short = "gateway.transports.admission.descriptors_short"
     monkeypatch.setattr(short, lambda _sock: True)
     server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), Echo())],

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.transports.base import ClientLimits
-from gateway.transports.passthrough import Passthrough
+from gateway.transports.contract import ClientLimits
+from gateway.transports.http.passthrough import Passthrough
 from tests.integration.http_kit import HTTP_MAKES, Echo, Running, parse, post, serving
 from tests.integration.test_http_client import Script, hang, says, upstream
 

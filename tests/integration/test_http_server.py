@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.transports.base import Budget, ServerLimits
+from gateway.transports.contract import Budget, ServerLimits
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.integration.http_kit import (
     HTTP_MAKES,

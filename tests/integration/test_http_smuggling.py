@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transports.faults import HttpFault
+from gateway.transports.http.faults import HttpFault
 from tests.integration.http_kit import Echo, parse, post, serving
 
 pytestmark = pytest.mark.usefixtures("http_makes")

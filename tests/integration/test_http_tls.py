@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from gateway.ir.errors import NotSent
-from gateway.transports.base import ClientLimits
+from gateway.transports.contract import ClientLimits
 from gateway.wire.http import HttpRequest
 from tests.integration.http_kit import HTTP_MAKES, Echo, serving
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from gateway.app import Gateway
 from gateway.config.load import load_text
-from gateway.demo.scans import load_scans
+from gateway.demo.samples import load_scans
 from gateway.ir.calls import ModelReadyRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unavailable

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from gateway.app.makes import HTTP_SERVERS, Make, grpc_server
+from gateway.app.transports import HTTP_SERVERS, Make, grpc_server
 from gateway.ir.errors import GatewayError
-from gateway.transports.base import Budget, GrpcMount, HttpMount, Server, ServerLimits
-from gateway.transports.port_guard import PortGuard
-from gateway.transports.stream_server import StreamServer
+from gateway.transports.contract import Budget, GrpcMount, HttpMount, Server, ServerLimits
+from gateway.transports.net.port_reservation import PortGuard
+from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
 from tests.integration.grpc_echo import METHODS, Answers, echo

@@ -15,20 +15,20 @@ import trustme
 
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.grps.frames import looks_like, server_framer
+from gateway.protocols.grps.brpc.framing import looks_like, server_framer
 from gateway.transports.admission import Budget, ConnectionCount
-from gateway.transports.base import (
+from gateway.transports.contract import (
     ClientLimits,
     GrpcFrontend,
     GrpcMount,
     HttpMount,
     ServerLimits,
 )
-from gateway.transports.native.grpc_client import GrpcClient
-from gateway.transports.native.grpc_server import GrpcServer
+from gateway.transports.grpc.client import GrpcClient
+from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
-from gateway.transports.stream_beside import Beside, may_be_http, may_be_http2
-from gateway.transports.stream_server import StreamServer
+from gateway.transports.stream.protocol_sniffing import Beside, may_be_http, may_be_http2
+from gateway.transports.stream.server import StreamServer
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.stream import Frame

@@ -22,8 +22,8 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
-from gateway.transports.base import ClientLimits
-from gateway.transports.stream_client import StreamClient
+from gateway.transports.contract import ClientLimits
+from gateway.transports.stream.client import StreamClient
 from gateway.wire.stream import Frame, Framer
 from tests.integration.http_kit import eventually
 from tests.integration.stream_kit import (

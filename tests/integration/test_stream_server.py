@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.base import Budget, ServerLimits
-from gateway.transports.stream_server import StreamServer
+from gateway.transports.contract import Budget, ServerLimits
+from gateway.transports.stream.server import StreamServer
 from tests.integration.http_kit import eventually
 from tests.integration.stream_kit import (
     LOOPBACK,

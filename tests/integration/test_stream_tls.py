@@ -9,8 +9,8 @@ import pytest
 import trustme
 
 from gateway.ir.errors import NotSent
-from gateway.transports.base import ClientLimits
-from gateway.transports.stream_client import StreamClient
+from gateway.transports.contract import ClientLimits
+from gateway.transports.stream.client import StreamClient
 from gateway.wire.stream import Frame
 from tests.integration.http_kit import eventually
 from tests.integration.stream_kit import Echo, Slow, ordered, payload_of, serving

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
-from gateway.transports.base import ClientLimits
+from gateway.transports.contract import ClientLimits
 from gateway.transports.reference.grpc_client import GrpcClient
 from gateway.transports.reference.http_client import HttpClient
 from tests.integration.cli_kit import Running, get

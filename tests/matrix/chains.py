@@ -15,9 +15,9 @@ from gateway.backends.versions import Versions
 from gateway.frontend import Frontend
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.metadata import ModelMetadata
-from gateway.policies.complete import Complete
-from gateway.policies.forward import Forward
-from gateway.policies.land import Land
+from gateway.policies.buffer_body import Land
+from gateway.policies.complete.policy import Complete
+from gateway.policies.forward_headers import Forward
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import WHOLE, Client

@@ -20,7 +20,7 @@ from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.tensor import array_tensor
-from gateway.policies.complete import Complete
+from gateway.policies.complete.policy import Complete
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
 from gateway.schema import open_inference_pb2 as pb
 from gateway.upstream import Upstream

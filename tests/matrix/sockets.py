@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from gateway.app.makes import HTTP_SERVERS, Make, grpc_client, grpc_server, http_client
+from gateway.app.transports import HTTP_SERVERS, Make, grpc_client, grpc_server, http_client
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.transports.admission import Budget
-from gateway.transports.base import ClientLimits, GrpcMount, HttpMount, Server, ServerLimits
-from gateway.transports.stream_client import StreamClient
-from gateway.transports.stream_server import StreamServer
+from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, Server, ServerLimits
+from gateway.transports.stream.client import StreamClient
+from gateway.transports.stream.server import StreamServer
 from tests.properties.registered import Registered
 
 _LIMITS = ServerLimits()

@@ -19,10 +19,10 @@ from gateway.ir.calls import Call
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.pipelines.graph import Graph, Step, parsed_source
-from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.pipeline import Pipeline
-from gateway.policies.complete import Complete
-from gateway.policies.forward import Forward
+from gateway.pipelines.signature_cache import Knowledge
+from gateway.policies.complete.policy import Complete
+from gateway.policies.forward_headers import Forward
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream

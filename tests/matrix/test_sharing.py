@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.sharing import shared
+from gateway.app.batching import shared
 from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
@@ -19,9 +19,9 @@ from gateway.frontend import Frontend
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.policies.classify import Classify
-from gateway.policies.complete import Complete
-from gateway.policies.describe import Describe
-from gateway.policies.forward import Forward
+from gateway.policies.complete.policy import Complete
+from gateway.policies.forward_headers import Forward
+from gateway.policies.model_config import Describe
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream

@@ -18,7 +18,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, Need
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
-from gateway.policies.complete import Complete
+from gateway.policies.complete.policy import Complete
 from tests.properties.carries import Carries
 from tests.properties.registered import arrived
 

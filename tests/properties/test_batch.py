@@ -20,9 +20,9 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import DeadlineExceeded, InvalidRequest, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.policies.batch import Batch
+from gateway.policies.batch.policy import Batch
+from gateway.policies.batch.queue import BatchRules
 from gateway.policies.cache import Cache
-from gateway.policies.gathering import BatchRules
 from tests.fakes import FakeClock, settle
 from tests.properties.conftest import Run
 

@@ -19,7 +19,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
-from gateway.protocols.graphpipe.config import CONFIG, CONFIG_BASE64
+from gateway.protocols.graphpipe.config_parameter import CONFIG, CONFIG_BASE64
 from gateway.protocols.graphpipe.datatypes import DATATYPES, NUMBERS
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec

@@ -17,14 +17,14 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.protocols.grps.brpc import BrpcCodec
+from gateway.protocols.grps.brpc.codec import BrpcCodec
+from gateway.protocols.grps.brpc.framing import BaiduFramer
 from gateway.protocols.grps.datatypes import BY_DATATYPE
 from gateway.protocols.grps.errors import Unreadable
-from gateway.protocols.grps.frames import BaiduFramer
 from gateway.protocols.grps.grpc import SERVICE, GrpcCodec
-from gateway.protocols.grps.http import HttpCodec
+from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.messages import SUCCESS, Form, GrpsMessage, Status
-from gateway.protocols.grps.proto import read_message, write_message
+from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

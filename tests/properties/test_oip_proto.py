@@ -24,10 +24,10 @@ from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS, check_name, check_shape
 from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
-from gateway.protocols.oip.grpc import GrpcCodec
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.protocols.oip.grpc.decode import InferReader, Read
+from gateway.protocols.oip.grpc.encode import InferWriter
 from gateway.protocols.oip.parameters import join_parameters
-from gateway.protocols.oip.proto import InferReader, Read
-from gateway.protocols.oip.write import InferWriter
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.protobuf import (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.schema import open_inference_pb2 as oip
 from gateway.wire import protobuf as pb
-from gateway.wire import protobuf_arrays as arrays
+from gateway.wire import protobuf_packed as arrays
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor

@@ -22,15 +22,10 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.policies.batching import (
-    joined_reply,
-    settled,
-    split_reply,
-    split_request,
-)
+from gateway.policies.complete.batch_axis import joined_reply, settled, split_reply, split_request
 from gateway.protocols.trtis.datatypes import NUMBERS
-from gateway.protocols.trtis.grpc import GrpcCodec
-from gateway.protocols.trtis.http import HttpCodec
+from gateway.protocols.trtis.grpc.codec import GrpcCodec
+from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.trtis_golden import EXCHANGES, Exchange

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from gateway.ir.errors import MalformedMessage
-from gateway.protocols.trtis.text import MAX_DEPTH, parse_text
-from gateway.protocols.trtis.text_write import (
+from gateway.protocols.trtis.textproto.parser import MAX_DEPTH, parse_text
+from gateway.protocols.trtis.textproto.writer import (
     float_text,
     quoted,
     request_line,

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.app.workers.seat import Seat
+from gateway.app.worker_slot import Seat
 from gateway.config.load import Loaded
 
 _SIZE = struct.Struct("!I")

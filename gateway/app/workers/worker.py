@@ -14,14 +14,14 @@ import sys
 
 import structlog
 
+from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
-from gateway.app.memory import leave_what_stays
-from gateway.app.running import loop_factory, prepare
-from gateway.app.starting import StartError
+from gateway.app.process import leave_what_stays
+from gateway.app.run import loop_factory, prepare
 from gateway.app.workers.channel import Channel, Orders, open_channel, read_orders
 from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
-from gateway.telemetry.totals import figures_of
+from gateway.telemetry.aggregation import figures_of
 
 log = structlog.get_logger(__name__)
 

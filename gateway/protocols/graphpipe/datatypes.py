@@ -16,7 +16,7 @@ from gateway.ir.data import as_items, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Tensor
-from gateway.protocols.graphpipe.writer import WireTensor
+from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor
 
 NULL = 0
 STRING = 12

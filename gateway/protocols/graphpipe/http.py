@@ -36,14 +36,16 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.graphpipe import calls, shown
-from gateway.protocols.graphpipe.calls import UpstreamFault
+from gateway.protocols.graphpipe import metadata_json as shown
+from gateway.protocols.graphpipe import translate as calls
 from gateway.protocols.graphpipe.errors import (
     OK,
     MethodNotAllowed,
     is_error_status,
     text_of,
 )
+from gateway.protocols.graphpipe.flatbuffer_reader import Message
+from gateway.protocols.graphpipe.flatbuffer_writer import METADATA_REQUEST, error_response
 from gateway.protocols.graphpipe.messages import open_request
 from gateway.protocols.graphpipe.options import CONTROL, STATUS, settings_of
 from gateway.protocols.graphpipe.paths import (
@@ -55,10 +57,9 @@ from gateway.protocols.graphpipe.paths import (
     model_path,
     no_model,
 )
-from gateway.protocols.graphpipe.reader import Message
-from gateway.protocols.graphpipe.writer import METADATA_REQUEST, error_response
-from gateway.wire.beside import http_context
+from gateway.protocols.graphpipe.translate import UpstreamFault
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_context
 
 R = TypeVar("R")
 

@@ -19,8 +19,8 @@ from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, T
 from gateway.ir.limits import check_shape
 from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.graphpipe.datatypes import DATATYPES, STRING, TYPE_NAMES
-from gateway.protocols.graphpipe.reader import Message, table
-from gateway.protocols.graphpipe.strings import read_strings
+from gateway.protocols.graphpipe.flatbuffer_reader import Message, table
+from gateway.protocols.graphpipe.string_tensors import read_strings
 
 _REQUEST: Final = table("the Request table", 1, 4)
 _INFER_REQUEST: Final = table("the InferRequest table", 4, 4, 4, 4)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
-from gateway.wire.names import decoded_name
+from gateway.wire.url_names import decoded_name
 
 PREFIX: Final = "/graphpipe"
 PATTERN: Final = "/graphpipe/<model>[/<version>]"

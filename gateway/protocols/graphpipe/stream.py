@@ -35,16 +35,16 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.graphpipe import calls
-from gateway.protocols.graphpipe.calls import UpstreamFault
-from gateway.protocols.graphpipe.messages import open_request
-from gateway.protocols.graphpipe.options import settings_of
-from gateway.protocols.graphpipe.reader import Message
-from gateway.protocols.graphpipe.writer import (
+from gateway.protocols.graphpipe import translate as calls
+from gateway.protocols.graphpipe.flatbuffer_reader import Message
+from gateway.protocols.graphpipe.flatbuffer_writer import (
     MAX_MESSAGE_BYTES,
     METADATA_REQUEST,
     error_response,
 )
+from gateway.protocols.graphpipe.messages import open_request
+from gateway.protocols.graphpipe.options import settings_of
+from gateway.protocols.graphpipe.translate import UpstreamFault
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.stream import Frame
 

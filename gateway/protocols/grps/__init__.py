@@ -6,12 +6,12 @@ mounted besides the prefixes here; the page at `/` belongs to a listener of grps
 
 from __future__ import annotations
 
-from gateway.protocols.grps.brpc import BrpcCodec
-from gateway.protocols.grps.frames import BaiduFramer, looks_like, server_framer
+from gateway.protocols.grps.brpc.codec import BrpcCodec
+from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer
 from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors
-from gateway.protocols.grps.http import HttpCodec
+from gateway.protocols.grps.http.codec import HttpCodec
+from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX
 from gateway.protocols.grps.options import check_options, custom_paths
-from gateway.protocols.grps.paths import BRPC_PREFIXES, PREFIX
 from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 
 SPEC = ProtocolSpec(

@@ -15,7 +15,9 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Need, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.grps import brpc, calls
+from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps.brpc import codec as brpc
+from gateway.protocols.grps.content import Asked
 from gateway.protocols.grps.errors import (
     GRPC_STATUS,
     NoMethod,
@@ -23,13 +25,12 @@ from gateway.protocols.grps.errors import (
     ends_call,
     error_class_of_grpc,
 )
-from gateway.protocols.grps.forms import Asked
 from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
-from gateway.protocols.grps.proto import read_message, write_message
+from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
-from gateway.wire.beside import grpc_context, grpc_metadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.metadata import grpc_context, grpc_metadata
 
 R = TypeVar("R")
 

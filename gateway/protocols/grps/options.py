@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.ir.context import ModelRef
-from gateway.protocols.grps.custom import CustomRoute, read_routes
+from gateway.protocols.grps.custom.routes import CustomRoute, read_routes
+from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
 from gateway.protocols.grps.messages import Form
-from gateway.protocols.grps.streaming import Streaming, read_streaming
 
 READY, LIVE = "ready", "live"
 # A file's scalars are text.

@@ -7,9 +7,9 @@ gateway).
 
 from __future__ import annotations
 
-from gateway.protocols.oip.arriving import PassingGrpcCodec, PassingHttpCodec
+from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
 from gateway.protocols.oip.dialects import dialect_of
-from gateway.protocols.oip.grpc import METHODS, file_descriptors
+from gateway.protocols.oip.grpc.codec import METHODS, file_descriptors
 from gateway.protocols.oip.options import check_options
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 

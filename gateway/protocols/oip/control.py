@@ -18,7 +18,7 @@ from gateway.ir.calls import LoadParameters, LogSettings, TraceSettings
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.protocols.oip.errors import clip
-from gateway.protocols.oip.json import read_value
+from gateway.protocols.oip.json.parse import read_value
 
 CONFIG = "config"
 FILE = "file:"

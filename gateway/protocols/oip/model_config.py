@@ -13,7 +13,7 @@ from typing import Any
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelConfiguration
-from gateway.protocols.oip.texts import message_of, text_of
+from gateway.protocols.oip.protobuf_json import message_of, text_of
 from gateway.schema import open_inference_pb2 as pb
 
 

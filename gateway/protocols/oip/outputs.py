@@ -15,7 +15,7 @@ from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.errors import clip
-from gateway.protocols.oip.shared import join_shared, split_shared
+from gateway.protocols.oip.shared_memory import join_shared, split_shared
 
 CLASSIFICATION = "classification"
 

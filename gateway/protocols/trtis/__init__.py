@@ -5,8 +5,8 @@ Options stand in options.py.
 
 from __future__ import annotations
 
-from gateway.protocols.trtis.grpc import METHODS, GrpcCodec, file_descriptors
-from gateway.protocols.trtis.http import HttpCodec
+from gateway.protocols.trtis.grpc.codec import METHODS, GrpcCodec, file_descriptors
+from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.protocols.trtis.options import check_options
 from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec
 

@@ -16,8 +16,8 @@ from grpc import aio
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, Unavailable
 from gateway.transports.admission import Slots
-from gateway.transports.base import ClientLimits
-from gateway.transports.grpc_fields import sendable
+from gateway.transports.contract import ClientLimits
+from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_errors import Ending, local_failure
 from gateway.transports.reference.grpc_metadata import STATUS_OF
 from gateway.transports.reference.grpc_pool import Channel, Pool

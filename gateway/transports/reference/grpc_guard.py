@@ -21,7 +21,7 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc.aio import _server
 
-from gateway.transports.reference.grpc_core import Context
+from gateway.transports.reference.grpc_quirks import Context
 
 log = structlog.get_logger(__name__)
 

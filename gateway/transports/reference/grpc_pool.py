@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from gateway.transports.base import ClientLimits
-from gateway.transports.reference.grpc_core import keep_log_quiet
+from gateway.transports.contract import ClientLimits
+from gateway.transports.reference.grpc_quirks import keep_log_quiet
 
 # What servers allow on one connection (RELIABILITY.md D1); more would wait in the C core unseen.
 _STREAMS = 100

@@ -28,7 +28,7 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.service import Alarm
-from gateway.transports.base import (
+from gateway.transports.contract import (
     Budget,
     GrpcFrontend,
     GrpcMount,
@@ -37,12 +37,12 @@ from gateway.transports.base import (
     refuse,
     session,
 )
-from gateway.transports.grpc_address import bound_address, require_free
-from gateway.transports.grpc_admission import Admission, Gate
-from gateway.transports.grpc_fields import sendable
-from gateway.transports.reference.grpc_core import Context, keep_log_quiet, write
+from gateway.transports.grpc.address import bound_address, require_free
+from gateway.transports.grpc.admission import Admission, Gate
+from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
+from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
 # Calls that need no place, such as health checks, still go through when all places are taken.

@@ -20,9 +20,8 @@ from gateway.ir.errors import (
     Unavailable,
 )
 from gateway.transports.admission import Slots
-from gateway.transports.base import ClientLimits
-from gateway.transports.coding import coding_of
-from gateway.transports.http_asking import (
+from gateway.transports.contract import ClientLimits
+from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
     HEADER_LINE_BYTES,
@@ -31,9 +30,10 @@ from gateway.transports.http_asking import (
     answer_fields,
     sent_fields,
 )
-from gateway.transports.reference.pool import ATTEMPT, Attempt, Pool
-from gateway.transports.sockets import reset_when_closed
-from gateway.transports.waiting import until
+from gateway.transports.http.content_coding import coding_of
+from gateway.transports.net.sockets import reset_when_closed
+from gateway.transports.net.write_drain import until
+from gateway.transports.reference.http_pool import ATTEMPT, Attempt, Pool
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _JOIN_BYTES = 64 * 1024

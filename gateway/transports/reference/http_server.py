@@ -9,11 +9,11 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from gateway.transports.admission import ConnectionCount
-from gateway.transports.http_exchange import Exchange
-from gateway.transports.http_listener import HttpListener
-from gateway.transports.http_sides import Listener
-from gateway.transports.reference.connection import Connection
-from gateway.transports.reference.incoming import Incoming, Sent
+from gateway.transports.http.exchange import Exchange
+from gateway.transports.http.interfaces import Listener
+from gateway.transports.http.listener import HttpListener
+from gateway.transports.reference.http_connection import Connection
+from gateway.transports.reference.http_request import Incoming, Sent
 
 
 class HttpServer(HttpListener):

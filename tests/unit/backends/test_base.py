@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.checks import Arrays
+from gateway.backends.validation import Arrays
 from gateway.ir.calls import (
     InferRequest,
     ModelMetadataRequest,
@@ -26,7 +26,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
-from gateway.ir.declared import fits
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -39,6 +38,7 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.ir.validation import fits
 from tests.fakes import FakeClock, settle
 
 M = ModelRef("m", "1")

@@ -14,10 +14,10 @@ import pytest
 import gateway.demo
 from gateway.backends import onnx
 from gateway.backends.base import Job, LoadError
+from gateway.backends.model_spec import Plan
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
-from gateway.backends.plan import Plan
 from gateway.backends.repository import find_versions, from_plan, onnx_model
-from gateway.demo.scans import SIDE, load_scans
+from gateway.demo.samples import SIDE, load_scans
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import as_items, as_numpy

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gateway.backends.base import Backend, Job, LoadError
-from gateway.backends.plan import Plan
+from gateway.backends.model_spec import Plan
 from gateway.backends.python import PythonBackend, declares, from_plan
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import ModelRef

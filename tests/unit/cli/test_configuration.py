@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli.verbs import command_line
+from gateway.cli.commands import command_line
 from gateway.config.schema import json_schema
 
 GOOD = """\

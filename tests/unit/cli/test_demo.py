@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.cli.demo import as_json, as_table, farewell
 from gateway.config.units import Url
-from gateway.demo.scans import SIDE, Scan
-from gateway.demo.tour import Answer, Trip, Way
+from gateway.demo.client import Answer, Trip, Way
+from gateway.demo.samples import SIDE, Scan
 
 SURE = Answer(1, (0.25, 0.75))
 TRIPS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.verbs import command_line
+from gateway.cli.commands import command_line
 
 CONFIG = Path(__file__).parents[3] / "config"
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import gateway.demo
-from gateway.demo.scans import load_scans, load_sentences
+from gateway.demo.samples import load_scans, load_sentences
 
 MODELS = Path(gateway.demo.__file__).parent / "models"
 

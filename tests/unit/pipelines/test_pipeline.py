@@ -38,9 +38,9 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.pipelines.graph import Graph, Step, parsed_source
-from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature import MisfitError
+from gateway.pipelines.signature_cache import Knowledge
 from tests.fakes import FakeClock, ScriptedService, settle
 
 R = TypeVar("R")

@@ -16,8 +16,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, array_tensor
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
-from gateway.pipelines.knowledge import Knowledge
 from gateway.pipelines.pipeline import Pipeline
+from gateway.pipelines.signature_cache import Knowledge
 
 R = TypeVar("R")
 

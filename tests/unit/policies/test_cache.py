@@ -22,8 +22,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.policies.batch.merge import WHOLE
 from gateway.policies.cache import Cache, key_of
-from gateway.policies.joining import WHOLE
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")

@@ -20,7 +20,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streams import close_stream
 from gateway.policies.observe import Observation, Observe
-from gateway.telemetry.taken import TAKEN, note_route, note_target
+from gateway.telemetry.call_path import TAKEN, note_route, note_target
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m", "2")

@@ -17,7 +17,7 @@ from gateway.routing.balance import (
     Target,
     always_ready,
 )
-from gateway.telemetry.taken import TAKEN, Taken
+from gateway.telemetry.call_path import TAKEN, Taken
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")

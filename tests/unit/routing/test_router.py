@@ -15,7 +15,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import Rule
 from gateway.routing.router import Route, Router
-from gateway.telemetry.taken import TAKEN, Taken
+from gateway.telemetry.call_path import TAKEN, Taken
 from tests.fakes import FakeStream, ScriptedService
 
 REPLY = InferResponse(model=ModelRef("m"), outputs=())

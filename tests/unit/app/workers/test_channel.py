@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app.worker_slot import Seat
 from gateway.app.workers.channel import Channel, Message, Orders, open_channel, read_orders
-from gateway.app.workers.seat import Seat
 from gateway.config.load import load_file, load_text
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")

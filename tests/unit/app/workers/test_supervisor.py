@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import structlog
 
-from gateway.app.starting import StartError
+from gateway.app.errors import StartError
 from gateway.app.workers.channel import Orders
-from gateway.app.workers.pace import Pace
+from gateway.app.workers.restart_policy import Pace
 from gateway.app.workers.supervisor import Supervisor
 from gateway.config.load import Loaded, load_text
-from gateway.telemetry.totals import Figures
+from gateway.telemetry.aggregation import Figures
 from tests.fakes import FakeClock, settle
 
 LOADED = load_text("version: 1\nlisteners: [{http: 0}]\nlifecycle: {pre_stop: 0s, drain: 0s}\n")

@@ -21,7 +21,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor
-from gateway.protocols.graphpipe.config import write_config
+from gateway.protocols.graphpipe.config_parameter import write_config
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases import graphpipe_oracle as oracle

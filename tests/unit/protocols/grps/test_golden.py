@@ -42,14 +42,14 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata
 from gateway.ir.tensor import RequestedOutput
-from gateway.protocols.grps.brpc import BrpcCodec
+from gateway.protocols.grps.brpc.codec import BrpcCodec
+from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer, split_frame
 from gateway.protocols.grps.errors import Unreadable, brpc_code_of, ends_call
-from gateway.protocols.grps.frames import BaiduFramer, looks_like, server_framer, split_frame
 from gateway.protocols.grps.grpc import SERVICE, GrpcCodec
-from gateway.protocols.grps.http import HttpCodec
-from gateway.protocols.grps.json import read_answer, read_request, write_json
+from gateway.protocols.grps.http.codec import HttpCodec
+from gateway.protocols.grps.json.message import read_answer, read_request, write_json
 from gateway.protocols.grps.messages import Flag, Form
-from gateway.protocols.grps.proto import read_message, write_message
+from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -40,8 +40,8 @@ from gateway.ir.statistics import (
     ModelStatistics,
     ResponseStatistics,
 )
-from gateway.protocols.oip.grpc import GrpcCodec
-from gateway.protocols.oip.http import HttpCodec
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import HttpRequest, HttpResponse

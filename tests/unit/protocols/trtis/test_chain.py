@@ -27,10 +27,10 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
 from gateway.ir.tensor import array_tensor
 from gateway.policies.classify import Classify
-from gateway.policies.complete import Complete
-from gateway.protocols.trtis.grpc import GrpcCodec
-from gateway.protocols.trtis.http import HttpCodec
-from gateway.routing.status import Statuses
+from gateway.policies.complete.policy import Complete
+from gateway.protocols.trtis.grpc.codec import GrpcCodec
+from gateway.protocols.trtis.http.codec import HttpCodec
+from gateway.routing.server_status import Statuses
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.service import Dispatch, Service
 from gateway.upstream import Upstream

@@ -22,9 +22,9 @@ from gateway.ir.data import SharedData, as_numpy
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelStatus, RepositoryEntry, ServerMetadata, ServerStatus
-from gateway.policies.batching import settled
-from gateway.protocols.trtis.grpc import GrpcCodec
-from gateway.protocols.trtis.http import HttpCodec
+from gateway.policies.complete.batch_axis import settled
+from gateway.protocols.trtis.grpc.codec import GrpcCodec
+from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -12,11 +12,11 @@ from gateway.ir.errors import ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus
 from gateway.ir.statistics import NEVER, BatchStatistics, Duration, InferStatistics, ModelStatistics
-from gateway.protocols.trtis.grpc import GrpcCodec
-from gateway.protocols.trtis.http import HttpCodec
+from gateway.protocols.trtis.grpc.codec import GrpcCodec
+from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.protocols.trtis.options import TrtisOptions
+from gateway.protocols.trtis.server_status import write_status
 from gateway.protocols.trtis.statistics import read_counters
-from gateway.protocols.trtis.status import write_status
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpResponse
 from tests.cases.trtis_grpc import answer

@@ -1,0 +1,344 @@
+"""SharedMemory: sees to tensors that lie in shared memory, and answers calls about its regions.
+
+There are three ways, chosen by the listener: nothing is shared (`Refused`), the regions are the
+upstreams' (`Forwarded`), or the gateway itself copies from and to them (`Mapped`). Codecs only
+read and write references (`SharedData`); what is behind these is known here alone.
+
+Source: TensorRT v1, "Shared memory" (dossier, section 6); Triton shared memory extension.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ServerMetadataRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    StreamInferRequest,
+    inference_of,
+)
+from gateway.ir.data import RawData, SharedData, as_raw
+from gateway.ir.errors import GatewayError, Overloaded, RegionNotFound, TooLarge, Unsupported
+from gateway.ir.metadata import ServerMetadata, SharedRegion
+from gateway.ir.streams import Mapped as MappedStream
+from gateway.ir.streams import Watched
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.policies.shared_memory.regions import Regions
+from gateway.service import Answering, Service
+
+R = TypeVar("R")
+
+_ABOUT_REGIONS = frozenset({SharedRegisterRequest, SharedUnregisterRequest, SharedStatusRequest})
+
+Release = Callable[[], None]
+
+
+class Memory(Protocol):
+    """One way to have shared memory.
+
+    Attributes:
+        extensions: What it is called in the server's metadata, in Triton's words.
+    """
+
+    extensions: tuple[str, ...]
+
+    async def control(self, call: Call[Any], /) -> Any:
+        """Answer a call about regions."""
+        ...
+
+    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+        """Return what is sent on for *call*, and what gives back that which it holds."""
+        ...
+
+    async def placed(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
+        """Return the answer to *call*, outputs where it wants them."""
+        ...
+
+
+class SharedMemory:
+    """Gives every call that concerns shared memory to *memory*; the rest goes through.
+
+    Args:
+        inner: Answers.
+        memory: One of `Refused`, `Forwarded` and `Mapped`.
+    """
+
+    def __init__(self, inner: Service, memory: Memory) -> None:
+        self._inner = inner
+        self._memory = memory
+
+    def __call__(self, call: Call[R], /) -> Answering[R]:
+        """Answer *call*.
+
+        Raises:
+            RegionNotFound: A tensor names a region that there is not.
+            InvalidRequest: A place lies outside of its region, or a region cannot be used.
+            Overloaded: The copies would be more than may be in flight.
+            Unsupported: There is no shared memory here.
+        """
+        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        request = call if type(call) is InferRequest else inference_of(call)
+        if request is not None:
+            if not request.shares_memory:
+                return self._inner(call)
+            if isinstance(call, StreamInferRequest):
+                return cast("Answering[R]", self._stream(call))
+            return cast("Answering[R]", self._infer(request))
+        if type(call) in _ABOUT_REGIONS:
+            return cast("Answering[R]", self._memory.control(call))
+        if isinstance(call, ServerMetadataRequest):
+            return cast("Answering[R]", self._metadata(call))
+        return self._inner(call)
+
+    async def _infer(self, call: InferRequest) -> InferResponse:
+        request, release = await self._memory.taken(call)
+        try:
+            reply = await self._inner(request)
+            return await self._memory.placed(call, reply)
+        finally:
+            release()
+
+    async def _metadata(self, call: ServerMetadataRequest) -> ServerMetadata:
+        found = await self._inner(call)
+        every = (*found.extensions, *self._memory.extensions)
+        return ServerMetadata(found.name, found.version, every)
+
+    async def _stream(self, call: StreamInferRequest) -> Watched:
+        request, release = await self._memory.taken(call.request)
+        try:
+            items = await self._inner(
+                call if request is call.request else call.changed(request=request)
+            )
+        except BaseException:
+            release()
+            raise
+        placed = MappedStream(items, partial(self._memory.placed, call.request))
+        return Watched(placed, lambda _error: release())
+
+
+def _nothing() -> None: ...
+
+
+class Refused:
+    """Nothing is shared."""
+
+    extensions: tuple[str, ...] = ()
+
+    async def control(self, _call: Call[Any], /) -> Any:
+        """Refuse.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise Unsupported("shared memory is not enabled here (shared_memory: forward or map)")
+
+    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+        """Refuse: where nothing is registered, no region is known.
+
+        Raises:
+            RegionNotFound: Always.
+        """
+        what, shared = next(iter(_references(call)))
+        raise RegionNotFound(
+            f"no region of shared memory is registered as {shared.region!r}, which {what} names: "
+            "shared memory is not enabled here (shared_memory: forward or map)"
+        )
+
+    async def placed(self, _call: InferRequest, reply: InferResponse, /) -> InferResponse:
+        """Return *reply*; no request comes so far."""
+        return reply
+
+
+class Forwarded:
+    """The regions are the upstreams', which run on this machine; tensors stay where they are.
+
+    A region is registered with every upstream. It is enough that one takes it: what cannot be used
+    there is said by the upstream that an inference goes to.
+
+    Args:
+        upstreams: Services of the upstreams.
+    """
+
+    extensions: tuple[str, ...] = ("system_shared_memory", "cuda_shared_memory")
+
+    def __init__(self, upstreams: Sequence[Service]) -> None:
+        self._upstreams = tuple(upstreams)
+
+    async def control(self, call: Call[Any], /) -> Any:
+        """Ask every upstream.
+
+        Raises:
+            GatewayError: What the first one said, where none has done it.
+            Unsupported: None has shared memory.
+        """
+        asked = await asyncio.gather(
+            *(upstream(call) for upstream in self._upstreams), return_exceptions=True
+        )
+        refusals: list[GatewayError] = []
+        done: list[Any] = []
+        for found in asked:
+            if isinstance(found, GatewayError):
+                refusals.append(found)
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                done.append(found)
+        if not done:
+            refusals.sort(key=lambda error: isinstance(error, Unsupported))
+            raise refusals[0] if refusals else Unsupported("no upstream here has shared memory")
+        return _joined(done) if isinstance(call, SharedStatusRequest) else None
+
+    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+        """Return *call*: the upstream finds the tensors."""
+        return call, _nothing
+
+    async def placed(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
+        """Return *reply*.
+
+        Raises:
+            Unsupported: Its target has no shared memory, and an output is in the answer itself.
+        """
+        wanted = {output.name for output in call.outputs if output.shared is not None}
+        for tensor in reply.outputs:
+            if tensor.name in wanted and not isinstance(tensor.data, SharedData):
+                raise Unsupported(
+                    f"output {tensor.name!r} was to be put into shared memory, and what answers "
+                    f"for model {str(call.model)!r} has none",
+                    model=call.model,
+                )
+        return reply
+
+
+def _joined(listed: Sequence[Sequence[SharedRegion]]) -> tuple[SharedRegion, ...]:
+    regions = {region.name: region for found in reversed(listed) for region in found}
+    return tuple(sorted(regions.values(), key=lambda region: region.name))
+
+
+class Room(Protocol):
+    """Bytes that may be in flight."""
+
+    def take(self, size: int, /) -> bool:
+        """Hold *size* bytes, if there is room for them."""
+        ...
+
+    def release(self, size: int, /) -> None:
+        """Give them back."""
+        ...
+
+
+class Mapped:
+    """The gateway itself copies inputs from shared memory, and outputs to it.
+
+    Args:
+        regions: Those of the process: every listener has the same.
+        room: What is in flight; copies of inputs count from their making to the answer.
+        message_bytes: Most bytes of all inputs of one request.
+    """
+
+    extensions: tuple[str, ...] = ("system_shared_memory",)
+
+    def __init__(self, regions: Regions, room: Room, message_bytes: int) -> None:
+        self._regions = regions
+        self._room = room
+        self._message_bytes = message_bytes
+
+    async def control(self, call: Call[Any], /) -> Any:
+        """Register, forget or list regions.
+
+        Raises:
+            RegionExists, RegionUnusable, InvalidRequest, TooLarge: See `Regions.register`.
+        """
+        if isinstance(call, SharedRegisterRequest):
+            self._regions.register(call.region)
+        elif isinstance(call, SharedUnregisterRequest):
+            if not call.cuda:  # of CUDA's there are none, and "all" of them are not all of these
+                self._regions.unregister(call.region)
+        elif isinstance(call, SharedStatusRequest) and not call.cuda:
+            return self._regions.listed()
+        else:
+            return ()
+        return None
+
+    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+        """Return *call* with its inputs in it, and its outputs asked for in the answer.
+
+        Raises:
+            RegionNotFound, InvalidRequest: A place is in no region.
+            TooLarge: The inputs are more than a message may have.
+            Overloaded: There is no room for copies.
+        """
+        for what, shared in _references(call):
+            self._regions.check(what, shared)
+        size = sum(one.data.size_bytes for one in call.inputs if isinstance(one.data, SharedData))
+        if size > self._message_bytes:
+            raise TooLarge(
+                f"inputs have {size} bytes in shared memory, at most {self._message_bytes} are "
+                "allowed",
+                model=call.model,
+                limit="message_bytes",
+            )
+        if not self._room.take(size):
+            raise Overloaded(
+                f"inputs have {size} bytes in shared memory, and there is no room for a copy now",
+                model=call.model,
+                limit="in_flight_bytes",
+            )
+        release = partial(self._room.release, size)
+        try:
+            inputs = tuple([await self._input(tensor) for tensor in call.inputs])
+        except BaseException:
+            release()
+            raise
+        outputs = tuple(
+            [RequestedOutput(one.name, one.classes, one.parameters) for one in call.outputs]
+        )
+        return call.changed(inputs=inputs, outputs=outputs), release
+
+    async def _input(self, tensor: Tensor) -> Tensor:
+        data = tensor.data
+        if not isinstance(data, SharedData):
+            return tensor
+        view = await self._regions.read(f"input {tensor.name!r}", data)
+        return _with(tensor, RawData(view))
+
+    async def placed(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
+        """Return *reply* with the outputs that *call* wants in shared memory put there.
+
+        Raises:
+            RegionNotFound, RegionUnusable: The region has gone, or is too small for an output.
+        """
+        wanted = {one.name: one.shared for one in call.outputs if one.shared is not None}
+        outputs = tuple(
+            [await self._output(tensor, wanted.get(tensor.name)) for tensor in reply.outputs]
+        )
+        return reply.changed(outputs=outputs)
+
+    async def _output(self, tensor: Tensor, shared: SharedData | None) -> Tensor:
+        if shared is None:
+            return tensor
+        view = as_raw(tensor)
+        await self._regions.write(f"output {tensor.name!r}", shared, view)
+        return _with(tensor, SharedData(shared.region, shared.offset, view.nbytes))
+
+
+def _with(tensor: Tensor, data: RawData | SharedData) -> Tensor:
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
+
+
+def _references(call: InferRequest) -> list[tuple[str, SharedData]]:
+    """Return every place in shared memory that *call* names, and which tensor it is of."""
+    inputs = [
+        (f"input {one.name!r}", one.data) for one in call.inputs if isinstance(one.data, SharedData)
+    ]
+    outputs = [
+        (f"output {one.name!r}", one.shared) for one in call.outputs if one.shared is not None
+    ]
+    return inputs + outputs

@@ -1,0 +1,234 @@
+"""GraphPipe's errors and metadata in messages, read and written.
+
+Metadata of old servers is wrong, huge or empty, and some send broken errors beside good outputs:
+what can be told is read, and what cannot is left as unknown.
+
+Source: dossier, sections 4.3, 5.4, 7 and 12.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from struct import Struct, pack
+from typing import Final, NamedTuple
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.metadata import TensorMetadata
+from gateway.protocols.graphpipe.datatypes import (
+    DATATYPES,
+    STAND_INS,
+    STRING,
+    TYPE_NAMES,
+    number_of,
+)
+from gateway.protocols.graphpipe.errors import text_of
+from gateway.protocols.graphpipe.flatbuffer_reader import Message, table
+from gateway.protocols.graphpipe.flatbuffer_writer import add_shape, add_string, point
+
+_ERROR: Final = table("an Error table", 8, 4)
+_METADATA_RESPONSE: Final = table("the MetadataResponse table", 4, 4, 4, 4, 4, 4)
+_IO_METADATA: Final = table("an IOMetadata table", 4, 4, 4, 1)
+
+_CODE: Final = Struct("<q").unpack_from
+_WORD: Final = Struct("<I")
+_MOST_ERRORS: Final = 64
+# A model has fewer outputs; what has more is the dump of a whole graph (graphpipe-tf).
+_GRAPH: Final = 64
+_DEFAULTS: Final = re.compile(r"Default (Inputs|Outputs): \[([^\]]*)\]")
+_TENSOR_VTABLE_AT, _SHAPELESS_VTABLE_AT = 20, 32
+_TEXT_FIELDS: Final = range(48, 64, 4)
+_INPUTS_FIELD, _OUTPUTS_FIELD = 64, 68
+_METADATA_HEAD: Final = (
+    pack("<I", 44)
+    + pack("<8H", 16, 28, 4, 8, 12, 16, 20, 24)  # at 4: MetadataResponse
+    + pack("<6H", 12, 20, 4, 8, 12, 16)  # at 20: IOMetadata
+    + pack("<6H", 12, 20, 4, 8, 0, 16)  # at 32: IOMetadata of unknown shape
+    + pack("<i6I", 44 - 4, *bytes(6))  # at 44: vtable, four texts, inputs, outputs
+)
+# What a description says of an input or output that travels as another type, and what it means.
+STAND_IN_TEXTS: Final = {
+    datatype: f"{datatype.value} as {TYPE_NAMES[number_of(stand_in)]}"
+    for datatype, stand_in in STAND_INS.items()
+}
+_MEANT: Final = {text: datatype for datatype, text in STAND_IN_TEXTS.items()}
+
+
+class ErrorMessage(NamedTuple):
+    """One error of an answer: its number, 0 when it was not set, and its text."""
+
+    number: int
+    text: str
+
+
+class MetadataMessage(NamedTuple):
+    """A metadata answer.
+
+    Attributes:
+        name: Of the model.
+        version: Of the server's software.
+        server: Name of the server's software.
+        description: Of the model.
+    """
+
+    name: str
+    version: str
+    server: str
+    description: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+def read_errors(message: Message, at: int) -> list[ErrorMessage]:
+    """Return the errors of the vector that the offset at *at* points to.
+
+    Raises:
+        MalformedMessage: They cannot be read, or one has no text.
+    """
+    start, count = message.vector(at, 4, "the errors")
+    if count > _MOST_ERRORS:
+        raise MalformedMessage(f"{count} errors in an answer, at most {_MOST_ERRORS} are read")
+    return [_error(message, place) for place in range(start, start + 4 * count, 4)]
+
+
+def read_honest_errors(message: Message, at: int) -> list[ErrorMessage]:
+    """Return the errors that stand beside outputs; none when they cannot be read.
+
+    Python servers on a flatbuffers of 2.0.7 or later claim as many errors as they send outputs,
+    and send none; the outputs are good.
+    """
+    try:
+        return read_errors(message, at)
+    except GatewayError:
+        return []
+
+
+def read_metadata(message: Message) -> MetadataMessage | None:
+    """Return the metadata that *message* is; None when it has neither inputs nor outputs.
+
+    Then it is none: an InferResponse, perhaps, which says what went wrong.
+
+    Raises:
+        GatewayError: It cannot be read.
+    """
+    at = message.root()
+    name_at, version_at, server_at, description_at, inputs_at, outputs_at = message.fields(
+        at, _METADATA_RESPONSE
+    )
+    if not inputs_at and not outputs_at:
+        return None
+    most = message.limits.error_text_bytes
+    name, version, server, description = (
+        text_of(message.data(at + field, "a text of the metadata"), most) if field else ""
+        for field in (name_at, version_at, server_at, description_at)
+    )
+    defaults = {}
+    if description_at and "Default " in description:
+        whole = str(message.data(at + description_at, "the description"), "utf-8", "replace")
+        defaults = {kind: _listed(names) for kind, names in _DEFAULTS.findall(whole)}
+    inputs = _tensors(message, at + inputs_at if inputs_at else 0, defaults.get("Inputs"))
+    outputs = _tensors(message, at + outputs_at if outputs_at else 0, defaults.get("Outputs"))
+    return MetadataMessage(name, version, server, description, inputs, outputs)
+
+
+def metadata_response(metadata: MetadataMessage) -> bytes:
+    """Return *metadata* as a message; texts are all present, if empty."""
+    head = bytearray(_METADATA_HEAD)
+    texts = (metadata.name, metadata.version, metadata.server, metadata.description)
+    for field, text in zip(_TEXT_FIELDS, texts, strict=True):
+        add_string(head, field, text.encode())
+    _add_tensors(head, _INPUTS_FIELD, metadata.inputs)
+    _add_tensors(head, _OUTPUTS_FIELD, metadata.outputs)
+    return bytes(head)
+
+
+def _error(message: Message, place: int) -> ErrorMessage:
+    at = message.follow(place, "an error")
+    code_at, text_at = message.fields(at, _ERROR)
+    number = _CODE(message.view, at + code_at)[0] if code_at else 0
+    data = message.data(at + text_at, "the text of an error") if text_at else memoryview(b"")
+    text = text_of(data, message.limits.error_text_bytes)
+    if not text:
+        raise MalformedMessage(f"an error with the number {number} and without a text")
+    return ErrorMessage(number, text)
+
+
+def _listed(names: str) -> list[str]:
+    """Return the names of a list as graphpipe-tf writes it in a description."""
+    return [name.strip(" '\"") for name in re.split(r"[,\s]+", names) if name.strip(" '\"")]
+
+
+def _tensors(
+    message: Message, field: int, defaults: list[str] | None
+) -> tuple[TensorMetadata, ...]:
+    """Return what a vector of IOMetadata tells, of the *defaults* only when it is a graph's."""
+    if not field:
+        return ()
+    start, count = message.vector(field, 4, "inputs or outputs of the metadata")
+    if count <= _GRAPH or defaults is None:
+        if count > message.limits.tensors:
+            raise TooLarge(
+                f"metadata of {count} tensors, at most {message.limits.tensors} are allowed: the "
+                "server lists its whole graph, so inputs and outputs must be configured",
+                limit="tensors",
+            )
+        message.visit(4 * count)
+        return tuple([_tensor(message, place) for place in range(start, start + 4 * count, 4)])
+    if len(defaults) > _GRAPH:
+        raise TooLarge(f"metadata of {len(defaults)} default tensors", limit="tensors")
+    for name in defaults:
+        message.check_name("a default of the metadata", name)
+    return tuple([TensorMetadata(name, None, None) for name in defaults])
+
+
+def _tensor(message: Message, place: int) -> TensorMetadata:
+    at = message.follow(place, "an IOMetadata table")
+    name_at, description_at, shape_at, type_at = message.fields(at, _IO_METADATA)
+    if not name_at:
+        raise MalformedMessage("metadata has an input or output without a name")
+    name = message.text(at + name_at, "a name in the metadata")
+    message.check_name("a name in the metadata", name)
+    number = message.view[at + type_at] if type_at else 0
+    if number > STRING:
+        raise MalformedMessage(f"metadata has {name!r} of type {number}, the last is {STRING}")
+    datatype = DATATYPES[number]
+    if description_at:
+        datatype = _meant(message.data(at + description_at, "a description"), datatype)
+    shape = message.shape(at + shape_at, name) if shape_at else None
+    if shape is not None and any(not -1 <= dim <= message.limits.dim for dim in shape):
+        raise InvalidTensor(f"metadata has {name!r} of shape {list(shape)}")
+    return TensorMetadata(name, datatype, shape)
+
+
+def _meant(description: memoryview, datatype: Datatype | None) -> Datatype | None:
+    """Return what a tensor stands for by its description; only another gateway tells."""
+    if len(description) > max(map(len, _MEANT)):
+        return datatype
+    meant = _MEANT.get(str(description, "utf-8", "replace"))
+    return datatype if meant is None or STAND_INS[meant] is not datatype else meant
+
+
+def _add_tensors(head: bytearray, field: int, tensors: Sequence[TensorMetadata]) -> None:
+    """Append the vector of IOMetadata that the offset at *field* points to."""
+    point(head, field)
+    count = len(tensors)
+    vector = len(head)
+    head += _WORD.pack(count) + bytes(4 * count)
+    for index, tensor in enumerate(tensors):
+        point(head, vector + 4 + 4 * index)
+        _add_tensor(head, tensor)
+
+
+def _add_tensor(head: bytearray, tensor: TensorMetadata) -> None:
+    at = len(head)
+    vtable = _SHAPELESS_VTABLE_AT if tensor.shape is None else _TENSOR_VTABLE_AT
+    head += pack("<i4I", at - vtable, 0, 0, 0, number_of(tensor.datatype))
+    add_string(head, at + 4, tensor.name.encode())
+    add_string(head, at + 8, _description(tensor.datatype).encode())
+    if tensor.shape is not None:
+        add_shape(head, at + 12, tensor.shape)
+
+
+def _description(datatype: Datatype | None) -> str:
+    return "" if datatype is None else STAND_IN_TEXTS.get(datatype, "")

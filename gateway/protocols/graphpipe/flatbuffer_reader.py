@@ -1,0 +1,292 @@
+"""Reads flat buffers of which nothing is believed: every offset, vtable and count is checked.
+
+Everything that is followed lies inside the message, computed in Python integers, which do not
+wrap. There is no recursion: what a field leads to is decided by its reader, so nesting is as deep
+as the schema (four levels). Aliases are legal, so two budgets bound them: places visited, and
+bytes handed out. What the fields mean is in messages.py.
+
+Source: dossier, sections 3 and 10.3; FlatBuffers internals, "Encoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+
+from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.tensor import Shape
+from gateway.protocols.graphpipe.flatbuffer_writer import MAX_MESSAGE_BYTES
+
+_WORD: Final = Struct("<I").unpack_from
+_SIGNED: Final = Struct("<i").unpack_from
+_HALVES: Final = Struct("<2H").unpack_from
+_SHAPES: Final = tuple(Struct(f"<{rank}q").unpack_from for rank in range(33))
+
+_VISITS: Final = 10_000
+_NOTHING: Final = memoryview(b"")
+_SMALLEST: Final = 8
+# A table begins with the way to its vtable, a vtable with two sizes.
+_TABLE_START: Final = 4
+# Equal strings may share their bytes: so much more than the message may be handed out.
+_ALIASES: Final = 4
+_FREE_BYTES: Final = 1 << 20
+_CACHED_VTABLES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A kind of table; each is a constant, equal only to itself.
+
+    Attributes:
+        name: For errors.
+        widths: Bytes that each field takes in the table, by slot.
+        vtable_bytes: Size of the vtable that has all of them.
+        halves: Reads a vtable of that size.
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    vtable_bytes: int
+    halves: Callable[[memoryview | bytes, int], tuple[int, ...]]
+
+
+def table(name: str, *widths: int) -> Table:
+    """Describe a kind of table."""
+    form = Struct(f"<{2 + len(widths)}H")
+    return Table(name, widths, form.size, form.unpack_from)
+
+
+class Message:
+    """A message and what may still be read of it.
+
+    Args:
+        view: The message, from its root word on; bytes after its end cannot be told and are let be.
+        limits: What it may hold.
+
+    Raises:
+        MalformedMessage: It is too short to be one.
+        TooLarge: It has more bytes than are allowed.
+    """
+
+    __slots__ = ("_handed_out", "_visits_left", "limits", "size", "view")
+
+    def __init__(self, view: memoryview, limits: MessageLimits) -> None:
+        size = view.nbytes
+        if size < _SMALLEST:
+            raise MalformedMessage(
+                f"a GraphPipe message of {size} bytes: the shortest has {_SMALLEST}"
+            )
+        if size > limits.message_bytes or size > MAX_MESSAGE_BYTES:
+            most = min(limits.message_bytes, MAX_MESSAGE_BYTES)
+            raise TooLarge(
+                f"a GraphPipe message of {size} bytes, at most {most} are allowed",
+                limit="message_bytes",
+            )
+        self.view = view
+        self.size = size
+        self.limits = limits
+        self._visits_left = _VISITS
+        self._handed_out = 0
+
+    def root(self) -> int:
+        """Return where the root table stands."""
+        at: int = _WORD(self.view, 0)[0]
+        if not _TABLE_START <= at <= self.size - _TABLE_START:
+            raise MalformedMessage(
+                f"the root table would be at {at} of {self.size} bytes: this is no GraphPipe "
+                "message (the bare message is needed, without a size before it)"
+            )
+        return at
+
+    def fields(self, at: int, kind: Table) -> tuple[int, ...]:
+        """Return where the fields of the table at *at* stand in it, by slot; 0 for absent ones.
+
+        Every field that is present lies inside the table, and the table inside the message.
+
+        Args:
+            at: From `root` or `follow`.
+            kind: Which table it is.
+        """
+        view, size = self.view, self.size
+        vtable = at - _SIGNED(view, at)[0]
+        if 0 <= vtable <= size - kind.vtable_bytes:
+            halves = kind.halves(view, vtable)
+        elif 0 <= vtable <= size - _TABLE_START:  # a shorter one, at the very end
+            halves = kind.halves(bytes(view[vtable:]).ljust(kind.vtable_bytes, b"\0"), 0)
+        else:
+            raise self._broken(f"the vtable of {kind.name} would be at {vtable}")
+        vtable_bytes, table_bytes, fields = _fields(kind, halves)
+        if vtable + vtable_bytes > size or at + table_bytes > size:
+            raise self._broken(
+                f"{kind.name} at {at} would have {table_bytes} bytes, and its vtable at {vtable} "
+                f"{vtable_bytes}"
+            )
+        return fields
+
+    def follow(self, at: int, what: str) -> int:
+        """Return what the offset at *at*, which is inside the message, points to.
+
+        At least 4 bytes are there.
+        """
+        target: int = at + _WORD(self.view, at)[0]
+        if target == at or target + 4 > self.size:
+            raise self._broken(f"{what} would be at {target}")
+        return target
+
+    def vector(self, at: int, width: int, what: str) -> tuple[int, int]:
+        """Return where the elements of a vector begin, and how many there are.
+
+        Args:
+            at: Where the offset to the vector stands.
+            width: Bytes of an element.
+            what: For errors.
+        """
+        view, size = self.view, self.size
+        target = at + _WORD(view, at)[0]
+        start = target + 4
+        if target == at or start > size:
+            raise self._broken(f"{what} would be at {target}")
+        count = _WORD(view, target)[0]
+        if count * width > size - start:
+            raise self._broken(f"{what} would have {count} elements")
+        return start, count
+
+    def visit(self, count: int) -> None:
+        """Spend *count* of the places that may be visited."""
+        self._visits_left -= count
+        if self._visits_left < 0:
+            raise TooLarge(f"the GraphPipe message has more than {_VISITS} parts", limit="visits")
+
+    def hand_out(self, count: int) -> None:
+        """Count *count* more bytes as handed out; more than the message has are aliases."""
+        self._handed_out += count
+        if self._handed_out > self.size:
+            most = max(_ALIASES * self.size, _FREE_BYTES)
+            if self._handed_out > most:
+                raise TooLarge(
+                    f"the parts of a GraphPipe message of {self.size} bytes overlap: they hold "
+                    f"more than {most} bytes",
+                    limit="aliases",
+                )
+
+    def data(self, at: int, what: str) -> memoryview:
+        """Return the bytes of the string or byte vector that the offset at *at* points to.
+
+        A string's NUL is not asked for: the Go client writes none.
+        """
+        start, count = self.vector(at, 1, what)
+        if not count:
+            return _NOTHING
+        self.hand_out(count)
+        return self.view[start : start + count]
+
+    def text(self, at: int, what: str) -> str:
+        """Return the string that the offset at *at* points to, which must be UTF-8."""
+        try:
+            return str(self.data(at, what), "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedMessage(f"{what} is not UTF-8: {error.reason}") from error
+
+    def names(self, at: int, what: str, most: int, limit: str) -> list[str]:
+        """Return the vector of names that the offset at *at* points to.
+
+        Args:
+            at: Where the offset stands.
+            what: What one of them is, for errors.
+            most: So many are allowed.
+            limit: Name of that limit.
+        """
+        start, count = self.vector(at, 4, what)
+        if not count:
+            return []
+        view, size = self.view, self.size
+        if count > most:
+            raise TooLarge(f"{count} {what}s, at most {most} are allowed", limit=limit)
+        self._visits_left -= count
+        if self._visits_left < 0:
+            self.visit(0)
+        longest = self.limits.name_bytes
+        found = []
+        total = 0
+        for place in range(start, start + 4 * count, 4):
+            begin = place + _WORD(view, place)[0] + 4
+            if begin > size or begin == place + 4:
+                raise self._broken(f"an {what} would be at {begin - 4}")
+            length = _WORD(view, begin - 4)[0]
+            if length > size - begin:
+                raise self._broken(f"an {what} would have {length} bytes")
+            if length > longest:
+                raise TooLarge(
+                    f"an {what} has {length} bytes, at most {longest} are allowed",
+                    limit="name_bytes",
+                )
+            total += length
+            try:
+                name = view[begin : begin + length].tobytes().decode()
+            except UnicodeDecodeError as error:
+                raise MalformedMessage(f"an {what} is not UTF-8: {error.reason}") from error
+            if not (name.isascii() and name.isprintable()):
+                self.check_name(f"an {what}", name)
+            found.append(name)
+        self._handed_out += total  # checked with what is handed out last, the data
+        return found
+
+    def check_name(self, what: str, name: str) -> None:
+        """Refuse a name that may not be one; as a broken message, for names come in messages."""
+        try:
+            check_name(what, name, self.limits.name_bytes, "name_bytes")
+        except InvalidRequest as error:
+            raise MalformedMessage(error.message) from error
+
+    def shape(self, at: int, name: str) -> Shape:
+        """Return the dimensions that the offset at *at* points to, negative ones too.
+
+        Args:
+            at: Where the offset stands.
+            name: Of the tensor, for errors.
+        """
+        view, size, most = self.view, self.size, self.limits.rank
+        target = at + _WORD(view, at)[0]
+        if target == at or target + 4 > size:
+            raise self._broken(f"the shape of tensor {name!r} would be at {target}")
+        rank = _WORD(view, target)[0]
+        if rank > (size - target - 4) // 8:
+            raise self._broken(f"the shape of tensor {name!r} would have {rank} dimensions")
+        if rank > most:
+            raise TooLarge(
+                f"tensor {name!r} has {rank} dimensions, at most {most} are allowed", limit="rank"
+            )
+        read = _SHAPES[rank] if rank < len(_SHAPES) else Struct(f"<{rank}q").unpack_from
+        dims: Shape = read(view, target + 4)
+        return dims
+
+    def _broken(self, found: str) -> MalformedMessage:
+        return MalformedMessage(f"{found}, the GraphPipe message has {self.size} bytes")
+
+
+# Writers of one kind send the same few vtables for ever: what they say is worked out once. What is
+# remembered depends on nothing but the key, the numbers of a vtable.
+@lru_cache(maxsize=_CACHED_VTABLES)
+def _fields(kind: Table, halves: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """Return the sizes of a vtable and of its table, and where the fields of the table stand.
+
+    *halves* is as long as the whole vtable would be; what is past the end of this one is no part
+    of it.
+    """
+    vtable_bytes, table_bytes = halves[:2]
+    if vtable_bytes < _TABLE_START or vtable_bytes & 1 or table_bytes < _TABLE_START:
+        raise MalformedMessage(
+            f"{kind.name} would have {table_bytes} bytes, and its vtable {vtable_bytes}: "
+            "4 or more, and an even number for the vtable, are needed"
+        )
+    fields = halves[2 : vtable_bytes // 2]
+    for place, width in zip(fields, kind.widths, strict=False):
+        if place and (place < _TABLE_START or place + width > table_bytes):
+            raise MalformedMessage(
+                f"a field of {kind.name} would be at {place}, the table has {table_bytes} bytes"
+            )
+    return vtable_bytes, table_bytes, fields + (0,) * (len(kind.widths) - len(fields))

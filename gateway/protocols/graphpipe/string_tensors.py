@@ -1,0 +1,105 @@
+"""The elements of a String tensor, read where they lie.
+
+A million elements can stand in four megabytes, so they are kept as positions and lengths and
+become views one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.protocols.graphpipe.flatbuffer_reader import Message
+
+# Fewer are quicker one by one.
+_FEW: Final = 32
+
+Positions = npt.NDArray[np.int64]
+
+
+class Strings(Sequence[memoryview]):
+    """Strings in a message, as views of it.
+
+    Args:
+        view: The message.
+        starts: Where each begins.
+        ends: Where each ends; inside the message.
+    """
+
+    __slots__ = ("_ends", "_starts", "_view")
+
+    def __init__(self, view: memoryview, starts: Positions, ends: Positions) -> None:
+        self._view = view
+        self._starts = starts
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> Strings: ...
+
+    def __getitem__(self, index: int | slice) -> memoryview | Strings:
+        if isinstance(index, slice):
+            return Strings(self._view, self._starts[index], self._ends[index])
+        return self._view[self._starts[index] : self._ends[index]]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        view = self._view
+        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
+            yield view[start:end]
+
+
+def read_strings(message: Message, start: int, count: int, what: str) -> Sequence[memoryview]:
+    """Return the strings of a vector whose *count* elements begin at *start*.
+
+    Raises:
+        MalformedMessage: One runs over the end of the message.
+        TooLarge: They overlap so much that they hold far more than the message has.
+    """
+    if count <= _FEW:
+        most = message.limits.bytes_element_size
+        found = [message.data(place, what) for place in range(start, start + 4 * count, 4)]
+        for item in found:
+            if len(item) > most:
+                raise _too_long(what, len(item), most)
+        return found
+    view, size = message.view, message.size
+    places = np.arange(start, start + 4 * count, 4, dtype=np.int64)
+    distances = np.frombuffer(view, "<u4", count, start).astype(np.int64)
+    counts = places + distances
+    _check(what, (distances == 0) | (counts > size - 4), counts, size)
+    octets = np.frombuffer(view, np.uint8)
+    lengths = np.zeros(count, np.int64)
+    for byte in range(4):
+        lengths |= octets[counts + byte].astype(np.int64) << (8 * byte)
+    starts = counts + 4
+    ends = starts + lengths
+    _check(what, ends > size, ends, size)
+    longest = int(lengths.max())
+    if longest > message.limits.bytes_element_size:
+        raise _too_long(what, longest, message.limits.bytes_element_size)
+    message.hand_out(int(lengths.sum()))
+    return Strings(view, starts, ends)
+
+
+def _check(what: str, wrong: npt.NDArray[np.bool_], places: Positions, size: int) -> None:
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise MalformedMessage(
+            f"{what} (number {index}) would reach {int(places[index])}, the GraphPipe message "
+            f"has {size} bytes"
+        )
+
+
+def _too_long(what: str, found: int, most: int) -> TooLarge:
+    return TooLarge(
+        f"{what} has {found} bytes, at most {most} are allowed",
+        limit="bytes_element_size",
+    )

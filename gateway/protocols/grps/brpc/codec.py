@@ -1,0 +1,269 @@
+"""grps over brpc's baidu_std, both directions.
+
+A failure stands in the Status of a message and the call has error_code 0, as over gRPC.  Only what
+never reaches a service (an unknown service or method, a message that cannot be read, too much load)
+has an error code; such an answer has no message.  Attachments are skipped and never sent.
+
+Source: dossier, sections 5 and 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.context import Context, Need, Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps.brpc.compression import NAMES, NONE, NUMBERS, compress, decompress
+from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
+from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.errors import (
+    NoMethod,
+    NoService,
+    Unreadable,
+    brpc_code_of,
+    clip,
+    ends_call,
+    error_class_of_brpc,
+)
+from gateway.protocols.grps.messages import GrpsMessage
+from gateway.protocols.grps.options import settings_of
+from gateway.protocols.grps.protobuf.message import read_message, write_message
+from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
+from gateway.wire.http import Buffer, view_of
+from gateway.wire.metadata import sane_id
+from gateway.wire.stream import Frame
+
+R = TypeVar("R")
+
+NAME: Final = "grps.brpc"
+SERVICE: Final = "grps.protos.v1.GrpsBrpcService"
+SHORT_SERVICE: Final = "GrpsBrpcService"
+
+METHODS: Final = tuple([method for method in calls.METHODS if method != calls.PREDICT_STREAMING])
+
+_SHOWN: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an upstream's error code and text were, for a caller of this protocol."""
+
+    code: int
+    text: str
+
+
+class BrpcCodec:
+    """Reads and writes the frames of `grps.protos.v1.GrpsBrpcService`.
+
+    Args:
+        limits: What a message may hold.
+        options: See `gateway.protocols.grps.options.Settings`.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._settings = settings_of(options)
+        self._compress = NUMBERS[self._settings.compress]
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Tensors are sent with a datatype; names may be left out, all of them."""
+        return calls.NEEDS
+
+    def decode_call(self, wire: Frame, /) -> Call[Any]:
+        """Read a client's frame; float tensors and bytes are views of it unless compressed.
+
+        Raises:
+            NoService: There is no service of that name.
+            NoMethod: The service has no such method.
+            Unreadable: The message is none, or its attachment or compression is impossible.
+            GatewayError: What the message says is wrong, or too large.
+        """
+        meta, rest = split_frame(view_of(wire.payload))
+        method = _method_of(meta.request)
+        message = self._message(meta, rest)
+        request_id = sane_id(words(meta.request.request_id))
+        origin = Origin(NAME, wire, Asked(message.form))
+        context = Context(NAME, (), request_id, wire.deadline, None, calls.REPLY_NEEDS, origin)
+        return calls.decode_method(method, message, context, self._settings, self._limits)
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
+        """Write the answer to *call*; the data of large float tensors are not copied.
+
+        Raises:
+            Unsupported: grps cannot carry the answer.
+        """
+        return _answer(calls.encode_method_reply(call, reply, _asked(call)), _correlation(call))
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> Frame:
+        """Refuse: the service of brpc has no streams.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _no_streams(call)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> Frame:
+        """Write *error* as a message whose Status is FAILURE, or as an error code.
+
+        Never raises.
+        """
+        correlation = None if call is None else _correlation(call)
+        said = None if error.origin is None else error.origin.form
+        if isinstance(said, Said):
+            return _refusal(said, correlation)
+        # Before a service was asked: what is shutting down says so with ELOGOFF, and clients that
+        # may ask another server do.
+        stopping = call is None and error.code is ErrorCode.UNAVAILABLE
+        if not (stopping or ends_call(error, unread=call is None)):
+            return _answer(calls.failure_of(error, self._limits), correlation)
+        code = brpc_code_of(error)
+        text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)
+        return _refusal(Said(code, text), correlation)
+
+    def encode_call(self, call: Call[Any], /) -> Frame:
+        """Write a frame to an upstream; without compression, large float tensors are not copied.
+
+        Raises:
+            Unsupported: grps cannot carry it, or has no such question.
+        """
+        if isinstance(call, StreamInferRequest):
+            raise _no_streams(call)
+        method, message = calls.encode_question(call, self._settings)
+        request = RpcRequestMeta(service_name=SERVICE, method_name=method)
+        if call.context.request_id:
+            request.request_id = call.context.request_id
+        meta = RpcMeta(request=request, compress_type=self._compress)
+        parts: list[Buffer] = list(write_message(message))
+        if self._compress != NONE:
+            parts = [compress(self._compress, b"".join(parts))]
+        payload = frame_bytes(meta.SerializeToString(), parts)
+        return Frame(payload, None, call.context.deadline)
+
+    def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
+        """Read an upstream's answer to *call*; float tensors and bytes are views of it.
+
+        Raises:
+            GatewayError: What its error code or its Status says.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        """
+        meta, rest = split_frame(view_of(wire.payload))
+        response = meta.response
+        if response.error_code:
+            text = clip(words(response.error_text), self._limits.error_text_bytes)
+            text = text or f"upstream answered with the code {response.error_code}"
+            origin = Origin(NAME, wire, Said(response.error_code, text))
+            kind = error_class_of_brpc(response.error_code)
+            raise kind(text, model=call.model, origin=origin)
+        origin = Origin(NAME, wire)
+        try:
+            message = self._message(meta, rest)
+            reply = calls.decode_method_reply(call, message, origin, self._settings, self._limits)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
+                raise
+            raise MalformedMessage(error.message) from error
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        return cast("R", reply)
+
+    def decode_item(self, call: StreamInferRequest, _wire: Frame, /) -> InferResponse:
+        """Refuse, as `encode_item`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _no_streams(call)
+
+    def _message(self, meta: RpcMeta, rest: memoryview) -> GrpsMessage:
+        """Read the message of a frame, which stands before the attachment.
+
+        Raises:
+            Unreadable: It cannot be found, decompressed or read.
+            GatewayError: What it says is wrong, or too large.
+        """
+        attached = meta.attachment_size
+        if not 0 <= attached <= len(rest):
+            raise Unreadable(f"attachment_size={attached} is larger than request_size={len(rest)}")
+        if meta.content_type:
+            raise self._unparsed(meta, rest, f"content_type {meta.content_type} is not protobuf")
+        try:
+            data = rest[: len(rest) - attached]
+            plain = decompress(meta.compress_type, data, self._limits.message_bytes)
+            return read_message(plain, self._limits)
+        except Unreadable as error:
+            raise self._unparsed(meta, rest, error.message) from error
+
+    def _unparsed(self, meta: RpcMeta, rest: memoryview, why: str) -> Unreadable:
+        kind = NAMES.get(meta.compress_type, "unknown")
+        return Unreadable(
+            f"Fail to parse request message, CompressType={kind}, request_size={len(rest)}: {why}"
+        )
+
+
+def _method_of(request: RpcRequestMeta) -> str:
+    """Return the method that is called.
+
+    Raises:
+        NoService: There is no service of that short name.
+        NoMethod: There is no such method, or no service of that full name.
+    """
+    service = clip(words(request.service_name), _SHOWN)
+    method = clip(words(request.method_name), _SHOWN)
+    if "." not in service and service != SHORT_SERVICE:
+        raise NoService(f"Fail to find service={service}")
+    if service not in (SERVICE, SHORT_SERVICE) or method not in METHODS:
+        raise NoMethod(f"Fail to find method={service}/{method}")
+    return method
+
+
+def _answer(message: GrpsMessage, correlation: int | None) -> Frame:
+    return Frame(frame_bytes(_OK_META, list(write_message(message))), correlation)
+
+
+def _refusal(said: Said, correlation: int | None) -> Frame:
+    response = RpcResponseMeta(error_code=said.code, error_text=said.text)
+    meta = RpcMeta(response=response, compress_type=NONE)
+    return Frame(frame_bytes(meta.SerializeToString(), []), correlation)
+
+
+def _correlation(call: Call[Any]) -> int | None:
+    origin = call.context.origin
+    if origin is not None and isinstance(origin.wire, Frame):
+        return origin.wire.correlation
+    return None
+
+
+def _asked(call: Call[Any]) -> Asked:
+    origin = call.context.origin
+    if origin is not None and isinstance(origin.form, Asked):
+        return origin.form
+    return Asked()
+
+
+def _no_streams(call: Call[Any]) -> Unsupported:
+    return Unsupported("brpc's service of grps has no streams", model=call.model)
+
+
+_OK_META: Final = RpcMeta(
+    response=RpcResponseMeta(error_code=0), compress_type=NONE
+).SerializeToString()

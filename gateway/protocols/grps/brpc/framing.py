@@ -1,0 +1,255 @@
+"""Frames of baidu_std: cutting a byte stream into them, and their metadata.
+
+A frame's payload is the whole frame, header included, so that it may be joined and cut again.  The
+correlation id is the framer's: it is read from what comes, and written into what goes, so a codec
+need not know it and an error for an unreadable call still finds its caller.  So is the time a
+caller has left, which changes until a frame is sent.
+
+Source: dossier, section 14.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from struct import Struct
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps.brpc.compression import NONE, unpacked_bytes
+from gateway.schema.baidu_std_pb2 import RpcMeta
+from gateway.wire.http import Buffer
+from gateway.wire.protobuf import LEN, VARINT, read_varint, tag, varint
+from gateway.wire.stream import Frame
+
+MAGIC: Final = b"PRPC"
+
+_SIZES: Final = Struct(">II")
+_HEADER: Final = 12
+_META_BYTES: Final = 64 * 1024
+_REQUEST: Final = varint(tag(1, LEN))
+_TIMEOUT_MS: Final = varint(tag(8, VARINT))
+_CORRELATION: Final = varint(tag(4, VARINT))
+_LONGEST_MS: Final = (1 << 31) - 1
+
+
+def looks_like(first: bytes) -> bool:
+    """Tell whether a connection that begins with *first* may be of baidu_std.
+
+    Four bytes decide; with fewer it may still be, as long as they agree.
+    """
+    return first[:4] == MAGIC[: len(first[:4])]
+
+
+def frame_bytes(meta: bytes, message: list[Buffer]) -> list[Buffer]:
+    """Return a frame of metadata and message, the message not copied."""
+    size = len(meta) + sum([memoryview(part).nbytes for part in message])
+    return [MAGIC + _SIZES.pack(size, len(meta)) + meta, *message]
+
+
+def words(value: str | bytes) -> str:
+    """Return a text of the metadata, which protobuf's second version gives as bytes if it is none.
+
+    What is not UTF-8 in it becomes U+FFFD.
+    """
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def split_frame(view: memoryview) -> tuple[RpcMeta, memoryview]:
+    """Return the metadata of a whole frame, and what follows it: message and attachment.
+
+    Raises:
+        MalformedMessage: It is no frame.
+    """
+    if len(view) < _HEADER or bytes(view[:4]) != MAGIC:
+        raise MalformedMessage(f"{len(view)} bytes are not a baidu_std frame")
+    body, size = _SIZES.unpack_from(view, 4)
+    if size > body or len(view) != _HEADER + body:
+        raise MalformedMessage(f"a baidu_std frame of {len(view)} bytes declares {body} and {size}")
+    return _meta(view[_HEADER : _HEADER + size]), view[_HEADER + size :]
+
+
+class BaiduFramer:
+    """Cuts a byte stream into baidu_std frames; keeps the state of one connection.
+
+    Args:
+        limits: `message_bytes` is the most that follows a header.
+        server: Of a server's connection. Nothing is sent without a correlation id: what answers
+            no question is not said, for brpc closes a connection that it cannot follow without a
+            word. And frames tell what is compressed in them.
+        clock: Monotonic seconds; a caller's timeout counts from the frame's arrival, and what is
+            left of a deadline to its departure.
+    """
+
+    def __init__(
+        self,
+        limits: MessageLimits,
+        *,
+        server: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server = server
+        self._most = limits.message_bytes
+        self._clock = clock
+        self._held = bytearray()
+        self._need = 1
+        self._fault: GatewayError | None = None
+        self._begun = False
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of the frame which has begun, as far as it has said; 0 between frames."""
+        return max(self._need, _HEADER) if self._held else 0
+
+    @property
+    def fault(self) -> GatewayError | None:
+        """Why nothing more can be read, once that is known."""
+        return self._fault
+
+    def receive(self, data: bytes, /) -> list[Frame]:
+        """Return the frames that *data* completes; b"" is the end of the stream.
+
+        A header is judged as soon as it is there, its magic byte by byte.  A frame that comes in
+        one piece is a view of it; others are gathered as they come.
+
+        Raises:
+            MalformedMessage: The stream is of another protocol, ends inside a frame, or has
+                metadata that cannot be read: brpc closes such a connection without a word.
+            TooLarge: A frame declares more than the limit.
+        """
+        if self._fault is not None:
+            raise self._fault
+        if not data:
+            if self._held:
+                raise MalformedMessage(
+                    f"the stream ended after {len(self._held)} bytes of a baidu_std frame"
+                )
+            return []
+        if not self._held:
+            return self._cut(data)
+        self._held += data
+        return [] if len(self._held) < self._need else self._cut(self._held)
+
+    def send(self, frame: Frame, /) -> list[Buffer]:
+        """Return the buffers that carry *frame*, its number and time left in the metadata.
+
+        Without a number the frame goes as it is, or not at all.
+
+        Raises:
+            MalformedMessage: The payload is no frame.
+        """
+        if frame.correlation is None and self._server:
+            return []
+        buffers = list(frame.payload) if frame.correlation is None else self._numbered(frame)
+        if self._begun:
+            self._begun = False
+            buffers[0] = memoryview(buffers[0])[len(MAGIC) :]
+        return buffers
+
+    def begin(self) -> bytes:
+        """Return the magic of the next frame; `send` leaves it out then."""
+        if self._begun:
+            return b""
+        self._begun = True
+        return MAGIC
+
+    def _numbered(self, frame: Frame) -> list[Buffer]:
+        payload = list(frame.payload)
+        first = bytes(payload[0]) if payload else b""
+        if len(first) < _HEADER or len(first) < _HEADER + _SIZES.unpack_from(first, 4)[1]:
+            first, payload = b"".join(payload), [b""]
+        if len(first) < _HEADER:
+            raise MalformedMessage(f"a payload of {len(first)} bytes is no baidu_std frame")
+        body, size = _SIZES.unpack_from(first, 4)
+        end = _HEADER + size
+        meta = first[_HEADER:end]
+        if frame.deadline is not None:
+            meta = _timed(meta, frame.deadline - self._clock())
+        # Of a field that comes twice the last counts.
+        meta += _CORRELATION + varint(frame.correlation or 0)
+        sizes = _SIZES.pack(body - size + len(meta), len(meta))
+        return [b"".join((MAGIC, sizes, meta, first[end:])), *payload[1:]]
+
+    def _cut(self, data: bytes | bytearray) -> list[Frame]:
+        frames: list[Frame] = []
+        start, end = 0, len(data)
+        while start < end:
+            try:
+                self._need = self._needed(bytes(data[start : start + _HEADER]))
+                if end - start < self._need:
+                    break
+                view = memoryview(data).toreadonly()
+                frames.append(self._frame(view[start : start + self._need]))
+            except GatewayError as fault:
+                self._fault = fault
+                if not frames:
+                    raise
+                break  # what came before is answered
+            start += self._need
+        if start or data is not self._held:  # frames are views of the old buffer: begin another
+            self._held = bytearray(data[start:])
+        return frames
+
+    def _needed(self, header: bytes) -> int:
+        """Return how many bytes must be there for the next decision, or for the whole frame."""
+        if not looks_like(header):
+            raise MalformedMessage(
+                f"a frame begins with {header[:4]!r}, needed is {MAGIC!r} of baidu_std"
+            )
+        if len(header) < _HEADER:
+            return len(header) + 1 if len(header) < len(MAGIC) else _HEADER
+        body, size = _SIZES.unpack_from(header, 4)
+        if body > self._most:
+            raise TooLarge(
+                f"a frame declares {body} bytes, at most {self._most} are allowed",
+                limit="message_bytes",
+            )
+        if size > body:
+            raise MalformedMessage(f"a frame of {body} bytes declares {size} bytes of metadata")
+        if size > _META_BYTES:
+            raise TooLarge(
+                f"a frame declares {size} bytes of metadata, at most {_META_BYTES} are allowed",
+                limit="message_bytes",
+            )
+        return _HEADER + int(body)
+
+    def _frame(self, view: memoryview) -> Frame:
+        end = _HEADER + _SIZES.unpack_from(view, 4)[1]
+        meta = _meta(view[_HEADER:end])
+        timeout_ms = meta.request.timeout_ms
+        deadline = self._clock() + timeout_ms / 1000 if timeout_ms > 0 else None
+        extra = 0
+        # What an upstream answers is not counted against what clients may have in flight.
+        if self._server and meta.compress_type != NONE:
+            message = view[end : max(end, len(view) - max(meta.attachment_size, 0))]
+            extra = unpacked_bytes(meta.compress_type, message, self._most)
+        return Frame((view,), meta.correlation_id, deadline, extra)
+
+
+def server_framer(limits: MessageLimits) -> BaiduFramer:
+    """Return the framer of a server's connection."""
+    return BaiduFramer(limits, server=True)
+
+
+def _timed(meta: bytes, left_s: float) -> bytes:
+    """Return the metadata of a request with the time its caller has left, in whole ms."""
+    if not meta.startswith(_REQUEST):
+        return meta
+    size, start = read_varint(meta, len(_REQUEST))
+    field = _TIMEOUT_MS + varint(min(max(int(left_s * 1000), 1), _LONGEST_MS))
+    end = start + size
+    return b"".join((_REQUEST, varint(size + len(field)), meta[start:end], field, meta[end:]))
+
+
+def _meta(view: memoryview) -> RpcMeta:
+    meta = RpcMeta()
+    try:
+        meta.ParseFromString(bytes(view))
+        if meta.IsInitialized():
+            return meta
+    except DecodeError:
+        pass  # said below
+    raise MalformedMessage(f"{len(view)} bytes of metadata are not an RpcMeta of baidu_std")

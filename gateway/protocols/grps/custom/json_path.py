@@ -1,0 +1,139 @@
+"""Places in JSON documents, and templates that are filled from tensors: for customised routes.
+
+A place is members by name and elements by number: `messages[-1].content`.  A template is a JSON
+value; a text in it that is just `${output}` becomes that output, nested as its shape, and
+`${output[0]}` an element of it; inside a longer text the element is written out.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.tensor import Tensor
+from gateway.protocols.grps.errors import Unconvertible
+from gateway.protocols.grps.json.elements import written_array
+
+Step = str | int
+
+_PLACE: Final = re.compile(r"([^.\[\]]+)((?:\[-?\d{1,6}\])*)")
+_INDEX: Final = re.compile(r"\[(-?\d{1,6})\]")
+_FILL: Final = re.compile(r"\$\{([^{}\[\]]+)((?:\[-?\d{1,6}\])*)\}")
+
+MISSING: Final = object()
+"""What `find` gives when a document has nothing at a place."""
+
+
+def read_place(text: str) -> tuple[Step, ...]:
+    """Return the steps of a place.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    steps: list[Step] = []
+    for part in text.split("."):
+        match = _PLACE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{text!r} is no place in JSON, such as 'messages[-1].content'")
+        steps.append(match.group(1))
+        steps += [int(index) for index in _INDEX.findall(match.group(2))]
+    return tuple(steps)
+
+
+def find(document: Any, place: tuple[Step, ...]) -> Any:
+    """Return what stands at *place*; `MISSING` when nothing does."""
+    for step in place:
+        if isinstance(step, str):
+            if not isinstance(document, Mapping) or step not in document:
+                return MISSING
+            document = document[step]
+        else:
+            if not isinstance(document, list) or not -len(document) <= step < len(document):
+                return MISSING
+            document = document[step]
+    return document
+
+
+def names_in(template: Any) -> set[str]:
+    """Return the names that a template is filled from."""
+    if isinstance(template, str):
+        return {match.group(1) for match in _FILL.finditer(template)}
+    if isinstance(template, Mapping):
+        return {name for value in template.values() for name in names_in(value)}
+    if isinstance(template, list):
+        return {name for value in template for name in names_in(value)}
+    return set()
+
+
+def fill(template: Any, values: Mapping[str, Any]) -> Any:
+    """Return *template* with names replaced by *values*.
+
+    Raises:
+        Unconvertible: A name is not among them, or an element is not there.
+    """
+    if isinstance(template, str):
+        whole = _FILL.fullmatch(template)
+        if whole is not None:
+            return _element(whole, values)
+        return _FILL.sub(lambda match: _text(_element(match, values)), template)
+    if isinstance(template, Mapping):
+        return {key: fill(value, values) for key, value in template.items()}
+    if isinstance(template, list):
+        return [fill(value, values) for value in template]
+    return template
+
+
+def plain(tensor: Tensor) -> Any:
+    """Return a tensor as JSON values nested as its shape; bytes that are no text as base64.
+
+    Raises:
+        Unconvertible: It has no datatype or shape.
+    """
+    if tensor.datatype is None or tensor.shape is None:
+        raise Unconvertible(f"output {tensor.name!r} has no datatype or shape, JSON needs both")
+    if tensor.datatype is Datatype.BYTES:
+        return _nested([_string(item) for item in as_items(tensor)], tensor.shape)
+    array = as_numpy(tensor)
+    if tensor.datatype is Datatype.BF16:
+        array = fp32_of_bf16(array)
+    if array.dtype.kind == "f":
+        written = written_array(array)
+        return written if isinstance(written, list | str) else written.tolist()
+    return array.tolist()
+
+
+def _nested(items: list[str], shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return items[0]
+    for dim in reversed(shape[1:]):
+        rows = len(items) // dim if dim else 0
+        items = [items[row * dim : (row + 1) * dim] for row in range(rows)]  # type: ignore[misc]  # lists of lists from here on
+    return items
+
+
+def _string(item: bytes | memoryview) -> str:
+    try:
+        return str(item, "utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(item).decode()
+
+
+def _element(match: re.Match[str], values: Mapping[str, Any]) -> Any:
+    name = match.group(1)
+    if name not in values:
+        there = ", ".join(map(repr, values)) or "none"
+        raise Unconvertible(f"the answer has no output {name!r}, there is {there}")
+    found = find(values[name], tuple([int(index) for index in _INDEX.findall(match.group(2))]))
+    if found is MISSING:
+        raise Unconvertible(f"output {name!r} has no element {match.group(2)}")
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else str(value)

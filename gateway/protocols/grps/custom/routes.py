@@ -1,0 +1,346 @@
+"""Customised HTTP: routes whose plain JSON or form bodies become tensors, as YAML says.
+
+A grps server may hand requests at a path of its own to its model's code, which makes the whole
+answer.  Here a route says in YAML which places of the body are which inputs, and which template the
+outputs fill; so a chat endpoint needs no code.  A route without inputs is another path of
+predict.
+
+Source: dossier, section 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from gateway.ir.context import ModelRef, Parameter
+from gateway.ir.data import ArrayData, ItemsData, TensorData
+from gateway.ir.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.limits import MessageLimits, check_shape
+from gateway.ir.tensor import Tensor
+from gateway.protocols.grps.custom.json_path import MISSING, Step, find, names_in, read_place
+from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
+from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
+from gateway.protocols.grps.json.elements import read_data
+
+JSON_BODY, FORM_BODY, QUERY_BODY = "json", "form", "query"
+_BODIES: Final = (JSON_BODY, FORM_BODY, QUERY_BODY)
+_OWN: Final = "/grps/"
+# Of forms and queries, where all is text.
+_TRUTHS: Final = {"true": True, "false": False}
+_DIM: Final = re.compile(r"-?[0-9]{1,18}")
+# Not encoded, and not "/", which is a listener's page: a path means itself alone.
+_PATH: Final = re.compile(r"(/[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*)+")
+
+
+@dataclass(frozen=True, slots=True)
+class CustomInput:
+    """Where one input stands in the body.
+
+    Attributes:
+        shape: -1 for one dimension that follows from the value; None for the value's own nesting.
+        default: Taken where the body has nothing; `MISSING` where it must have it.
+    """
+
+    name: str
+    datatype: Datatype
+    place: tuple[Step, ...]
+    shape: tuple[int, ...] | None = None
+    default: Any = MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class CustomStream:
+    """How a route streams.
+
+    Attributes:
+        switch: What asks for a stream, and its content type.
+        answer: Template of one message; None for that of the whole answer.
+        before: Text before each message.
+        after: Text after each message.
+        end: Text after the last message.
+    """
+
+    switch: Streaming
+    answer: Any = None
+    before: str = ""
+    after: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomRoute:
+    """One path of a listener's own.
+
+    Attributes:
+        path: Exact.
+        model: None for the one in the query, or the listener's default.
+        body: How the request is written: JSON object, form or query.
+        inputs: Empty where the path is another one of predict.
+        parameters: Places of what becomes parameters, by their names; absent ones are left out.
+        answer: Template of JSON; see `places`.
+        error: Template of an error, with `${code}` and `${message}`.
+    """
+
+    path: str
+    model: ModelRef | None = None
+    body: str = JSON_BODY
+    inputs: tuple[CustomInput, ...] = ()
+    parameters: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    answer: Any = None
+    error: Any = None
+    stream: CustomStream | None = None
+
+
+def route_content(
+    route: CustomRoute, document: Mapping[str, Any], limits: MessageLimits
+) -> tuple[tuple[Tensor, ...], dict[str, Parameter]]:
+    """Return the inputs and parameters that a request to *route* means.
+
+    Raises:
+        InvalidRequest: Something is missing, or of another kind.
+        InvalidTensor: Elements are of another kind, out of range or too many.
+        TooLarge: A limit is exceeded.
+    """
+    tensors = tuple([_tensor(one, document, limits) for one in route.inputs])
+    parameters: dict[str, Parameter] = {}
+    for name, place in route.parameters.items():
+        value = find(document, place)
+        if value is MISSING or value is None:
+            continue
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidRequest(f"{_spelled(place)} is no plain value, as parameter {name!r} is")
+        parameters[name] = value
+    return tensors, parameters
+
+
+def read_routes(key: str, value: Any) -> tuple[CustomRoute, ...]:
+    """Read the option of this name.
+
+    Raises:
+        ValueError: Something in it is wrong; says where.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"{key} is {value!r}, needed is a list of routes")  # noqa: TRY004
+    routes = tuple([_route(f"{key}[{at}]", entry) for at, entry in enumerate(value)])
+    paths = [route.path for route in routes]
+    if len(set(paths)) != len(paths):
+        raise ValueError(f"{key} has a path twice, needed is one route for each")
+    return routes
+
+
+def _tensor(one: CustomInput, document: Mapping[str, Any], limits: MessageLimits) -> Tensor:
+    value = find(document, one.place)
+    if value is MISSING or value is None:
+        value = one.default
+    if value is MISSING:
+        raise InvalidRequest(f"the body has nothing at {_spelled(one.place)}, input {one.name!r}")
+    flat, nesting = _flattened(one, value, limits)
+    shape = nesting if one.shape is None else _fitted(one, len(flat))
+    check_shape(one.name, one.datatype, shape, limits)
+    return Tensor(one.name, one.datatype, shape, _data(one, shape, flat, limits))
+
+
+def _flattened(
+    one: CustomInput, value: Any, limits: MessageLimits
+) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the elements of a value, and the shape of its nesting."""
+    shape: list[int] = []
+    level = [value]
+    while level and any(isinstance(item, list) for item in level):
+        sizes = {len(item) if isinstance(item, list) else -1 for item in level}
+        if len(sizes) != 1 or len(shape) >= limits.rank:
+            raise InvalidRequest(f"{_spelled(one.place)} is ragged or nested too deep")
+        shape.append(sizes.pop())
+        level = [below for item in level for below in item]
+    if not isinstance(value, list) and one.shape is None:
+        shape = [1]
+    return level, tuple(shape)
+
+
+def _fitted(one: CustomInput, count: int) -> tuple[int, ...]:
+    """Return the shape that *count* elements have, the variable dimension filled in."""
+    shape = one.shape or ()
+    fixed = 1
+    for dim in shape:
+        fixed *= dim if dim >= 0 else 1
+    if -1 in shape:
+        rows, rest = divmod(count, fixed) if fixed else (0, count)
+        if not rest:
+            return tuple([rows if dim < 0 else dim for dim in shape])
+    elif fixed == count:
+        return shape
+    raise InvalidRequest(
+        f"{_spelled(one.place)} has {count} elements, input {one.name!r} has shape {list(shape)}"
+    )
+
+
+def _data(
+    one: CustomInput, shape: tuple[int, ...], flat: list[Any], limits: MessageLimits
+) -> TensorData:
+    if one.datatype is Datatype.BOOL:
+        truths = [_TRUTHS.get(value, value) if isinstance(value, str) else value for value in flat]
+        if not all(isinstance(value, bool) for value in truths):
+            raise InvalidRequest(f"{_spelled(one.place)} is not true or false")
+        return ArrayData(np.array(truths, np.bool_).reshape(shape))
+    known = BY_DATATYPE[widened_datatype(one.datatype)]
+    data = read_data(one.name, known, shape, flat, limits)
+    if one.datatype in BY_DATATYPE or isinstance(data, ItemsData):
+        return data
+    return _narrow(one, data)
+
+
+def _narrow(one: CustomInput, data: Any) -> TensorData:
+    array = data.array
+    if one.datatype is Datatype.BF16:
+        return ArrayData(bf16_of_fp32(array))
+    most = np.iinfo(one.datatype.numpy_dtype).max
+    if array.size and (int(array.min()) < 0 or int(array.max()) > int(most)):
+        raise InvalidRequest(f"{_spelled(one.place)} is out of the range of {one.datatype.value}")
+    return ArrayData(array.astype(one.datatype.numpy_dtype))
+
+
+def _spelled(place: tuple[Step, ...]) -> str:
+    text = ""
+    for step in place:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")
+
+
+_ERROR_NAMES: Final = frozenset({"code", "message"})
+_ROUTE_KEYS: Final = (
+    "path",
+    "model",
+    "body",
+    "inputs",
+    "parameters",
+    "answer",
+    "error",
+    "stream",
+)
+_STREAM_KEYS: Final = ("mode", "key", "content_type", "answer", "before", "after", "end")
+_INPUT_KEYS: Final = ("name", "datatype", "place", "shape", "default")
+
+
+def _route(where: str, entry: Any) -> CustomRoute:
+    known = _known(where, entry, _ROUTE_KEYS)
+    path = known.get("path")
+    if not isinstance(path, str) or not _PATH.fullmatch(path) or path.startswith(_OWN):
+        raise ValueError(
+            f"{where}.path is {path!r}, needed is a plain path outside {_OWN}, such as /v1/chat"
+        )
+    body = known.get("body", JSON_BODY)
+    if body not in _BODIES:
+        raise ValueError(f"{where}.body {body!r} is none of {', '.join(_BODIES)}")
+    inputs = tuple(
+        [
+            _input(f"{where}.inputs[{at}]", one)
+            for at, one in enumerate(_list(f"{where}.inputs", known.get("inputs", [])))
+        ]
+    )
+    answer = _template(f"{where}.answer", known.get("answer"))
+    error = _template(f"{where}.error", known.get("error"))
+    if inputs and answer is None:
+        raise ValueError(f"{where} has inputs and no answer, needed is a template")
+    unknown = names_in(error) - _ERROR_NAMES
+    if unknown:
+        raise ValueError(f"{where}.error names {min(unknown)!r}, there is only code and message")
+    return CustomRoute(
+        path=path,
+        model=_model(f"{where}.model", known.get("model")),
+        body=body,
+        inputs=inputs,
+        parameters=_places(f"{where}.parameters", known.get("parameters", {})),
+        answer=answer,
+        error=error,
+        stream=_stream(f"{where}.stream", known.get("stream")),
+    )
+
+
+def _input(where: str, entry: Any) -> CustomInput:
+    known = _known(where, entry, _INPUT_KEYS)
+    name, place = known.get("name"), known.get("place")
+    if not isinstance(name, str) or not name or not isinstance(place, str):
+        raise ValueError(f"{where} needs a name and a place")
+    try:
+        datatype = Datatype(known.get("datatype", Datatype.BYTES.value))
+    except ValueError:
+        raise ValueError(f"{where}.datatype {known['datatype']!r} is no datatype") from None
+    return CustomInput(
+        name=name,
+        datatype=datatype,
+        place=read_place(place),
+        shape=_shape(f"{where}.shape", known.get("shape")),
+        default=known.get("default", MISSING),
+    )
+
+
+def _shape(where: str, shape: Any) -> tuple[int, ...] | None:
+    if shape is None:
+        return None
+    dims = [
+        int(dim) if isinstance(dim, str) and _DIM.fullmatch(dim) else dim
+        for dim in _list(where, shape)
+    ]
+    if not all(type(dim) is int and dim >= -1 for dim in dims) or dims.count(-1) > 1:
+        raise ValueError(f"{where} is {shape!r}, needed are dimensions, at most one of them -1")
+    return tuple(dims)
+
+
+def _stream(where: str, entry: Any) -> CustomStream | None:
+    if entry is None:
+        return None
+    known = _known(where, entry, _STREAM_KEYS)
+    texts = {key: known.get(key, "") for key in ("before", "after", "end")}
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{where}.{key} is {text!r}, needed is text")  # noqa: TRY004
+    switch = {key: known[key] for key in ("mode", "key", "content_type") if key in known}
+    answer = _template(f"{where}.answer", known.get("answer"))
+    return CustomStream(read_streaming(where, switch), answer, **texts)
+
+
+def _template(where: str, template: Any) -> Any:
+    """Return a template; JSON in a text is what it says, for a file's own scalars are all text."""
+    if not isinstance(template, str) or template.strip()[:1] not in ("{", "["):
+        return template
+    try:
+        return orjson.loads(template)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+
+
+def _places(where: str, entry: Any) -> dict[str, tuple[Step, ...]]:
+    if not isinstance(entry, Mapping) or not all(isinstance(one, str) for one in entry.values()):
+        raise ValueError(f"{where} is {entry!r}, needed is a mapping of names to places")
+    return {name: read_place(place) for name, place in entry.items()}
+
+
+def _model(where: str, entry: Any) -> ModelRef | None:
+    if entry is None:
+        return None
+    name, _, version = entry.partition("/") if isinstance(entry, str) else ("", "", "")
+    if not name:
+        raise ValueError(f"{where} is {entry!r}, needed is a model's name, or name/version")
+    return ModelRef(name, version)
+
+
+def _known(where: str, entry: Any, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where} is {entry!r}, needed is a mapping")  # noqa: TRY004
+    for key in entry:
+        if key not in keys:
+            raise ValueError(f"{where} has no option {key!r}, only {', '.join(keys)}")
+    return entry
+
+
+def _list(where: str, entry: Any) -> list[Any]:
+    if not isinstance(entry, list):
+        raise ValueError(f"{where} is {entry!r}, needed is a list")  # noqa: TRY004
+    return entry

@@ -1,0 +1,260 @@
+"""grps over HTTP, both directions: JSON, bytes, streams, brpc's HTTP layer and customised routes.
+
+Here is who does what; paths, requests and answers have files of their own (paths.py, requests.py,
+answers.py).
+
+Source: dossier, sections 3, 5, 7 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import quote
+
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest
+from gateway.ir.context import Need, Origin
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.custom.streaming import BODY, HEADER
+from gateway.protocols.grps.errors import clip, is_failure_code
+from gateway.protocols.grps.http import responses as answers
+from gateway.protocols.grps.http.json_stream import PieceSplitter
+from gateway.protocols.grps.http.paths import METHOD_PATHS, Route, Surface, find_route, is_brpc
+from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
+from gateway.protocols.grps.json.document import read_leniently
+from gateway.protocols.grps.json.message import read_answer, write_json
+from gateway.protocols.grps.messages import Flag, Form, GrpsMessage, Status
+from gateway.protocols.grps.options import Settings, settings_of
+from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_headers
+
+R = TypeVar("R")
+
+_WITH_BODY: Final = frozenset({calls.PREDICT, calls.PREDICT_STREAMING, calls.MODEL_METADATA})
+_OK: Final = range(200, 300)
+_BRACE: Final = b"{"
+_UNREAD_BRPC: Final = Route(Surface.BRPC, calls.PREDICT)
+
+
+class HttpCodec:
+    """grps over HTTP.
+
+    Args:
+        limits: What a message may hold.
+        options: See `gateway.protocols.grps.options.Settings`.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._settings: Settings = settings_of(options)
+        customized = {route.path: route for route in self._settings.customized}
+        self._customized = customized
+        self._reader = Reader(limits, self._settings, customized)
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Tensors are sent with a datatype; names may be left out, all of them."""
+        return calls.NEEDS
+
+    def splitter(self) -> PieceSplitter:
+        """Return what cuts one streamed answer of an upstream into messages."""
+        return PieceSplitter(self._limits)
+
+    @property
+    def first_error_ends(self) -> bool:
+        """An error that comes first has an HTTP status of its own: nothing can follow it."""
+        return True
+
+    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+        """Read a client's request; bytes are a view of its body.
+
+        Raises:
+            InvalidRequest: Path, method, content type or body are wrong.
+            NotFound: There is no such path, or no model is named.
+            TooLarge: A limit is exceeded.
+        """
+        route = _UNREAD_BRPC if is_brpc(wire.path) else None
+        try:
+            route = find_route(wire.method, wire.path, self._customized)
+            return self._reader.read(route, wire)
+        except GatewayError as error:
+            # There is no call to tell in whose words the error is to be said.
+            error.origin = Origin(NAME, wire, route)
+            raise
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+        """Write the answer to *call*; bytes are not copied.
+
+        Raises:
+            Unsupported: grps cannot carry the answer in the form that was asked for.
+        """
+        asked = _asked(call)
+        return answers.encode_answer(call, reply, asked, _route(asked))
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
+        """Write one answer of a stream: a part of one HTTP response, to be sent as it is.
+
+        Raises:
+            Unsupported: grps cannot carry the answer.
+        """
+        if item.error is not None:
+            return self.encode_late_error(call, item.error)
+        asked = _asked(call)
+        return answers.encode_part(
+            item, asked, _route(asked), self._settings.streaming.content_type
+        )
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error* as a message whose Status is FAILURE, its code as the HTTP status too.
+
+        Never raises.
+        """
+        return self._failure(call, error, late=False)
+
+    def encode_end(
+        self, call: StreamInferRequest, last: InferResponse | None, /
+    ) -> HttpResponse | None:
+        """Write what a customised route ends its streams with; the head of one without answers."""
+        asked = _asked(call)
+        content_type = self._settings.streaming.content_type
+        return answers.encode_end(_route(asked), content_type, empty=last is None)
+
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+        """Write *error* as the last message of a stream, of which only the body counts."""
+        return self._failure(call, error, late=True)
+
+    def _failure(self, call: Call[Any] | None, error: GatewayError, *, late: bool) -> HttpResponse:
+        if call is not None:
+            route = _route(_asked(call))
+        else:
+            form = None if error.origin is None else error.origin.form
+            route = form if isinstance(form, Route) else None
+        return answers.encode_failure(
+            error,
+            route,
+            self._limits,
+            unread=call is None,
+            late=late,
+            always_200=self._settings.http_always_200,
+        )
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream; bytes are not copied.
+
+        Raises:
+            Unsupported: grps cannot carry it, or has no such question.
+        """
+        method, message = calls.encode_question(call, self._settings)
+        path, deadline = METHOD_PATHS[method], call.context.deadline
+        headers = http_headers(call.context)
+        if method not in _WITH_BODY:
+            return HttpRequest("GET", path, "", Headers(headers), (), deadline)
+        query = []
+        streaming = method == calls.PREDICT_STREAMING
+        switch = self._settings.streaming
+        if message.form is Form.BIN_DATA:
+            if streaming and switch.mode == BODY:
+                raise Unsupported("bin_data cannot ask for a stream in the body", model=call.model)
+            headers = (*headers, ("Content-Type", BYTES_TYPE))
+            body: tuple[Buffer, ...] = (message.data,)
+            if message.model:
+                query.append(f"model={quote(message.model, safe='')}")
+        else:
+            headers = (*headers, ("Content-Type", JSON_TYPE))
+            body = (self._document(message, streaming=streaming),)
+        if streaming and switch.mode == HEADER:
+            headers = (*headers, (switch.key, "true"))
+        elif streaming and switch.mode != BODY:
+            query.append(f"{quote(switch.key, safe='')}=true")
+        return HttpRequest("POST", path, "&".join(query), Headers(headers), body, deadline)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's answer to *call*; an answer of bytes is a view of its body.
+
+        Raises:
+            GatewayError: What its Status or its HTTP status says.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        """
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        return cast("R", self._read(call, wire, sniff=False))
+
+    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
+        """Read one message of an upstream's stream, cut out by `splitter`; as `decode_reply`."""
+        return cast("InferResponse", self._read(call, wire, sniff=True))
+
+    def _document(self, message: GrpsMessage, *, streaming: bool) -> bytes:
+        text = write_json(message)
+        if not streaming or self._settings.streaming.mode != BODY:
+            return text
+        key = write_json(GrpsMessage(form=Form.STR_DATA, text=self._settings.streaming.key))
+        # {"str_data":"<key>"} -> "<key>"
+        return text[:-1] + b"," + key[len(b'{"str_data":') : -1] + b":true}"
+
+    def _read(self, call: Call[Any], wire: HttpResponse, *, sniff: bool) -> Any:
+        origin = Origin(NAME, wire)
+        try:
+            message = self._message(wire, sniff=sniff)
+            return calls.decode_method_reply(call, message, origin, self._settings, self._limits)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def _message(self, wire: HttpResponse, *, sniff: bool) -> GrpsMessage:
+        view = wire.view
+        kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
+        if wire.status in _OK and kind == BYTES_TYPE:
+            said = self._said(view) if sniff and bytes(view[:1]) == _BRACE else None
+            return said or GrpsMessage(form=Form.BIN_DATA, data=view)
+        try:
+            message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
+        except MalformedMessage:
+            if wire.status in _OK:
+                raise
+            message = GrpsMessage()
+        if wire.status in _OK:
+            return message
+        status = message.status
+        if status is None or not is_failure_code(status.code):
+            text = clip(
+                bytes(view[: self._limits.error_text_bytes]).decode("utf-8", "replace"), 512
+            )
+            text = f"upstream answered with HTTP status {wire.status}: {text}"
+            status = Status(wire.status, text, Flag.FAILURE)
+        return GrpsMessage(status=status)
+
+    def _said(self, view: memoryview) -> GrpsMessage | None:
+        """Return the message with a Status in a stream of bytes, such as the error that ends it."""
+        try:
+            message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
+        except GatewayError:
+            return None
+        return None if message.status is None else message
+
+
+def _asked(call: Call[Any]) -> Asked:
+    origin = call.context.origin
+    if origin is not None and isinstance(origin.form, Asked):
+        return origin.form
+    return Asked()
+
+
+def _route(asked: Asked) -> Route | None:
+    return asked.route if isinstance(asked.route, Route) else None

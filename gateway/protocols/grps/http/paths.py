@@ -1,0 +1,148 @@
+"""The paths of grps over HTTP: which method a path asks, and the path of a method.
+
+Besides grps's own there are those of brpc's HTTP layer, `/GrpsBrpcService/<Method>`, which take and
+give the same messages as its frames.
+
+Source: dossier, sections 3, 9 and 14.5.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qsl
+
+from gateway.ir.errors import MalformedMessage, NotFound
+from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps.brpc import codec as brpc
+from gateway.protocols.grps.custom.routes import CustomRoute
+from gateway.protocols.grps.errors import MethodNotAllowed, NoMethod, clip
+
+PREFIX: Final = "/grps"
+BRPC_PREFIXES: Final = (f"/{brpc.SHORT_SERVICE}", f"/{brpc.SERVICE}")
+
+_V1: Final = f"{PREFIX}/v1"
+METHOD_PATHS: Final[Mapping[str, str]] = {
+    calls.PREDICT: f"{_V1}/infer/predict",
+    calls.PREDICT_STREAMING: f"{_V1}/infer/predict",
+    calls.ONLINE: f"{_V1}/health/online",
+    calls.OFFLINE: f"{_V1}/health/offline",
+    calls.LIVENESS: f"{_V1}/health/live",
+    calls.READINESS: f"{_V1}/health/ready",
+    calls.SERVER_METADATA: f"{_V1}/metadata/server",
+    calls.MODEL_METADATA: f"{_V1}/metadata/model",
+}
+_METHODS: Final = {
+    path: method for method, path in METHOD_PATHS.items() if method != calls.PREDICT_STREAMING
+}
+_PAGES: Final = frozenset({"/", f"{_V1}/monitor/metrics"})
+_SERIES: Final = f"{_V1}/monitor/series"
+
+_POST: Final = ("POST",)
+_EITHER: Final = ("GET", "POST")
+_ONLY_POST: Final = frozenset({calls.PREDICT, calls.MODEL_METADATA})
+_MOST_FIELDS: Final = 64
+_SHOWN: Final = 200
+
+
+class Surface(enum.Enum):
+    """Whose rules a path's answer follows."""
+
+    GRPS = "grps"
+    BRPC = "brpc"
+    CUSTOM = "custom"
+    PAGE = "page"
+    SERIES = "series"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a path asks, and how its answer is written.
+
+    Attributes:
+        method: One of `calls.METHODS`.
+        custom: For `CUSTOM`.
+        binary: For `BRPC`: the answer is protobuf, else JSON.
+        name: For `SERIES`: what is asked for.
+    """
+
+    surface: Surface
+    method: str
+    custom: CustomRoute | None = None
+    binary: bool = False
+    name: str = ""
+
+    def streamed(self) -> Route:
+        """Return the same route, asked for a stream of answers."""
+        return Route(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
+
+    def called(self, name: str) -> Route:
+        """Return the same route, asked for what is called *name*."""
+        return Route(self.surface, self.method, name=name)
+
+    def as_binary(self) -> Route:
+        """Return the same route, answered with protobuf."""
+        return Route(self.surface, self.method, self.custom, True)
+
+
+def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) -> Route:
+    """Return what *method* and *path* ask.
+
+    Raises:
+        NotFound: There is no such path.
+        MethodNotAllowed: There is, with another method.
+        NoMethod: brpc's service has no such method.
+    """
+    custom = customized.get(path)
+    if custom is not None:
+        _check(method, path, _EITHER)
+        surface = Surface.CUSTOM if custom.inputs else Surface.GRPS
+        return Route(surface, calls.PREDICT, custom)
+    asked = _METHODS.get(path)
+    if asked is not None:
+        _check(method, path, _POST if asked in _ONLY_POST else _EITHER)
+        return Route(Surface.GRPS, asked)
+    if path in _PAGES:
+        _check(method, path, ("GET", "HEAD"))
+        return Route(Surface.PAGE, calls.SERVER_METADATA)
+    if path == _SERIES:
+        _check(method, path, ("GET",))
+        return Route(Surface.SERIES, calls.SERVER_METADATA)
+    service, _, asked = path.rpartition("/")
+    if service in BRPC_PREFIXES:
+        if asked not in brpc.METHODS:
+            raise NoMethod(f"Fail to find method on `{clip(path, _SHOWN)}'")
+        return Route(Surface.BRPC, asked)
+    raise NotFound(f"there is no path {clip(path, _SHOWN)!r} in grps")
+
+
+def is_brpc(path: str) -> bool:
+    """Tell whether a path belongs to brpc's HTTP layer."""
+    return path.startswith(tuple(prefix + "/" for prefix in BRPC_PREFIXES))
+
+
+def read_query(query: str) -> dict[str, str]:
+    """Return the fields of a query or form; of one that comes twice the first.
+
+    Raises:
+        MalformedMessage: It is not percent-encoded UTF-8, or has too many fields.
+    """
+    if not query:
+        return {}
+    try:
+        fields = parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
+        )
+    except ValueError as error:
+        raise MalformedMessage(f"the query or form cannot be read: {error}") from error
+    return dict(reversed(fields))
+
+
+def _check(method: str, path: str, allowed: tuple[str, ...]) -> None:
+    if method not in allowed:
+        needed = ", ".join(allowed)
+        raise MethodNotAllowed(
+            f"{clip(method, 32)} {clip(path, _SHOWN)}: this path takes {needed}", allow=needed
+        )

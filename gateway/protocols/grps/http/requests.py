@@ -1,0 +1,189 @@
+"""HTTP requests of grps as messages: content types, queries, bodies; and customised ones.
+
+Source: dossier, sections 3.1, 3.2, 8 and 14.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    ServerStatusRequest,
+    ServerTrendsRequest,
+    StreamInferRequest,
+)
+from gateway.ir.errors import InvalidRequest, MalformedMessage
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
+from gateway.protocols.grps.errors import Unreadable
+from gateway.protocols.grps.http.paths import Route, Surface, read_query
+from gateway.protocols.grps.json.document import read_document
+from gateway.protocols.grps.json.message import read_request
+from gateway.protocols.grps.messages import Form, GrpsMessage
+from gateway.protocols.grps.options import Settings
+from gateway.protocols.grps.protobuf.message import read_message
+from gateway.wire.http import HttpRequest
+from gateway.wire.metadata import http_context
+
+NAME: Final = "grps.http"
+
+JSON_TYPE: Final = "application/json"
+BYTES_TYPE: Final = "application/octet-stream"
+_PROTO_TYPES: Final = ("application/proto", "application/x-protobuf")
+_PROTO_TEXT: Final = "application/proto-text"
+_FORM_TYPE: Final = "application/x-www-form-urlencoded"
+_BODY: Final = "the HTTP body"
+_BOTH: Final = "Bad Request, err: Streaming and ret ndarray are not supported at the same time."
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads HTTP requests of one listener.
+
+    Attributes:
+        customized: Its customised routes, by path.
+    """
+
+    limits: MessageLimits
+    settings: Settings
+    customized: Mapping[str, CustomRoute]
+
+    def read(self, route: Route, wire: HttpRequest) -> Call[Any]:
+        """Return what *wire* asks.
+
+        Raises:
+            InvalidRequest: Content type or body are wrong.
+            NotFound: No model is named, and there is no default.
+            TooLarge: A limit is exceeded.
+        """
+        if route.surface is Surface.CUSTOM and route.custom is not None:
+            return self._customized(route, route.custom, wire)
+        if route.surface is Surface.BRPC:
+            return self._brpc(route, wire)
+        if route.method == calls.PREDICT:
+            return self._predict(route, wire)
+        if route.surface in (Surface.PAGE, Surface.SERIES):
+            return self._shown(route, wire)
+        message = GrpsMessage()
+        if route.method == calls.MODEL_METADATA:
+            message = read_request(self._document(wire), self.limits)
+        return self._call(route, message, wire)
+
+    def _shown(self, route: Route, wire: HttpRequest) -> Call[Any]:
+        if route.surface is Surface.PAGE:
+            context = http_context(wire, NAME, frozenset(), Asked(route=route))
+            return ServerStatusRequest(context=context, trends=True)
+        route = route.called(read_query(wire.query).get("name", ""))
+        context = http_context(wire, NAME, frozenset(), Asked(route=route))
+        return ServerTrendsRequest(context=context)
+
+    def _predict(self, route: Route, wire: HttpRequest) -> Call[Any]:
+        query = read_query(wire.query)
+        kind = _content_type(wire)
+        if kind is None:
+            raise InvalidRequest("No content type in headers.")
+        if kind not in (JSON_TYPE, BYTES_TYPE):
+            raise InvalidRequest(
+                f"Unsupported content type {kind[:64]!r}, needed is {JSON_TYPE} or {BYTES_TYPE}"
+            )
+        view = wire.view
+        if not len(view):
+            raise InvalidRequest("The http body is empty.")
+        document: dict[str, Any] | None = None
+        if kind == BYTES_TYPE:
+            message = GrpsMessage(form=Form.BIN_DATA, data=view)
+        else:
+            document = read_document(view, _BODY, self.limits)
+            message = read_request(document, self.limits)
+        message = self._with_model(route, message, query)
+        streaming = self.settings.streaming.asked(query, wire.headers, document)
+        ndarray = query.get("return-ndarray", "").lower() == "true"
+        if streaming and ndarray:
+            raise InvalidRequest(_BOTH)
+        if streaming:
+            route = route.streamed()
+        return self._call(route, message, wire, ndarray=ndarray)
+
+    def _with_model(
+        self, route: Route, message: GrpsMessage, query: Mapping[str, str]
+    ) -> GrpsMessage:
+        """Return *message* with the model of the payload, else of the query, else of the route."""
+        if message.model:
+            return message
+        key = query.get("model", "")
+        if not key and route.custom is not None and route.custom.model is not None:
+            key = calls.key_of(route.custom.model, Settings())
+        return calls.keyed(message, key) if key else message
+
+    def _brpc(self, route: Route, wire: HttpRequest) -> Call[Any]:
+        """Read a message as brpc's HTTP layer does: protobuf or JSON; nothing is an empty one."""
+        kind = _content_type(wire)
+        view = wire.view
+        if kind == _PROTO_TEXT:
+            raise Unreadable(f"{_PROTO_TEXT} is not supported, needed is JSON or protobuf")
+        if kind in _PROTO_TYPES:
+            return self._call(route.as_binary(), read_message(view, self.limits), wire)
+        message = GrpsMessage()
+        if len(view):
+            try:
+                document = read_document(view, _BODY, self.limits)
+            except MalformedMessage as error:
+                raise Unreadable(error.message) from error
+            # Data is needed by two methods only; the others take any object.
+            if route.method in (calls.PREDICT, calls.MODEL_METADATA):
+                message = read_request(document, self.limits)
+        return self._call(route, message, wire)
+
+    def _call(
+        self, route: Route, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
+    ) -> Call[Any]:
+        context = http_context(wire, NAME, calls.REPLY_NEEDS, Asked(message.form, ndarray, route))
+        return calls.decode_method(route.method, message, context, self.settings, self.limits)
+
+    def _document(self, wire: HttpRequest) -> dict[str, Any]:
+        kind = _content_type(wire)
+        if kind != JSON_TYPE:
+            raise InvalidRequest(f"Unsupported content type {str(kind)[:64]!r}, needed is JSON")
+        return read_document(wire.view, _BODY, self.limits)
+
+    def _customized(self, route: Route, custom: CustomRoute, wire: HttpRequest) -> Call[Any]:
+        query = read_query(wire.query)
+        document = self._custom_document(custom, wire, query)
+        inputs, parameters = route_content(custom, document, self.limits)
+        stream = custom.stream
+        streaming = stream is not None and stream.switch.asked(query, wire.headers, document)
+        route = route.streamed() if streaming else route
+        context = http_context(wire, NAME, calls.REPLY_NEEDS, Asked(None, route=route))
+        model = custom.model
+        if model is None:
+            model = calls.model_of(query.get("model", ""), self.settings, self.limits)
+        request = InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
+        if streaming:
+            return StreamInferRequest(model=model, context=context, request=request)
+        return request
+
+    def _custom_document(
+        self, custom: CustomRoute, wire: HttpRequest, query: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        if custom.body == QUERY_BODY:
+            return query
+        if custom.body != FORM_BODY:
+            return read_document(wire.view, _BODY, self.limits)
+        if _content_type(wire) != _FORM_TYPE:
+            raise InvalidRequest(f"Unsupported content type, needed is {_FORM_TYPE}")
+        try:
+            return read_query(str(wire.view, "ascii"))
+        except UnicodeDecodeError as error:
+            raise MalformedMessage("the form is not percent-encoded ASCII") from error
+
+
+def _content_type(wire: HttpRequest) -> str | None:
+    """Return the content type without parameters, in lower case; None when there is none."""
+    found = wire.headers.get("content-type")
+    return None if found is None else found.partition(";")[0].strip().lower()

@@ -1,0 +1,193 @@
+"""Answers of grps over HTTP, by the rules of the path that asked.
+
+grps's own paths answer with JSON, or with bytes as they are; brpc's HTTP layer with JSON in its own
+spelling or protobuf; customised routes with their template; the page with HTML.
+
+Source: dossier, sections 3.4, 3.6, 5, 7, 8 and 14.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
+from gateway.ir.errors import ErrorCode, GatewayError, NotFound, Unsupported
+from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import Trend
+from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps.content import Asked, reply_message
+from gateway.protocols.grps.custom.json_path import fill, plain
+from gateway.protocols.grps.custom.routes import CustomRoute
+from gateway.protocols.grps.errors import (
+    OK,
+    MethodNotAllowed,
+    brpc_code_of,
+    brpc_http_status,
+    clip,
+    ends_call,
+)
+from gateway.protocols.grps.http.paths import Route, Surface
+from gateway.protocols.grps.http.status_page import write_page
+from gateway.protocols.grps.json.message import write_json
+from gateway.protocols.grps.messages import Flag, Form, GrpsMessage, Status
+from gateway.protocols.grps.protobuf.message import write_message
+from gateway.wire.http import Headers, HttpResponse
+
+JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
+_BYTES_HEADERS: Final = Headers((("Content-Type", "application/octet-stream"),))
+_PROTO_HEADERS: Final = Headers((("Content-Type", "application/proto"),))
+_PAGE_HEADERS: Final = Headers((("Content-Type", "text/html; charset=utf-8"),))
+_RETRY_AFTER: Final = ("Retry-After", "1")
+
+
+def encode_answer(call: Call[Any], reply: Any, asked: Asked, route: Route | None) -> HttpResponse:
+    """Return the answer to *call*.
+
+    Args:
+        call: The question.
+        reply: Its answer.
+        asked: In which form it was asked.
+        route: The path's rules; None for those of grps itself.
+
+    Raises:
+        Unsupported: The answer cannot be written by these rules.
+        NotFound: There is nothing of the name that was asked for.
+    """
+    surface = Surface.GRPS if route is None else route.surface
+    if surface is Surface.PAGE and isinstance(call, ServerStatusRequest):
+        return HttpResponse(OK, _PAGE_HEADERS, (write_page(reply),), compressible=True)
+    if route is not None and surface is Surface.SERIES:
+        return HttpResponse(OK, JSON_HEADERS, (_series(reply, route.name),), compressible=True)
+    if route is not None and route.custom is not None and surface is Surface.CUSTOM:
+        document = fill(route.custom.answer, _values(reply))
+        return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), compressible=True)
+    message = calls.encode_method_reply(call, reply, asked)
+    if surface is Surface.BRPC and route is not None:
+        return _of_brpc(message, binary=route.binary)
+    if message.form is Form.BIN_DATA and len(message.data):
+        return HttpResponse(OK, _BYTES_HEADERS, (message.data,), compressible=True)
+    status = OK if message.status is None else message.status.code
+    return HttpResponse(status, JSON_HEADERS, (write_json(message),), compressible=True)
+
+
+def _series(trends: Mapping[str, Trend], name: str) -> bytes:
+    # Real servers mark the names of their own metrics with a star.
+    found = trends.get(name.removeprefix("*"))
+    if found is None:
+        raise NotFound("key not found")
+    label = "cdf" if found.distribution else "trend"
+    return _dumped({"label": label, "data": found.points})
+
+
+def encode_part(
+    item: InferResponse, asked: Asked, route: Route | None, content_type: str
+) -> HttpResponse:
+    """Return one answer of a stream as a part of an HTTP response.
+
+    Raises:
+        Unsupported: The answer cannot be written.
+    """
+    custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
+    if custom is not None and custom.stream is not None:
+        stream = custom.stream
+        template = custom.answer if stream.answer is None else stream.answer
+        text = _framed(custom, _dumped(fill(template, _values(item))))
+        headers = Headers((("Content-Type", stream.switch.content_type),))
+        return HttpResponse(OK, headers, (text,))
+    message = reply_message(asked, item)
+    body = message.data if message.form is Form.BIN_DATA else write_json(message)
+    return HttpResponse(OK, Headers((("Content-Type", content_type),)), (body,))
+
+
+def encode_end(route: Route | None, content_type: str, *, empty: bool) -> HttpResponse | None:
+    """Return the part that ends a stream; None where nothing needs to be said.
+
+    Args:
+        route: The path's rules; None for those of grps itself.
+        content_type: Of streams of grps itself.
+        empty: There was no answer: what ends the stream is all of it.
+    """
+    end = b""
+    custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
+    if custom is not None and custom.stream is not None:
+        end = custom.stream.end.encode()
+        content_type = custom.stream.switch.content_type
+    if not (end or empty):
+        return None
+    return HttpResponse(OK, Headers((("Content-Type", content_type),)), (end,))
+
+
+def encode_failure(
+    error: GatewayError,
+    route: Route | None,
+    limits: MessageLimits,
+    *,
+    unread: bool,
+    late: bool,
+    always_200: bool,
+) -> HttpResponse:
+    """Return the answer that says *error*.
+
+    Args:
+        error: What went wrong.
+        route: The path's rules; None for those of grps itself.
+        limits: For the length of the text.
+        unread: No call could be made of the request.
+        late: It is a part of a stream that has begun.
+        always_200: HTTP status 200, as the C++ server has it.
+    """
+    message = calls.failure_of(error, limits)
+    if route is not None and route.surface is Surface.BRPC:
+        if ends_call(error, unread=unread):
+            return _brpc_error(error, limits)
+        return _of_brpc(message, binary=route.binary)
+    status = message.status or Status(500, "", Flag.FAILURE)
+    headers = JSON_HEADERS
+    if isinstance(error, MethodNotAllowed):
+        headers = Headers((*headers.pairs, ("Allow", error.allow)))
+    elif error.code is ErrorCode.OVERLOADED:
+        headers = Headers((*headers.pairs, _RETRY_AFTER))
+    text = write_json(message)
+    custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
+    if custom is not None and custom.error is not None:
+        text = _dumped(fill(custom.error, {"code": status.code, "message": status.msg}))
+    if custom is not None and late:
+        text = _framed(custom, text)
+    return HttpResponse(OK if always_200 else status.code, headers, (text,))
+
+
+def _of_brpc(message: GrpsMessage, *, binary: bool) -> HttpResponse:
+    """Return a message as brpc's HTTP layer does: the call succeeded, whatever the Status."""
+    if binary:
+        return HttpResponse(OK, _PROTO_HEADERS, tuple(write_message(message)), compressible=True)
+    body = write_json(message, numbers=True)
+    return HttpResponse(OK, JSON_HEADERS, (body,), compressible=True)
+
+
+def _brpc_error(error: GatewayError, limits: MessageLimits) -> HttpResponse:
+    code = brpc_code_of(error)
+    headers = Headers((("Content-Type", "text/plain"), ("x-bd-error-code", str(code))))
+    text = clip(f"[E{code}]{error.message}", limits.error_text_bytes)
+    return HttpResponse(brpc_http_status(code), headers, (text.encode(),))
+
+
+def _values(reply: InferResponse) -> dict[str, Any]:
+    """Return what a template may name: outputs, parameters, model and id; outputs come first."""
+    values: dict[str, Any] = {"model": reply.model.name, "id": reply.id, **reply.parameters}
+    return values | {tensor.name: plain(tensor) for tensor in reply.outputs}
+
+
+def _framed(custom: CustomRoute, text: bytes) -> bytes:
+    if custom.stream is None:
+        return text
+    return custom.stream.before.encode() + text + custom.stream.after.encode()
+
+
+def _dumped(document: Any) -> bytes:
+    try:
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:  # lone surrogates, integers over 64 bits
+        raise Unsupported(f"the answer cannot be written as JSON: {error}") from error

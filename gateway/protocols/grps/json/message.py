@@ -1,0 +1,371 @@
+"""GrpsMessage as JSON, both ways: members, names and rules.
+
+Here lives what the members of the document mean; the document itself (size, depth, duplicate keys)
+is in document.py, tensor elements are in elements.py.  Requests are read by the union of what the
+Python and the C++ server take; answers more leniently, as servers write them.
+
+Source: dossier, sections 3.3 to 3.5.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from gateway.ir.data import ArrayData, as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import Tensor, array_tensor
+from gateway.protocols.grps.datatypes import BY_DATATYPE, WIRE_TYPES, WireType, wire_type
+from gateway.protocols.grps.json.elements import (
+    FLOAT32_MAX,
+    read_array,
+    read_data,
+    read_integer,
+    read_number,
+    written_array,
+    written_elements,
+)
+from gateway.protocols.grps.messages import Flag, Form, GrpsMessage, MapValue, Status
+
+_PARSED: Final = {"str_data": Form.STR_DATA, "gtensors": Form.GTENSORS, "gmap": Form.GMAP}
+_DATA: Final = (*_PARSED, "ndarray", "bin_data")
+_CAMEL: Final = {"strData": "str_data", "binData": "bin_data"}
+
+# Nested members come in both spellings; the last three are the docs' own mistakes.
+_FLATS: Final = {known.member: known for known in WIRE_TYPES} | {
+    known.member.replace("_", " ").title().replace(" ", "").replace("Flat", "flat", 1): known
+    for known in WIRE_TYPES
+}
+_ALIASES: Final = {
+    known: wire_type("", name)
+    for known, name in (
+        ("flat_double", "DT_FLOAT64"),
+        ("flat_float", "DT_FLOAT32"),
+        ("flat_half", "DT_FLOAT16"),
+    )
+}
+_MEMBERS: Final = {**_FLATS, **_ALIASES}
+_MAP_FIELDS: Final = {
+    "s_s": "s_s",
+    "sS": "s_s",
+    "s_b": "s_b",
+    "sB": "s_b",
+    "s_i32": "s_i32",
+    "sI32": "s_i32",
+    "s_i64": "s_i64",
+    "sI64": "s_i64",
+    "s_f": "s_f",
+    "sF": "s_f",
+    "s_d": "s_d",
+    "sD": "s_d",
+}
+_FLAGS: Final = {flag.name: int(flag) for flag in Flag}
+_FLAG_NAMES: Final = {int(flag): flag.name for flag in Flag}
+_DIGITS: Final = re.compile(r"\d{1,4}")
+_MOST_DIM: Final = (1 << 32) - 1
+_SHOWN: Final = 64
+
+
+def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
+    """Return the message that a client's document is.
+
+    Raises:
+        InvalidRequest: No data member, more than one, or one that is not for JSON.
+        InvalidTensor: A tensor's members do not agree.
+        TooLarge: A limit is exceeded.
+    """
+    present = [member for member in _DATA if document.get(member) is not None]
+    if not present:
+        raise InvalidRequest(
+            "the JSON body has no legal member: needed is one of str_data, gtensors, gmap, ndarray"
+        )
+    if len(present) > 1:
+        raise InvalidRequest(
+            f"the JSON body has both {present[0]} and {present[1]}, needed is one of them"
+        )
+    if present[0] == "bin_data":
+        raise InvalidRequest("bin_data should use application/octet-stream format")
+    model = document.get("model")
+    if model is None:
+        model = ""
+    if not isinstance(model, str):
+        raise InvalidRequest(f"model is {_show(model)}, needed is a string")
+    return _with_data(present[0], document[present[0]], model, None, limits)
+
+
+def read_answer(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
+    """Return the message that a server's document is.
+
+    Raises:
+        InvalidRequest: A member has a value it cannot have.
+        InvalidTensor: A tensor's members do not agree.
+        TooLarge: A limit is exceeded.
+    """
+    status = _read_status(document.get("status"))
+    members = {_CAMEL.get(key, key): value for key, value in document.items()}
+    present = [member for member in _DATA if members.get(member) is not None]
+    if not present:
+        return GrpsMessage(status=status)
+    if present[0] == "bin_data":
+        return GrpsMessage(form=Form.BIN_DATA, status=status, data=_bytes(members["bin_data"]))
+    return _with_data(present[0], members[present[0]], "", status, limits)
+
+
+def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
+    """Return a message as JSON: snake_case, names of enumerations, defaults left out.
+
+    Args:
+        message: Its tensors must be in datatypes that grps has.
+        numbers: INT64 as numbers, as brpc's own printer does; else as text, as grps does.
+
+    Raises:
+        Unsupported: A value cannot be written.
+    """
+    document: dict[str, Any] = {}
+    status = message.status
+    if status is not None:
+        document["status"] = _status(status)
+    if message.model:
+        document["model"] = message.model
+    if message.form is not None:
+        document[message.form.value] = _data(message, numbers=numbers)
+    try:
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:  # lone surrogates, integers over 64 bits
+        raise Unsupported(f"message cannot be written as JSON: {error}") from error
+
+
+def _with_data(
+    member: str, value: Any, model: str, status: Status | None, limits: MessageLimits
+) -> GrpsMessage:
+    if member == "ndarray":
+        tensor = array_tensor("", read_array(value, limits))
+        return GrpsMessage(form=Form.NDARRAY, model=model, status=status, tensors=(tensor,))
+    form = _PARSED[member]
+    if form is Form.STR_DATA:
+        if not isinstance(value, str):
+            raise InvalidRequest(f"str_data is {_show(value)}, needed is a string")
+        return GrpsMessage(form=form, model=model, status=status, text=value)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{member} is {_show(value)}, needed is an object")
+    if form is Form.GMAP:
+        entries = _read_map(value, limits)
+        return GrpsMessage(form=form, model=model, status=status, entries=entries)
+    tensors = value.get("tensors")
+    if tensors is None:
+        tensors = []
+    if not isinstance(tensors, list):
+        raise InvalidRequest(f"gtensors.tensors is {_show(tensors)}, needed is a list")
+    check_count("tensors", len(tensors), limits.tensors, "tensors")
+    found = tuple([_read_tensor(tensor, limits) for tensor in tensors])
+    return GrpsMessage(form=form, model=model, status=status, tensors=found)
+
+
+def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
+    if not isinstance(tensor, dict):
+        raise InvalidTensor(f"gtensors holds {_show(tensor)} where an object is needed")
+    name = tensor.get("name")
+    if name is None:
+        name = ""
+    if not isinstance(name, str):
+        raise InvalidTensor(f"the name of a tensor is {_show(name)}, needed is a string")
+    check_name("tensor name", name, limits.name_bytes, "name_bytes")
+    known = _read_dtype(name, tensor.get("dtype"))
+    shape = _read_shape(name, tensor.get("shape"), limits)
+    count = check_shape(name, known.datatype, shape, limits)
+    flat = _read_flat(name, known, tensor)
+    if len(flat) != count:
+        raise InvalidTensor(
+            f"tensor {name!r} has {len(flat)} elements in {known.member}, "
+            f"shape {list(shape)} needs {count}"
+        )
+    return Tensor(name, known.datatype, shape, read_data(name, known, shape, flat, limits))
+
+
+def _read_dtype(name: str, dtype: Any) -> WireType:
+    if isinstance(dtype, str) and _DIGITS.fullmatch(dtype):
+        return wire_type(name, int(dtype))
+    if dtype is None:
+        return wire_type(name, 0)
+    if type(dtype) not in (int, str):
+        raise InvalidTensor(f"tensor {name!r} has dtype {_show(dtype)}, needed is a name or number")
+    return wire_type(name, dtype)
+
+
+def _read_shape(name: str, shape: Any, limits: MessageLimits) -> tuple[int, ...]:
+    if shape is None:
+        return ()
+    if not isinstance(shape, list):
+        raise InvalidTensor(f"tensor {name!r} has shape {_show(shape)}, needed is a list")
+    if len(shape) > limits.rank:
+        raise TooLarge(
+            f"tensor {name!r} has {len(shape)} dimensions, at most {limits.rank} are allowed",
+            limit="rank",
+        )
+    what = f"a dimension of tensor {name!r}"
+    return tuple([read_integer(what, dim, 0, _MOST_DIM) for dim in shape])
+
+
+def _read_flat(name: str, known: WireType, tensor: Mapping[str, Any]) -> list[Any]:
+    """Return the elements, which must stand in the member that dtype names, once."""
+    found: list[Any] | None = None
+    for member, holder in _MEMBERS.items():
+        value = tensor.get(member)
+        if value is None:
+            continue
+        if not isinstance(value, list):
+            raise InvalidTensor(f"tensor {name!r} has {_show(value)} in {member}, needed is a list")
+        if not value and holder is not known:
+            continue
+        if holder is not known:
+            raise InvalidTensor(
+                f"tensor {name!r} is {known.name} and has data in {member}, "
+                f"needed is {known.member} alone"
+            )
+        if found is not None:
+            raise InvalidTensor(f"tensor {name!r} has its data twice, in {member} as well")
+        found = value
+    return [] if found is None else found
+
+
+def _read_map(value: dict[str, Any], limits: MessageLimits) -> dict[str, dict[str, MapValue]]:
+    entries: dict[str, dict[str, MapValue]] = {}
+    for member, found in value.items():
+        field = _MAP_FIELDS.get(member)
+        if field is None or found is None:
+            continue
+        if not isinstance(found, dict):
+            raise InvalidRequest(f"gmap.{member} is {_show(found)}, needed is an object")
+        check_count("entries of gmap", len(found), limits.parameters + limits.tensors, "parameters")
+        if field in entries:
+            raise InvalidRequest(f"gmap has {field} in two spellings, needed is one")
+        if found:
+            entries[field] = {
+                key: _map_value(f"gmap.{field}.{key[:_SHOWN]}", field, one)
+                for key, one in found.items()
+            }
+    return entries
+
+
+def _map_value(what: str, field: str, value: Any) -> MapValue:
+    if field == "s_s":
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{what} is {_show(value)}, needed is a string")
+        return value
+    if field == "s_b":
+        return _bytes(value, what)
+    if field in ("s_i32", "s_i64"):
+        most = 1 << (31 if field == "s_i32" else 63)
+        return read_integer(what, value, -most, most - 1)
+    number = read_number(what, value)
+    if field == "s_f" and abs(number) > FLOAT32_MAX and number not in (np.inf, -np.inf):
+        raise InvalidRequest(f"{what} is {number}, which is out of the range of float")
+    return float(np.float32(number)) if field == "s_f" else number
+
+
+def _bytes(value: Any, what: str = "bin_data") -> bytes:
+    """Read base64, standard or URL-safe, padded or not."""
+    if isinstance(value, str):
+        text = value.rstrip("=").replace("-", "+").replace("_", "/")
+        try:
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except (binascii.Error, ValueError):
+            pass  # said below
+    raise InvalidRequest(f"{what} is {_show(value)}, needed is base64")
+
+
+def _read_status(value: Any) -> Status | None:
+    if not isinstance(value, dict):
+        return None
+    code, msg, flag = value.get("code"), value.get("msg"), value.get("status")
+    if isinstance(flag, str):
+        flag = _FLAGS.get(flag, Flag.UNKNOWN)
+    return Status(
+        code if type(code) is int else 0,
+        msg if isinstance(msg, str) else "",
+        flag if type(flag) is int or isinstance(flag, Flag) else 0,
+    )
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _status(status: Status) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    if status.code:
+        written["code"] = status.code
+    if status.msg:
+        # Of an upstream it may be anything; JSON must stay JSON.
+        written["msg"] = status.msg.encode("utf-8", "replace").decode()
+    if status.flag:
+        written["status"] = _FLAG_NAMES.get(status.flag, status.flag)
+    return written
+
+
+def _data(message: GrpsMessage, *, numbers: bool) -> Any:
+    if message.form is Form.STR_DATA:
+        return message.text
+    if message.form is Form.BIN_DATA:
+        return base64.b64encode(message.data).decode()
+    if message.form is Form.NDARRAY:
+        return written_array(as_numpy(message.tensors[0]))
+    if message.form is Form.GMAP:
+        return {
+            field: {key: _entry(field, value, numbers=numbers) for key, value in values.items()}
+            for field, values in message.entries.items()
+            if values
+        }
+    return {"tensors": [_tensor(tensor, numbers=numbers) for tensor in message.tensors]}
+
+
+def _entry(field: str, value: MapValue, *, numbers: bool) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        dtype = np.float32 if field == "s_f" else np.float64
+        return written_elements(np.array([value], dtype), numbers=True)[0]
+    if field == "s_i64" and not numbers:
+        return str(value)
+    return value
+
+
+def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
+    datatype, shape = tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape, grps needs both")
+    known = BY_DATATYPE[datatype]
+    written: dict[str, Any] = {}
+    if tensor.name:
+        written["name"] = tensor.name
+    written["dtype"] = known.name
+    if shape:
+        if max(shape) > _MOST_DIM:
+            raise Unsupported(
+                f"tensor {tensor.name!r} has shape {list(shape)}, grps has dimensions up to "
+                f"{_MOST_DIM}"
+            )
+        written["shape"] = list(shape)
+    if datatype is Datatype.BYTES:
+        elements: Any = [str(item, "utf-8") for item in as_items(tensor)]
+    else:
+        flat = tensor.data.array if isinstance(tensor.data, ArrayData) else as_numpy(tensor)
+        elements = written_elements(flat.reshape(-1), numbers=numbers)
+    if len(elements):
+        written[known.member] = elements
+    return written

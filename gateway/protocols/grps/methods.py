@@ -1,0 +1,359 @@
+"""The methods of grps as calls of the IR and back, whatever carries the message.
+
+The same eight methods exist over gRPC and brpc, and as paths over HTTP.  A method's answer holds
+a Status; here it is made, and here an upstream's is judged.
+
+Source: dossier, sections 2.3, 4, 5, 6 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    ServerSwitchRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    ModelNotFound,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.metadata import ServerMetadata
+from gateway.ir.tensor import Tensor
+from gateway.protocols.grps.content import (
+    Asked,
+    reply_content,
+    reply_message,
+    request_content,
+    request_message,
+)
+from gateway.protocols.grps.errors import (
+    OK,
+    STATUS_CODE,
+    clip,
+    error_class_of_status,
+    is_failure_code,
+    status_code_of,
+)
+from gateway.protocols.grps.messages import SUCCESS, Flag, Form, GrpsMessage, Status, failure
+from gateway.protocols.grps.metadata import (
+    lists_model,
+    read_model,
+    read_models,
+    write_model,
+    write_server,
+)
+from gateway.protocols.grps.options import LIVE, Settings
+
+REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
+"""What an answer to a client cannot be written without, and what its inputs may stand for."""
+
+PREDICT: Final = "Predict"
+PREDICT_STREAMING: Final = "PredictStreaming"
+ONLINE, OFFLINE = "Online", "Offline"
+LIVENESS, READINESS = "CheckLiveness", "CheckReadiness"
+SERVER_METADATA, MODEL_METADATA = "ServerMetadata", "ModelMetadata"
+
+METHODS: Final = (
+    PREDICT,
+    PREDICT_STREAMING,
+    ONLINE,
+    OFFLINE,
+    LIVENESS,
+    READINESS,
+    SERVER_METADATA,
+    MODEL_METADATA,
+)
+
+SERVER: Final = "grps"
+
+NEEDS: Final = frozenset({Need.DATATYPES, Need.WIDENED})
+"""What a request to an upstream cannot be written without, and what its outputs may stand for.
+
+Names may be left out, all of them; so may the shape of a text that goes out as text.
+"""
+
+_NOT_READY: Final = "Service Unavailable"
+_UNREADY_CODES: Final = frozenset({STATUS_CODE[ErrorCode.NOT_READY], 403})
+_HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
+
+_PLAIN: Final[Mapping[str, type[Call[Any]]]] = {
+    LIVENESS: ServerLiveRequest,
+    READINESS: ServerReadyRequest,
+    SERVER_METADATA: ServerStatusRequest,
+}
+_QUESTIONS: Final[Mapping[type[Call[Any]], str]] = {
+    InferRequest: PREDICT,
+    StreamInferRequest: PREDICT_STREAMING,
+    ServerLiveRequest: LIVENESS,
+    ServerMetadataRequest: SERVER_METADATA,
+    RepositoryIndexRequest: SERVER_METADATA,
+    ModelMetadataRequest: MODEL_METADATA,
+    # Readiness is the server's; which models it has is in its metadata.
+    ModelReadyRequest: SERVER_METADATA,
+}
+
+
+def decode_method(
+    method: str, message: GrpsMessage, context: Context, settings: Settings, limits: MessageLimits
+) -> Call[Any]:
+    """Return what a client asks by calling *method* with *message*.
+
+    Args:
+        method: One of `METHODS`.
+        message: Its model is the one to ask, "" for the listener's default.
+        context: With the origin that the answer will need.
+        settings: The listener's.
+        limits: Of names and counts.
+
+    Raises:
+        InvalidRequest: Data or a name is missing or wrong.
+        ModelNotFound: No model is named, and the listener has no default.
+        TooLarge: A limit is exceeded.
+    """
+    if method in (PREDICT, PREDICT_STREAMING):
+        model = model_of(message.model, settings, limits)
+        inputs, parameters = request_content(message, limits)
+        request = InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
+        if method == PREDICT:
+            return request
+        return StreamInferRequest(model=model, context=context, request=request)
+    if method == MODEL_METADATA:
+        return ModelMetadataRequest(model=_asked_model(message, settings, limits), context=context)
+    if method in (ONLINE, OFFLINE):
+        return ServerSwitchRequest(
+            online=method == ONLINE, allowed=settings.switch, context=context
+        )
+    return _PLAIN[method](context=context)
+
+
+def model_of(key: str, settings: Settings, limits: MessageLimits) -> ModelRef:
+    """Return the model that a grps key means to this listener.
+
+    Raises:
+        ModelNotFound: It is empty, and the listener has no default.
+        InvalidRequest: It has characters that are not allowed.
+        TooLarge: It is too long.
+    """
+    if not key:
+        if settings.default_model is None:
+            raise ModelNotFound("the request names no model and this listener has no default model")
+        return settings.default_model
+    check_name("model", key, limits.model_name_bytes, "model_name_bytes")
+    return settings.models.get(key) or ModelRef(key)
+
+
+def encode_method_reply(call: Call[Any], reply: Any, asked: Asked) -> GrpsMessage:
+    """Return the answer to *call* as a message.
+
+    Raises:
+        Unsupported: grps has no such answer, or no form for it.
+    """
+    if isinstance(reply, InferResponse):
+        return reply_message(asked, reply)
+    if isinstance(call, _HEALTH):
+        if reply:
+            return GrpsMessage(status=SUCCESS)
+        return failure(STATUS_CODE[ErrorCode.NOT_READY], _NOT_READY)
+    if isinstance(call, ServerSwitchRequest):
+        return GrpsMessage(status=SUCCESS)
+    if isinstance(call, ServerStatusRequest):
+        return _text(write_server(reply))
+    if isinstance(call, ModelMetadataRequest):
+        return _text(write_model(reply, "" if call.model is None else call.model.version))
+    raise unknown(call)
+
+
+def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
+    """Return *error* as a message; what an upstream of grps said stays as it said it."""
+    origin = error.origin
+    code, words = status_code_of(error), error.message
+    if origin is not None and isinstance(origin.form, Status):
+        words = origin.form.msg
+        if is_failure_code(origin.form.code):
+            code = origin.form.code
+    return failure(code, clip(words, limits.error_text_bytes))
+
+
+def encode_question(call: Call[Any], settings: Settings) -> tuple[str, GrpsMessage]:
+    """Return the method and message that ask an upstream what *call* asks.
+
+    Raises:
+        Unsupported: grps cannot carry it, or has no such question.
+    """
+    kind = type(call)
+    if isinstance(call, ServerSwitchRequest):
+        return (ONLINE if call.online else OFFLINE), GrpsMessage()
+    if kind is ServerReadyRequest:
+        return (LIVENESS if settings.readiness == LIVE else READINESS), GrpsMessage()
+    method = _QUESTIONS.get(kind)
+    if method is None:
+        raise unknown(call)
+    if isinstance(call, StreamInferRequest | InferRequest):
+        request = call.request if isinstance(call, StreamInferRequest) else call
+        form = settings.form_of(call.model)
+        message = request_message(request, form, widen=settings.widen)
+        return method, keyed(message, key_of(call.model, settings))
+    if isinstance(call, ModelMetadataRequest):
+        # The plain name: unlike for inference, the version is no part of it.
+        name = "" if call.model is None else call.model.name
+        return method, GrpsMessage(form=Form.STR_DATA, text=name)
+    return method, GrpsMessage()
+
+
+def keyed(message: GrpsMessage, key: str) -> GrpsMessage:
+    """Return *message* for the model of this grps key."""
+    return GrpsMessage(
+        form=message.form,
+        model=key,
+        data=message.data,
+        text=message.text,
+        tensors=message.tensors,
+        entries=message.entries,
+    )
+
+
+def key_of(model: ModelRef | None, settings: Settings) -> str:
+    """Return the grps key of *model*: the configured one, else "name-version", else the name."""
+    if model is None:
+        return ""
+    joined = f"{model.name}/{model.version}" if model.version else model.name
+    known = settings.keys.get(joined)
+    if known is None:
+        known = settings.keys.get(model.name)
+    if known is not None:
+        return known
+    return f"{model.name}-{model.version}" if model.version else model.name
+
+
+def decode_method_reply(
+    call: Call[Any], message: GrpsMessage, origin: Origin, settings: Settings, limits: MessageLimits
+) -> Any:
+    """Return what an upstream's answer to *call* says.
+
+    Args:
+        call: The question.
+        message: The answer.
+        origin: Of the answer, for errors and replies.
+        settings: The upstream's.
+        limits: Of names and counts.
+
+    Raises:
+        GatewayError: What its Status says.
+        MalformedMessage: The answer is not one to this call.
+    """
+    status = message.status
+    if isinstance(call, _HEALTH) and status is not None and status.code in _UNREADY_CODES:
+        return False
+    raise_failure(call, status, origin)
+    if isinstance(call, _HEALTH):
+        return True
+    if isinstance(call, ServerSwitchRequest):
+        return None
+    if isinstance(call, InferRequest | StreamInferRequest):
+        return _infer_reply(call, message, origin, settings, limits)
+    return _metadata_reply(call, message, settings, limits)
+
+
+def _metadata_reply(
+    call: Call[Any], message: GrpsMessage, settings: Settings, limits: MessageLimits
+) -> Any:
+    if message.form is not Form.STR_DATA:
+        raise MalformedMessage("the answer has no str_data, which holds the metadata")
+    if isinstance(call, ServerMetadataRequest):
+        return ServerMetadata(SERVER, "")
+    if isinstance(call, RepositoryIndexRequest):
+        return read_models(message.text, limits)
+    if isinstance(call, ModelReadyRequest):
+        return lists_model(message.text, key_of(call.model, settings), limits)
+    if isinstance(call, ModelMetadataRequest):
+        return read_model(message.text, "" if call.model is None else call.model.name, limits)
+    raise unknown(call)
+
+
+def raise_failure(call: Call[Any], status: Status | None, origin: Origin) -> None:
+    """Raise what an upstream's Status says, unless it says that all is well.
+
+    Without a Status an answer is a success: C++ servers leave it out of their metadata.
+
+    Raises:
+        GatewayError: It says that something failed.
+    """
+    if status is None or (status.flag != Flag.FAILURE and status.code in (0, OK)):
+        return
+    text = status.msg or f"upstream answered with the code {status.code} and no text"
+    kind = error_class_of_status(status.code, text)
+    raise kind(text, model=call.model, origin=_said(origin, status))
+
+
+def unknown(call: Call[Any]) -> Unsupported:
+    """Return the error that grps has no such question."""
+    return Unsupported(f"{type(call).__name__} is not supported over grps", model=call.model)
+
+
+def _said(origin: Origin, status: Status) -> Origin:
+    return Origin(origin.codec, origin.wire, status)
+
+
+def _asked_model(message: GrpsMessage, settings: Settings, limits: MessageLimits) -> ModelRef:
+    if message.form is not Form.STR_DATA or not message.text:
+        raise InvalidRequest("no model name: needed is the plain name in str_data")
+    return model_of(message.text, settings, limits)
+
+
+def _text(words: str) -> GrpsMessage:
+    return GrpsMessage(status=SUCCESS, form=Form.STR_DATA, text=words)
+
+
+def _infer_reply(
+    call: InferRequest | StreamInferRequest,
+    message: GrpsMessage,
+    origin: Origin,
+    settings: Settings,
+    limits: MessageLimits,
+) -> InferResponse:
+    request = call.request if isinstance(call, StreamInferRequest) else call
+    outputs, parameters = reply_content(message, settings.output, limits)
+    return InferResponse(
+        model=call.model or ModelRef(""),
+        outputs=_selected(request, outputs),
+        id=request.id,
+        parameters=parameters,
+        final=not isinstance(call, StreamInferRequest),
+        origin=origin,
+    )
+
+
+def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Keep the outputs that were asked for: grps sends all.
+
+    Raises:
+        MalformedMessage: One is not there.
+    """
+    if not call.outputs or not all(tensor.name for tensor in outputs):
+        return outputs
+    known = {tensor.name: tensor for tensor in outputs}
+    missing = [output.name for output in call.outputs if output.name not in known]
+    if missing:
+        there = ", ".join(map(repr, known)) or "none"
+        raise MalformedMessage(
+            f"answer lacks output {missing[0]!r}, which was asked for; there is {there}"
+        )
+    return tuple([known[output.name] for output in call.outputs])

@@ -1,0 +1,399 @@
+"""GrpsMessage as protobuf, both ways; float tensors are views, in and out.
+
+Fields are found and written by hand, since a parsed message copies every tensor.  What the scan
+does not follow (a member twice, bytes that are no message) goes through the protobuf library, which
+refuses it or gives the same message back in plain form; so the library has the last word.
+
+Source: dossier, section 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_items, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import Shape, Tensor
+from gateway.protocols.grps.datatypes import (
+    BY_DATATYPE,
+    BY_FIELD,
+    WireType,
+    carried,
+    narrowed,
+    wire_type,
+)
+from gateway.protocols.grps.errors import Unreadable
+from gateway.protocols.grps.messages import GMAP_FIELDS, SUCCESS, Form, GrpsMessage, Status
+from gateway.protocols.grps.protobuf.packed_integers import packed, unpacked
+from gateway.schema import grps_pb2 as pb
+from gateway.wire.protobuf import (
+    LEN,
+    TAIL_BYTES,
+    VARINT,
+    Parts,
+    WireError,
+    fields,
+    int32,
+    put_bytes,
+    put_int64s,
+    put_message,
+    put_tail,
+    put_text,
+    put_varint,
+    read_varint,
+    tag,
+    text,
+    uint32,
+    varint,
+)
+from gateway.wire.protobuf_packed import fixed_run, varint_array
+
+
+def _key(number: int, kind: int = LEN) -> bytes:
+    return varint(tag(number, kind))
+
+
+_STATUS, _MODEL = tag(1, LEN), tag(2, LEN)
+_FORMS: Final = {
+    tag(3, LEN): Form.BIN_DATA,
+    tag(4, LEN): Form.STR_DATA,
+    tag(5, LEN): Form.GTENSORS,
+    tag(6, LEN): Form.NDARRAY,
+    tag(7, LEN): Form.GMAP,
+}
+_KEYS: Final = {form: varint(key) for key, form in _FORMS.items()}
+_TENSORS = tag(1, LEN)
+_NAME, _DTYPE, _SHAPE, _DIM = tag(1, LEN), tag(2, VARINT), tag(3, LEN), tag(3, VARINT)
+_FIRST_FLAT, _LAST_FLAT = min(BY_FIELD), max(BY_FIELD)
+_STRINGS = 12
+_VARINT_BYTES = 10
+_BESIDE_ELEMENTS = 64
+
+_STATUS_KEY, _MODEL_KEY, _TENSORS_KEY = _key(1), _key(2), _key(1)
+_NAME_KEY, _DTYPE_KEY, _SHAPE_KEY = _key(1), _key(2, VARINT), _key(3)
+_CODE_KEY, _MSG_KEY, _FLAG_KEY = _key(1, VARINT), _key(2), _key(3, VARINT)
+_FLAT_KEYS: Final = {known.field: _key(known.field) for known in BY_FIELD.values()}
+_MOST_DIM = (1 << 32) - 1
+
+
+def read_message(view: memoryview, limits: MessageLimits) -> GrpsMessage:
+    """Read a GrpsMessage; bin_data and float tensors share *view*'s memory.
+
+    Raises:
+        Unreadable: The bytes are no such message.
+        InvalidTensor: A tensor's data, dtype and shape do not agree.
+        InvalidRequest: A name is not allowed.
+        TooLarge: A limit is exceeded.
+    """
+    try:
+        return _scan(view, limits)
+    except WireError:
+        plain = _by_library(view)
+    try:
+        return _scan(plain, limits)
+    except WireError as error:
+        raise MalformedMessage(f"message is not a usable GrpsMessage: {error}") from error
+
+
+def write_message(message: GrpsMessage) -> Parts:
+    """Write a message as a small head and the raw data of large tensors; these are not copied.
+
+    Tensors must be in datatypes that grps has.
+
+    Raises:
+        Unsupported: A value does not fit the message.
+    """
+    head = bytearray()
+    parts: Parts = [head]
+    try:
+        if message.status is not None:
+            head += _status(message.status)
+        if message.model:
+            put_text(head, _MODEL_KEY, message.model)
+        if message.form is not None:
+            _put_data(parts, _KEYS[message.form], message)
+    except (WireError, ValueError) as error:
+        raise Unsupported(f"message cannot be written: {error}") from error
+    return parts
+
+
+def _scan(view: memoryview, limits: MessageLimits) -> GrpsMessage:
+    form: Form | None = None
+    data = memoryview(b"")
+    model = ""
+    status: Status | None = None
+    for key, value in fields(view):
+        found = _FORMS.get(key)
+        if found is not None:
+            if form is not None:
+                raise WireError("data_oneof is set twice")
+            form, data = found, value
+        elif key == _MODEL:
+            model = text(value, "model")
+        elif key == _STATUS:
+            if status is not None:
+                raise WireError("status is set twice")
+            status = _read_status(value)
+    return _with_data(form, data, model, status, limits)
+
+
+def _with_data(
+    form: Form | None,
+    data: memoryview,
+    model: str,
+    status: Status | None,
+    limits: MessageLimits,
+) -> GrpsMessage:
+    if form is Form.GTENSORS:
+        tensors = _read_tensors(data, limits)
+        return GrpsMessage(form=form, model=model, status=status, tensors=tensors)
+    if form is Form.STR_DATA:
+        words = text(data, "str_data")
+        return GrpsMessage(form=form, model=model, status=status, text=words)
+    if form is Form.GMAP:
+        entries = _read_map(data, limits)
+        return GrpsMessage(form=form, model=model, status=status, entries=entries)
+    if form is Form.NDARRAY:
+        fields(data)
+        return GrpsMessage(form=form, model=model, status=status)
+    return GrpsMessage(form=form, model=model, status=status, data=data)
+
+
+def _by_library(view: memoryview) -> memoryview:
+    """Give the same message with nothing repeated that is single, and nothing unknown; copies."""
+    message = pb.GrpsMessage()
+    try:
+        message.ParseFromString(bytes(view))
+    except DecodeError as error:
+        raise Unreadable(f"{len(view)} bytes are not a GrpsMessage") from error
+    message.DiscardUnknownFields()
+    return memoryview(message.SerializeToString())
+
+
+def _read_status(view: memoryview) -> Status:
+    code = flag = 0
+    words = ""
+    for key, value in fields(view):
+        if key == tag(1, VARINT):
+            code = int32(value)
+        elif key == tag(2, LEN):
+            words = text(value, "status.msg")
+        elif key == tag(3, VARINT):
+            flag = int32(value)
+    return Status(code, words, flag)
+
+
+def _read_tensors(view: memoryview, limits: MessageLimits) -> tuple[Tensor, ...]:
+    found = [value for key, value in fields(view) if key == _TENSORS]
+    check_count("tensors", len(found), limits.tensors, "tensors")
+    return tuple([_read_tensor(value, limits) for value in found])
+
+
+def _read_tensor(view: memoryview, limits: MessageLimits) -> Tensor:
+    name = ""
+    number = 0
+    dims: list[int] = []
+    flats: dict[int, list[Any]] = {}
+    # Each string is a field of its own.
+    for key, value in fields(view, limits.bytes_elements + _BESIDE_ELEMENTS):
+        place = key >> 3
+        if _FIRST_FLAT <= place <= _LAST_FLAT:
+            if _holds(place, key & 7):
+                flats.setdefault(place, []).append(value)
+        elif key == _NAME:
+            name = text(value, "tensor name")
+        elif key == _DTYPE:
+            number = int32(value)
+        elif key == _SHAPE:
+            dims += _dims(value, limits)
+        elif key == _DIM:
+            dims.append(uint32(value))
+    check_name("tensor name", name, limits.name_bytes, "name_bytes")
+    known = wire_type(name, number)
+    shape = tuple(dims)
+    count = check_shape(name, known.datatype, shape, limits)
+    values = flats.pop(known.field, [])
+    for place, others in flats.items():
+        if place == _STRINGS or any(not isinstance(one, memoryview) or len(one) for one in others):
+            raise InvalidTensor(
+                f"tensor {name!r} is {known.name} and has data in {BY_FIELD[place].member}, "
+                f"needed is {known.member} alone"
+            )
+    return Tensor(name, known.datatype, shape, _data(name, known, shape, count, values, limits))
+
+
+def _holds(place: int, kind: int) -> bool:
+    """Tell whether an element's field may come with this wire type; others are unknown fields."""
+    if kind == LEN:
+        return True
+    known = BY_FIELD[place]
+    if known.datatype is Datatype.BYTES:
+        return False
+    if known.datatype.is_integer:
+        return kind == VARINT
+    return kind == (1 if known.datatype is Datatype.FP64 else 5)
+
+
+def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
+    # More bytes cannot be a legal shape, and the list would be many times their size.
+    if len(view) > _VARINT_BYTES * limits.rank:
+        raise TooLarge(
+            f"a shape has {len(view)} bytes, at most {limits.rank} dimensions are allowed",
+            limit="rank",
+        )
+    dims = []
+    at = 0
+    while at < len(view):
+        value, at = read_varint(view, at)
+        dims.append(uint32(value))
+    return dims
+
+
+def _data(
+    name: str,
+    known: WireType,
+    shape: Shape,
+    count: int,
+    values: list[Any],
+    limits: MessageLimits,
+) -> TensorData:
+    if known.datatype is Datatype.BYTES:
+        _check_found(name, known, shape, count, len(values))
+        return ItemsData(_strings(name, values, limits))
+    if known.datatype.is_float:
+        size = 8 if known.datatype is Datatype.FP64 else 4
+        run = fixed_run(values, size) if values else memoryview(b"")
+        _check_found(name, known, shape, count, len(run) // size)
+        if known.datatype is not Datatype.FP16:
+            return RawData(run)
+        wide = np.frombuffer(run, "<f4")
+    else:
+        narrow = unpacked(values, known.datatype)
+        if narrow is not None:
+            _check_found(name, known, shape, count, narrow.size)
+            return ArrayData(narrow.reshape(shape))
+        wide = varint_array(values, known.carrier)
+        _check_found(name, known, shape, count, wide.size)
+    return ArrayData(narrowed(name, known, wide).reshape(shape))
+
+
+def _check_found(name: str, known: WireType, shape: Shape, count: int, found: int) -> None:
+    if found != count:
+        raise InvalidTensor(
+            f"tensor {name!r} has {found} elements in {known.member}, "
+            f"shape {list(shape)} needs {count}"
+        )
+
+
+def _strings(name: str, values: list[memoryview], limits: MessageLimits) -> list[memoryview]:
+    longest = max(map(len, values), default=0)
+    if longest > limits.bytes_element_size:
+        raise TooLarge(
+            f"tensor {name!r} has an element of {longest} bytes, "
+            f"at most {limits.bytes_element_size} are allowed",
+            limit="bytes_element_size",
+        )
+    # ASCII needs no closer look; what is not may end and begin in the middle of a character.
+    if not b"".join(values).isascii():
+        for value in values:
+            text(value, "flat_string")
+    return values
+
+
+def _read_map(view: memoryview, limits: MessageLimits) -> dict[str, dict[str, Any]]:
+    check_count(
+        "entries of gmap", len(fields(view)), limits.parameters + limits.tensors, "parameters"
+    )
+    try:
+        found = pb.GenericMapData.FromString(bytes(view))
+    except DecodeError as error:
+        raise WireError("gmap is not a GenericMapData") from error
+    entries = {member: dict(getattr(found, member)) for member in GMAP_FIELDS}
+    return {member: values for member, values in entries.items() if values}
+
+
+def _status(status: Status) -> bytes:
+    return _SUCCESS if status is SUCCESS else _written_status(status)
+
+
+def _written_status(status: Status) -> bytes:
+    inner = bytearray()
+    if status.code:
+        put_varint(inner, _CODE_KEY, status.code)
+    if status.msg:
+        put_text(inner, _MSG_KEY, status.msg)
+    if status.flag:
+        put_varint(inner, _FLAG_KEY, status.flag)
+    head = bytearray()
+    put_bytes(head, _STATUS_KEY, inner)
+    return bytes(head)
+
+
+_SUCCESS: Final = _written_status(SUCCESS)
+
+
+def _put_data(parts: Parts, key: bytes, message: GrpsMessage) -> None:
+    if message.form is Form.GTENSORS:
+        inner: Parts = []
+        for tensor in message.tensors:
+            put_message(inner, _TENSORS_KEY, _tensor(tensor))
+        put_message(parts, key, inner)
+    elif message.form is Form.BIN_DATA:
+        put_tail(parts, key, memoryview(message.data))
+    elif message.form is Form.STR_DATA:
+        put_tail(parts, key, memoryview(message.text.encode()))
+    elif message.form is Form.GMAP:
+        entries: dict[str, Any] = dict(message.entries)
+        found = pb.GenericMapData(**entries)
+        put_tail(parts, key, memoryview(found.SerializeToString(deterministic=True)))
+    else:
+        raise WireError("ndarray exists in JSON only")
+
+
+def _tensor(tensor: Tensor) -> Parts:
+    datatype, shape = tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise Unsupported(f"tensor {tensor.name!r} has no datatype or shape, grps needs both")
+    known = BY_DATATYPE[datatype]
+    head = bytearray()
+    if tensor.name:
+        put_text(head, _NAME_KEY, tensor.name)
+    put_varint(head, _DTYPE_KEY, known.number)
+    if shape:
+        if max(shape) > _MOST_DIM:
+            raise Unsupported(
+                f"tensor {tensor.name!r} has shape {list(shape)}, grps has dimensions up to "
+                f"{_MOST_DIM}"
+            )
+        put_int64s(head, _SHAPE_KEY, shape)
+    key = _FLAT_KEYS[known.field]
+    parts: Parts = [head]
+    if datatype is Datatype.BYTES:
+        for item in as_items(tensor):
+            if len(item) > TAIL_BYTES:
+                put_tail(parts, key, memoryview(item))
+            elif parts[-1] is head:
+                put_bytes(head, key, item)
+            else:
+                head = bytearray()
+                put_bytes(head, key, item)
+                parts.append(head)
+        return parts
+    data = _packed(tensor, datatype)
+    if len(data):
+        put_tail(parts, key, data)
+    return parts
+
+
+def _packed(tensor: Tensor, datatype: Datatype) -> memoryview:
+    if datatype in (Datatype.FP32, Datatype.FP64):
+        return as_raw(tensor)
+    flat = carried(tensor)
+    if datatype is Datatype.FP16:
+        return np.ascontiguousarray(flat).view(np.uint8).data
+    return packed(flat)

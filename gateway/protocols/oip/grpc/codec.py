@@ -1,0 +1,292 @@
+"""Open Inference over gRPC, both directions.
+
+Here lives the codec: which method a message belongs to, and what travels beside it.  Not here: the
+messages themselves (proto.py, write.py, messages.py, grpc_stream.py), errors (grpc_errors.py) and
+what servers differ in (grpc_dialects.py).  A method that is not served is refused with a text that
+names it.
+
+Each message of a stream is a call of its own, and towards an upstream each such call has a stream
+of its own, of one message: its end is the end of the answers, also of a server that marks no last
+one (MLServer) or whose model gives none; one call can be cancelled, or fail with a status, alone;
+and answers need no ids to be told apart.  The order within a sequence, which one stream to the
+server would have kept, the frontend keeps (`gateway.session`).
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 12 to 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Origin
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ServerMetadata
+from gateway.protocols.oip.errors import clip
+from gateway.protocols.oip.extension_policy import advertised, allowed, check_asked, check_on
+from gateway.protocols.oip.grpc import management as messages
+from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
+from gateway.protocols.oip.grpc.dialects import DIALECTS, check_version
+from gateway.protocols.oip.grpc.errors import NOT_READY, error_of_status, error_response
+from gateway.protocols.oip.grpc.extension import Extension
+from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
+from gateway.protocols.oip.grpc.infer import Inferences
+from gateway.protocols.oip.grpc.management import SERVICE
+from gateway.protocols.oip.grpc.streaming import (
+    STREAM,
+    StreamWriter,
+    error_said,
+    open_envelope,
+    stream_message,
+)
+from gateway.protocols.oip.options import read_extensions
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.http import Buffer
+from gateway.wire.metadata import grpc_metadata
+
+R = TypeVar("R")
+
+_INFER = SERVICE + "ModelInfer"
+# To look an enumeration's member up costs as much as a call.
+_OK = GrpcStatus.OK
+
+# Every method of the service, so that a refusal is in our words.
+METHODS: Mapping[str, MethodKind] = {
+    f"/{method.containing_service.full_name}/{method.name}": (
+        MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
+    )
+    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+}
+
+
+def file_descriptors() -> tuple[bytes, ...]:
+    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
+    return (pb.DESCRIPTOR.serialized_pb,)
+
+
+class GrpcCodec:
+    """Reads and writes the messages of `inference.GRPCInferenceService`.
+
+    Args:
+        limits: What one message may hold.
+        options: "dialect": which server an upstream is, one of `DIALECTS`; "auto" and none mean
+            "triton", which is enough to ask a server who it is. Others are not looked at.
+
+    Raises:
+        ValueError: There is no such dialect.
+    """
+
+    name = NAME
+    needs = NEEDS
+    first_error_ends = False
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        dialect = options.get("dialect", "auto")
+        if dialect == "auto":
+            dialect = "triton"
+        if dialect not in DIALECTS:
+            raise ValueError(f"dialect is {dialect!r}, needed is one of {', '.join(DIALECTS)}")
+        self._limits = limits
+        self._dialect = DIALECTS[dialect]
+        self._extensions = read_extensions(options)
+        self._infer = Inferences(limits, self._dialect)
+        self._streams = StreamWriter(self._infer.writer, limits.error_text_bytes)
+
+    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
+        """Read a client's request; tensors are views into its message."""
+        return self.decode_as(wire, "")
+
+    def decode_as(self, wire: GrpcRequest, request_id: str, /) -> Call[Any]:
+        """Read a request as `decode_call`; an inference has *request_id* where it has none."""
+        if wire.method == _INFER:
+            return self._infer.decode_call(wire, request_id)
+        if wire.method == STREAM:
+            return self._decode_stream(wire)
+        found = CALL_READERS.get(wire.method)
+        if found is not None:
+            kind, read = found
+            check_on(kind, self._extensions)
+            return allowed(read(wire.view, context_of(wire), self._limits), self._extensions)
+        plain = messages.CALL_READERS.get(wire.method)
+        if plain is None:
+            raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
+        return allowed(plain(wire.view, context_of(wire), self._limits), self._extensions)
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
+        """Write the answer to *call*; the data of large tensors are not copied."""
+        if isinstance(reply, InferResponse):
+            return GrpcResponse(self._infer.encode_reply(call, reply))
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return GrpcResponse((_written(partial(extension.write_reply, call), reply, call),))
+        write = messages.REPLY_WRITERS.get(type(call))
+        if write is None:
+            raise _cannot(call)
+        if isinstance(reply, ServerMetadata):
+            return GrpcResponse((_written(write, advertised(reply, self._extensions), call),))
+        return GrpcResponse((_written(write, reply, call),))
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
+        """Write one answer of a stream, with its mark whether it is the last."""
+        if item.error is not None:
+            return self._streams.error(call, item.error, final=item.final)
+        return self._streams.item(call, item)
+
+    def encode_end(
+        self, call: StreamInferRequest, last: InferResponse | None, /
+    ) -> GrpcResponse | None:
+        """Mark the end of a stream's answers, where the client asked for that."""
+        return self._streams.end(call, last)
+
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> GrpcResponse:
+        """Write an error that ends the answers to one request; the stream goes on."""
+        return self._streams.error(call, error, final=True)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+        """Write an error as status and details; an upstream's own go back as they came.
+
+        That of a stream's request is a message, and no status: it must not end the others.
+        """
+        asked = call if isinstance(call, StreamInferRequest) else stream_message(error)
+        if asked is not None:
+            return self._streams.error(asked, error, final=True)
+        return error_response(error, self._limits)
+
+    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
+        """Write a request to an upstream, all tensors raw.
+
+        Raises:
+            Unsupported: The dialect cannot be asked that.
+        """
+        if isinstance(call, InferRequest):
+            message = self._infer.encode_call(call, call.context.request_id)
+            return _request(call, _INFER, message)
+        if call.model is not None:
+            check_version(self._dialect, call.model)
+        if isinstance(call, StreamInferRequest):
+            if not self._dialect.streams:
+                raise Unsupported(f"the dialect {self._dialect.name!r} has no streams")
+            message = self._infer.encode_call(call.request, call.context.request_id)
+            return _request(call, STREAM, message)
+        check_asked(call, self._dialect)
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return self._encode_extension(call, extension)
+        found = messages.CALL_WRITERS.get(type(call))
+        if found is None:
+            raise _cannot(call)
+        if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
+            raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
+        method, write = found
+        return _request(call, method, (_written(write, call, call),))
+
+    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
+        """Read an upstream's answer to *call*; tensors are views into its message.
+
+        Raises:
+            GatewayError: What the upstream's status says.
+            MalformedMessage: The answer cannot be read, or is not to this call.
+        """
+        if wire.status is not _OK:
+            if isinstance(call, ModelReadyRequest) and wire.status in NOT_READY:
+                return cast("R", False)
+            raise error_of_status(call, wire)
+        try:
+            if isinstance(call, InferRequest):
+                # An InferRequest's R is InferResponse: the type system cannot follow that.
+                return self._infer.decode_reply(call, wire, wire.view)  # type: ignore[return-value]
+            extension = EXTENSIONS.get(type(call))
+            if extension is not None:
+                return cast("R", extension.read_reply(call, wire.view, self._limits))
+            read = messages.REPLY_READERS.get(type(call))
+            if read is None:
+                raise _cannot(call)
+            return cast("R", read(wire.view, self._limits))
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
+        """Read one answer of an upstream's stream; raises as `decode_reply`.
+
+        An error that does not end the answers to the request is an answer, with that error.
+        """
+        if wire.status is not _OK:
+            raise error_of_status(call, wire)
+        request = call.request
+        try:
+            if self._dialect.plain_streams:
+                return self._infer.decode_reply(request, wire, wire.view, stream=True, final=False)
+            said, answer = open_envelope(wire.view)
+            reply = self._infer.decode_reply(request, wire, answer, stream=True)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+        if not said:
+            return reply
+        failed = error_said(clip(said, self._limits.error_text_bytes), call.model)
+        if reply.final:
+            raise failed
+        return reply.changed(outputs=(), error=failed)
+
+    def _decode_stream(self, wire: GrpcRequest) -> StreamInferRequest:
+        try:
+            request = self._infer.decode_call(wire)
+        except GatewayError as error:
+            # There is no call to tell that the error belongs into a message, with which id.
+            error.origin = error.origin or Origin(NAME, wire)
+            raise
+        return StreamInferRequest(model=request.model, context=request.context, request=request)
+
+    def _encode_extension(self, call: Call[Any], extension: Extension) -> GrpcRequest:
+        method = ""
+
+        def write(call: Call[Any]) -> Message:
+            nonlocal method
+            method, message = extension.write_call(call, self._dialect)
+            return message
+
+        data = _written(write, call, call)
+        return _request(call, SERVICE + method, (data,))
+
+
+def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:
+    context = call.context
+    return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
+
+
+def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) -> bytes:
+    """Serialize what *write* makes of *value*."""
+    try:
+        return write(value).SerializeToString()
+    except ValueError as error:  # lone surrogates, numbers over 64 bits
+        raise Unsupported(
+            f"{type(call).__name__} cannot be written: {error}", model=call.model
+        ) from error
+
+
+def _cannot(call: Call[Any]) -> Unsupported:
+    return Unsupported(
+        f"{type(call).__name__} is not supported over Open Inference gRPC", model=call.model
+    )

@@ -1,0 +1,17 @@
+"""What travels beside an Open Inference message over gRPC, and the codec's name and needs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.ir.context import Context, Need
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.metadata import grpc_context
+
+NAME: Final = "oip.grpc"
+NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
+def context_of(wire: GrpcRequest) -> Context:
+    """Return what travels beside a client's message."""
+    return grpc_context(wire, NAME, NEEDS)

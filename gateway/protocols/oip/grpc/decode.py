@@ -1,0 +1,263 @@
+"""Inference messages of Open Inference over gRPC, read into the tensor IR.
+
+Here lives which data belongs to which tensor, and the way out through the protobuf library.  Not
+here: finding the fields (scan.py), typed contents (contents.py), writing (write.py), the small
+messages (messages.py).  Tensors are views into the message.
+
+What the scan does not follow goes through the protobuf library, which refuses it or gives the
+same message back in plain form; that is then scanned.  So the library has the last word on what a
+message says.  Only of a message with too many fields it is not asked: it makes an object of each.
+
+Source: Open Inference Protocol, gRPC API; dossier, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from gateway.ir.data import RawData, SharedData, TensorData, split_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import Tensor, raw_tensor
+from gateway.protocols.oip.grpc.scan import (
+    RAW_INPUTS,
+    RAW_OUTPUTS,
+    Columns,
+    Described,
+    InferMessage,
+    Scanner,
+)
+from gateway.protocols.oip.grpc.typed_contents import typed_data
+from gateway.protocols.oip.shared_memory import KEYS, located
+from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
+from gateway.wire.protobuf import TooManyFields, WireError
+
+Read = tuple[InferMessage, str, tuple[Tensor, ...]]
+"""What a message says, its id, and its tensors with their data."""
+M = TypeVar("M", bound=Message)
+
+_NOTHING = memoryview(b"")
+NOWHERE: Mapping[str, SharedData] = {}
+
+
+class InferReader:
+    """Reads inference messages.
+
+    Args:
+        limits: What one message may hold.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._limits = limits
+        self._scanner = Scanner(limits)
+
+    def request(self, view: memoryview, *, rewritten: bool = False) -> Read:
+        """Read a ModelInferRequest; tensors share *view*'s memory.
+
+        Args:
+            view: The message.
+            rewritten: The library wrote it, after one that the scan did not follow.
+
+        Raises:
+            MalformedMessage: The bytes are no such message.
+            InvalidTensor: A tensor's data, datatype and shape do not agree; contents are raw and
+                typed at once, or too few or too many.
+            InvalidRequest: A name or parameter is not allowed.
+            TooLarge: A limit is exceeded.
+        """
+        try:
+            message, request_id, raws = self._scanner.scan(view, RAW_INPUTS)
+            if message.columns is not None:
+                return message, request_id, _plain(message.columns, raws)
+            return message, request_id, self._inputs(message.tensors, raws)
+        except WireError as error:
+            _check_for_library(error, ModelInferRequest, rewritten=rewritten)
+        return self.request(_by_library(view, ModelInferRequest), rewritten=True)
+
+    def response(
+        self,
+        view: memoryview,
+        placed: Mapping[str, SharedData] = NOWHERE,
+        *,
+        rewritten: bool = False,
+    ) -> Read:
+        """Read a ModelInferResponse; tensors share *view*'s memory.
+
+        Outputs that were to be *placed* in shared memory have no data in the message.
+
+        Raises as `request`, but raw and typed contents may be mixed: servers do so.
+        """
+        try:
+            message, reply_id, raws = self._scanner.scan(view, RAW_OUTPUTS)
+            if message.columns is not None and not placed:
+                return message, reply_id, _plain(message.columns, raws)
+            return message, reply_id, self._outputs(message.tensors, raws, placed)
+        except WireError as error:
+            _check_for_library(error, ModelInferResponse, rewritten=rewritten)
+        return self.response(_by_library(view, ModelInferResponse), placed, rewritten=True)
+
+    def _inputs(self, found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
+        for one in found:
+            if one.parameters and not KEYS.isdisjoint(one.parameters):
+                return self._with_shared(found, raws)
+        if not raws:
+            return tuple([self._typed_input(one) for one in found])
+        if len(raws) != len(found):
+            # Said of a tensor with contents first: that is the cause.
+            for one in found:
+                self._check_raw_input(one, len(raws))
+            raise _wrong_raw_count(len(raws), len(found), "tensors")
+        tensors = []
+        for one, raw in zip(found, raws, strict=True):
+            self._check_raw_input(one, len(raws))
+            tensors.append(_raw(one, raw, self._limits))
+        return tuple(tensors)
+
+    def _with_shared(
+        self, found: Sequence[Described], raws: Sequence[memoryview]
+    ) -> tuple[Tensor, ...]:
+        """Return the inputs, some in shared memory: raw contents are numbered without these."""
+        left = iter(raws)
+        tensors = []
+        for one in found:
+            tensor = located(_tensor(one, RawData(_NOTHING)), self._limits)
+            if tensor is not None:
+                if len(one.contents):
+                    raise InvalidTensor(
+                        f"tensor {one.name!r} has contents and lies in shared memory: "
+                        "needed is one of the two"
+                    )
+            elif raws:
+                raw = next(left, None)
+                if raw is None:
+                    raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
+                self._check_raw_input(one, len(raws))
+                tensor = _raw(one, raw, self._limits)
+            else:
+                tensor = self._typed_input(one)
+            tensors.append(tensor)
+        if next(left, None) is not None:
+            raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
+        return tuple(tensors)
+
+    def _typed_input(self, one: Described) -> Tensor:
+        data = _data(one, self._limits)
+        if data is not None:
+            return _tensor(one, data)
+        if one.count:
+            raise InvalidTensor(
+                f"tensor {one.name!r} has neither contents nor raw contents, "
+                f"shape {list(one.shape)} needs {one.count} elements"
+            )
+        return _tensor(one, RawData(_NOTHING))
+
+    def _check_raw_input(self, one: Described, raws: int) -> None:
+        if len(one.contents) and _data(one, self._limits) is not None:
+            raise InvalidTensor(
+                f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
+                "needed is one of the two"
+            )
+
+    def _outputs(
+        self,
+        described: Sequence[Described],
+        raws: Sequence[memoryview],
+        placed: Mapping[str, SharedData],
+    ) -> tuple[Tensor, ...]:
+        limits = self._limits
+        # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
+        # contents beside raw ones), in order; those without an element may have been left out.
+        found = [(one, _data(one, limits) if len(one.contents) else None) for one in described]
+        bare = [one for one, data in found if data is None]
+        if len(raws) != len(bare):
+            bare = [one for one in bare if one.count and one.name not in placed]
+            if len(raws) != len(bare):
+                raise _wrong_raw_count(len(raws), len(bare), "outputs without contents")
+        raw_of = dict(zip([one.name for one in bare], raws, strict=True))
+        return tuple(
+            [
+                _placed(one, placed[one.name])
+                if one.name in placed
+                else _raw(one, raw_of.get(one.name, _NOTHING), limits)
+                if data is None
+                else _tensor(one, data)
+                for one, data in found
+            ]
+        )
+
+
+def parse(view: memoryview, kind: type[M]) -> M:
+    """Read a message by the protobuf library; copies.
+
+    Raises:
+        MalformedMessage: The bytes are no such message.
+    """
+    message = kind()
+    try:
+        message.ParseFromString(bytes(view))
+    except DecodeError as error:
+        raise MalformedMessage(
+            f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.full_name}"
+        ) from error
+    return message
+
+
+def _check_for_library(error: WireError, kind: type[Message], *, rewritten: bool) -> None:
+    """Raise what is wrong with a message for which the library need not be asked (again)."""
+    if rewritten:
+        raise MalformedMessage(f"message is not a usable {kind.__name__}: {error}") from error
+    if isinstance(error, TooManyFields):
+        raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+
+
+def _by_library(view: memoryview, kind: type[Message]) -> memoryview:
+    """Give the same message with nothing repeated that is single, and nothing unknown; copies."""
+    message = parse(view, kind)
+    message.DiscardUnknownFields()
+    return memoryview(message.SerializeToString())
+
+
+def _wrong_raw_count(found: int, needed: int, what: str) -> InvalidTensor:
+    return InvalidTensor(f"message has {found} raw contents for {needed} {what}")
+
+
+def _data(described: Described, limits: MessageLimits) -> TensorData | None:
+    return typed_data(
+        described.name, described.datatype, described.count, described.contents, limits
+    )
+
+
+def _tensor(described: Described, data: TensorData) -> Tensor:
+    return Tensor(described.name, described.datatype, described.shape, data, described.parameters)
+
+
+def _plain(columns: Columns, raws: tuple[memoryview, ...]) -> tuple[Tensor, ...]:
+    """Return the tensors of most messages: their raw contents were looked at by their sizes."""
+    names, datatypes, shapes, parameters = columns
+    return tuple(map(Tensor, names, datatypes, shapes, map(RawData, raws), parameters))
+
+
+def _placed(described: Described, place: SharedData) -> Tensor:
+    """Return an output that was put where it was wanted; a server says so once more."""
+    parameters = {key: value for key, value in described.parameters.items() if key not in KEYS}
+    return Tensor(described.name, described.datatype, described.shape, place, parameters)
+
+
+def _raw(described: Described, raw: memoryview, limits: MessageLimits) -> Tensor:
+    if len(raw) == described.size_bytes:
+        return _tensor(described, RawData(raw))
+    datatype = described.datatype
+    tensor = raw_tensor(described.name, datatype, described.shape, raw, described.parameters)
+    if datatype is Datatype.BYTES and len(raw) > limits.bytes_element_size:
+        longest = max(map(len, split_items(described.name, raw)))
+        if longest > limits.bytes_element_size:
+            raise TooLarge(
+                f"tensor {described.name!r} has an element of {longest} bytes, "
+                f"at most {limits.bytes_element_size} are allowed",
+                limit="bytes_element_size",
+            )
+    return tensor

@@ -1,0 +1,134 @@
+"""What servers of Open Inference over gRPC differ in, and what cannot be asked of each.
+
+Source: dossier, sections 6, 8, 10, 13 and 14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef, Parameters
+from gateway.ir.data import SharedData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.protocols.oip.extension_policy import check_extended
+from gateway.protocols.oip.parameters import INT64_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcDialect:
+    """What a kind of server knows.
+
+    Attributes:
+        doubles: double_param and uint64_param; a server without them sees no value at all.
+        versions: Models have versions; KServe's gRPC side passes over the field.
+        selects: It returns the requested outputs only; KServe returns all of them.
+        extended: It has Triton's extensions: configuration, statistics and the like.
+        control: Its models can be loaded and unloaded.
+        name_first: Its requests to load and unload have the model's name in field 1.
+        needs_id: It fails, or makes an id up, when a request has none.
+        streams: It has ModelStreamInfer.
+        plain_streams: The messages of its streams are bare answers, without the envelope that holds
+            errors and the mark of the last one.
+    """
+
+    name: str
+    doubles: bool = False
+    bf16: bool = False
+    versions: bool = True
+    selects: bool = True
+    needs_id: bool = False
+    index: bool = False
+    extended: bool = False
+    streams: bool = True
+    plain_streams: bool = False
+    control: bool = False
+    name_first: bool = False
+
+
+DIALECTS: dict[str, GrpcDialect] = {
+    dialect.name: dialect
+    for dialect in (
+        GrpcDialect(
+            name="triton", doubles=True, bf16=True, index=True, extended=True, control=True
+        ),
+        GrpcDialect(name="mlserver", index=True, plain_streams=True, control=True),
+        GrpcDialect(
+            name="kserve",
+            versions=False,
+            selects=False,
+            needs_id=True,
+            streams=False,
+            control=True,
+            name_first=True,
+        ),
+        GrpcDialect(name="ovms"),
+        GrpcDialect(
+            name="gateway", doubles=True, bf16=True, index=True, extended=True, control=True
+        ),
+    )
+}
+
+# The one key for which Triton takes uint64_param.
+_UNSIGNED = "priority"
+
+
+def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Parameters) -> None:
+    """Refuse what a server of *dialect* would drop or change without a word.
+
+    Args:
+        dialect: The server's.
+        request: The inference.
+        parameters: Of the request, the reserved ones among them.
+
+    Raises:
+        Unsupported: It cannot be asked.
+    """
+    if parameters:
+        _check_parameters(dialect, "request", parameters)
+    for tensor in request.inputs:
+        if not dialect.bf16 and tensor.datatype is Datatype.BF16:
+            raise Unsupported(
+                f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not know",
+                model=request.model,
+            )
+        if type(tensor.data) is SharedData:
+            check_extended(f"input {tensor.name!r}", None, dialect)
+        if tensor.parameters:
+            _check_parameters(dialect, f"input {tensor.name!r}", tensor.parameters)
+    for output in request.outputs:
+        if output.classes or output.shared is not None:
+            check_extended(f"output {output.name!r}", output, dialect)
+        if output.parameters:
+            _check_parameters(dialect, f"output {output.name!r}", output.parameters)
+
+
+def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
+    """Refuse a version where the server would answer with any version.
+
+    Raises:
+        Unsupported: *model* has a version and the dialect has none.
+    """
+    if model.version and not dialect.versions:
+        raise Unsupported(
+            f"model {model.name!r} is asked for in version {model.version!r}, "
+            f"the dialect {dialect.name!r} has no versions",
+            model=model,
+        )
+
+
+def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) -> None:
+    for key, value in parameters.items():
+        if isinstance(value, float) and not dialect.doubles:
+            raise Unsupported(
+                f"parameter {key!r} of the {place} is {value!r}: "
+                f"the dialect {dialect.name!r} has no double_param and would not see it"
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or value <= INT64_MAX:
+            continue
+        if not (dialect.doubles and key == _UNSIGNED):
+            raise Unsupported(
+                f"parameter {key!r} of the {place} is {value}: the dialect {dialect.name!r} "
+                f"takes at most {INT64_MAX}"
+            )

@@ -1,0 +1,333 @@
+"""Inference messages of Open Inference over gRPC, written from the tensor IR.
+
+Here lives the writing of ModelInferRequest and ModelInferResponse: one small head, and the raw
+data of large tensors behind it as they are, never joined.  Data go out raw always, as Triton and
+tritonclient do it: it is the only form that has every datatype.  `InferWriter` writes all there is,
+`PlainWriter` what most messages hold, from memory and in half the time.  Not here: reading
+(proto.py).
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6 and 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
+from gateway.ir.data import ArrayData, ArrivingData, RawData, SharedData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.protocols.oip.outputs import output_parameters
+from gateway.protocols.oip.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
+from gateway.protocols.oip.shared_memory import join_shared
+from gateway.wire.protobuf import (
+    I64,
+    LEN,
+    TAIL_BYTES,
+    VARINT,
+    Parts,
+    WireError,
+    put_bytes,
+    put_double,
+    put_int64s,
+    put_tail,
+    put_tail_head,
+    put_text,
+    put_varint,
+    tag,
+    varint,
+)
+
+_REMEMBERED = 512
+_NOTHING = memoryview(b"")
+
+
+def _key(number: int, kind: int = LEN) -> bytes:
+    return varint(tag(number, kind))
+
+
+_MODEL_NAME, _MODEL_VERSION, _ID = _key(1), _key(2), _key(3)
+_PARAMETERS, _TENSORS, _OUTPUTS = _key(4), _key(5), _key(6)
+RAW_INPUTS, RAW_OUTPUTS = _key(7), _key(6)
+_NAME, _DATATYPE, _SHAPE, _TENSOR_PARAMETERS = _key(1), _key(2), _key(3), _key(4)
+_OUTPUT_PARAMETERS = _key(2)
+_ENTRY_KEY, _ENTRY_VALUE = _key(1), _key(2)
+_BOOL, _INT64, _STRING = _key(1, VARINT), _key(2, VARINT), _key(3)
+_DOUBLE, _UINT64 = _key(4, I64), _key(5, VARINT)
+
+
+class InferWriter:
+    """Writes inference messages, tensors in order.
+
+    Descriptions of tensors repeat from message to message: the last few hundred are remembered.
+    """
+
+    def __init__(self) -> None:
+        self._model = lru_cache(_REMEMBERED)(_model)
+        self._tensor = lru_cache(_REMEMBERED)(_tensor)
+
+    def request(
+        self,
+        model: ModelRef,
+        request_id: str,
+        parameters: Parameters,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[RequestedOutput],
+    ) -> Parts:
+        """Write a ModelInferRequest.
+
+        Raises:
+            Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+        """
+        try:
+            head = self._head(model, request_id, parameters, inputs)
+            for output in outputs:
+                head += _output(output.name, output_parameters(output))
+        except WireError as error:
+            raise Unsupported(f"request cannot be written: {error}", model=model) from error
+        # Raw contents are numbered without the inputs in shared memory.
+        return _with_data(head, RAW_INPUTS, inputs, None)
+
+    def response(
+        self,
+        model: ModelRef,
+        request_id: str,
+        parameters: Parameters,
+        outputs: Sequence[Tensor],
+    ) -> Parts:
+        """Write a ModelInferResponse.
+
+        Raises:
+            Unsupported: A tensor has no datatype or shape, or a value does not fit the message.
+        """
+        try:
+            head = self._head(model, request_id, parameters, outputs)
+        except WireError as error:
+            raise Unsupported(f"answer cannot be written: {error}", model=model) from error
+        # Clients count raw contents with the outputs: one in shared memory has an empty place.
+        return _with_data(head, RAW_OUTPUTS, outputs, _NOTHING)
+
+    def _head(
+        self, model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]
+    ) -> bytearray:
+        """Write the four fields and the descriptions that both messages begin with."""
+        head = bytearray(self._model(model))
+        if request_id:
+            put_text(head, _ID, request_id)
+        if parameters:
+            _put_parameters(head, _PARAMETERS, parameters)
+        for tensor in tensors:
+            datatype, shape = tensor.datatype, tensor.shape
+            if datatype is None or shape is None:
+                missing = "datatype" if datatype is None else "shape"
+                raise Unsupported(
+                    f"tensor {tensor.name!r} has no {missing}, Open Inference needs one"
+                )
+            own = tensor.parameters
+            if type(tensor.data) is SharedData:
+                own = {**own, **join_shared(tensor.data)}
+            if own:
+                inner = _description(tensor.name, datatype, shape)
+                _put_parameters(inner, _TENSOR_PARAMETERS, own)
+                put_bytes(head, _TENSORS, inner)
+            else:
+                head += self._tensor(tensor.name, datatype, shape)
+        return head
+
+
+_Settled = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
+"""A tensor's field, the head of its raw contents, their size, and the dtype of an array of it."""
+
+# Of a tensor of which there is more to look at: no data have this size.
+_NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
+
+
+class PlainWriter:
+    """Writes most inference messages: a model, an id, outputs by their names, and raw tensors.
+
+    The bytes are those of `InferWriter`, in one piece but for large data. What follows from the
+    description of a tensor alone is settled once and remembered.
+
+    Args:
+        raw_key: `RAW_INPUTS` or `RAW_OUTPUTS`.
+        unknown: A datatype that the reader may not know, which is not for here to say.
+    """
+
+    def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
+        self._raw_key = raw_key
+        self._unknown = unknown
+        self._model = lru_cache(_REMEMBERED)(_model)
+        self._output = lru_cache(_REMEMBERED)(_output)
+        self._tensor = lru_cache(_REMEMBERED)(self._settled)
+
+    def write(
+        self,
+        model: ModelRef,
+        request_id: str,
+        tensors: Iterable[Tensor],
+        outputs: Sequence[RequestedOutput] = (),
+    ) -> Sequence[bytes | memoryview] | None:
+        """Write a message; None where there is more to write, or something wrong."""
+        raws: list[bytes | memoryview] = []
+        is_large = False
+        try:
+            parts: list[bytes | memoryview] = [self._model(model)]
+            if request_id:
+                encoded = request_id.encode()
+                parts += (_ID, varint(len(encoded)), encoded)
+            for tensor in tensors:
+                field, raw_head, size, dtype = self._tensor(
+                    tensor.name, tensor.datatype, tensor.shape
+                )
+                data = tensor.data
+                if type(data) is RawData:
+                    raw: bytes | memoryview = data.view
+                elif type(data) is ArrayData:
+                    array = data.array
+                    if array.nbytes != size or array.dtype is not dtype:
+                        return None
+                    raw = array.tobytes() if size <= TAIL_BYTES else as_raw(tensor)
+                else:
+                    return None
+                if len(raw) != size or tensor.parameters:
+                    return None
+                if size > TAIL_BYTES:
+                    is_large = True
+                parts.append(field)
+                raws += (raw_head, raw)
+            if outputs and not self._put_outputs(parts, outputs):
+                return None
+        except ValueError:  # lone surrogates
+            return None
+        parts += raws
+        return _gathered(parts) if is_large else (b"".join(parts),)
+
+    def _put_outputs(
+        self, parts: list[bytes | memoryview], outputs: Iterable[RequestedOutput]
+    ) -> bool:
+        """Write which outputs are asked for; False where more is than that they come."""
+        for output in outputs:
+            if output.parameters or output.classes or output.shared is not None:
+                return False
+            parts.append(self._output(output.name))
+        return True
+
+    def _settled(self, name: str, datatype: Datatype | None, shape: Shape | None) -> _Settled:
+        """Return what follows from a description alone."""
+        if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
+            return _NOT_HERE
+        size = datatype.size_bytes * math.prod(shape)
+        field = _tensor(name, datatype, shape)
+        return field, self._raw_key + varint(size), size, datatype.numpy_dtype
+
+
+def _model(model: ModelRef) -> bytes:
+    """Write the fields of a message that name a model."""
+    head = bytearray()
+    if model.name:
+        put_text(head, _MODEL_NAME, model.name)
+    if model.version:
+        put_text(head, _MODEL_VERSION, model.version)
+    return bytes(head)
+
+
+def _tensor(name: str, datatype: Datatype, shape: Shape) -> bytes:
+    """Write the field of a tensor without parameters."""
+    head = bytearray()
+    put_bytes(head, _TENSORS, _description(name, datatype, shape))
+    return bytes(head)
+
+
+def _output(name: str, parameters: Parameters = NO_PARAMETERS) -> bytes:
+    """Write the field of an output that is asked for."""
+    inner = bytearray()
+    put_text(inner, _NAME, name)
+    _put_parameters(inner, _OUTPUT_PARAMETERS, parameters)
+    head = bytearray()
+    put_bytes(head, _OUTPUTS, inner)
+    return bytes(head)
+
+
+def _description(name: str, datatype: Datatype, shape: Shape) -> bytearray:
+    inner = bytearray()
+    put_text(inner, _NAME, name)
+    put_text(inner, _DATATYPE, datatype.name)
+    if shape:
+        put_int64s(inner, _SHAPE, shape)
+    return inner
+
+
+def between(tensors: Iterable[Tensor]) -> list[tuple[int, bytes]]:
+    """Return what stands before each arriving input but the first, with its place in their source.
+
+    See `wire.interleaved`: what comes before the first ends the message's own bytes.
+    """
+    waiting = [tensor.data for tensor in tensors if isinstance(tensor.data, ArrivingData)]
+    return [(data.start, RAW_INPUTS + varint(data.size_bytes)) for data in waiting[1:]]
+
+
+def _with_data(
+    head: bytearray, key: bytes, tensors: Iterable[Tensor], shared: memoryview | None
+) -> Parts:
+    """Write raw contents behind a head; *shared* for tensors in shared memory, None for nothing."""
+    parts: Parts = [head]
+    for tensor in tensors:
+        data = tensor.data
+        if type(data) is RawData:
+            put_tail(parts, key, data.view)
+        elif type(data) is ArrivingData:  # its bytes follow the message, with what is `between`
+            put_tail_head(parts, key, data.size_bytes)
+            break
+        elif type(data) is not SharedData:
+            put_tail(parts, key, as_raw(tensor))
+        elif shared is not None:
+            put_tail(parts, key, shared)
+    return parts
+
+
+def _gathered(pieces: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Join a message in pieces, but for large ones, which stay where they are."""
+    parts: list[bytes | memoryview] = []
+    small: list[bytes | memoryview] = []
+    for piece in pieces:
+        if len(piece) <= TAIL_BYTES:
+            small.append(piece)
+            continue
+        if small:
+            parts.append(b"".join(small))
+            small.clear()
+        parts.append(piece)
+    if small:
+        parts.append(b"".join(small))
+    return parts
+
+
+def _put_parameters(head: bytearray, key: bytes, parameters: Parameters) -> None:
+    for name, value in parameters.items():
+        entry = bytearray()
+        put_text(entry, _ENTRY_KEY, name)
+        put_bytes(entry, _ENTRY_VALUE, _parameter(name, value))
+        put_bytes(head, key, entry)
+
+
+def _parameter(name: str, value: Parameter) -> bytearray:
+    inner = bytearray()
+    if isinstance(value, bool):
+        put_varint(inner, _BOOL, value)
+    elif isinstance(value, str):
+        put_text(inner, _STRING, value)
+    elif isinstance(value, float):
+        put_double(inner, _DOUBLE, value)
+    elif INT64_MIN <= value <= INT64_MAX:
+        put_varint(inner, _INT64, value)
+    elif 0 < value <= UINT64_MAX:
+        put_varint(inner, _UINT64, value)
+    else:
+        raise Unsupported(f"parameter {name!r} is {value}, which does not fit 64 bits")
+    return inner

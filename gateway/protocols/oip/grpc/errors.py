@@ -1,0 +1,48 @@
+"""Errors over gRPC, both ways: a status with a text. Those inside of a stream: grpc_stream.py.
+
+The tables are in errors.py.
+
+Source: Open Inference Protocol, gRPC API; dossier, section 12.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.ir.calls import Call
+from gateway.ir.context import Origin
+from gateway.ir.errors import GatewayError
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.protocols.oip.grpc.context import NAME
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+
+# Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
+# NOT_FOUND, MLServer UNKNOWN; others are failures to answer.
+NOT_READY: Final = frozenset(
+    {
+        GrpcStatus.UNKNOWN,
+        GrpcStatus.INVALID_ARGUMENT,
+        GrpcStatus.NOT_FOUND,
+        GrpcStatus.FAILED_PRECONDITION,
+        GrpcStatus.UNAVAILABLE,
+    }
+)
+
+
+def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
+    """Write an error as status and details; an upstream's own go back as they came."""
+    origin = error.origin
+    if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
+        return GrpcResponse(status=origin.wire.status, details=origin.wire.details)
+    return GrpcResponse(
+        status=GRPC_STATUS[error.code],
+        details=clip(error.message, limits.error_text_bytes),
+    )
+
+
+def error_of_status(call: Call[Any], wire: GrpcResponse) -> GatewayError:
+    """Return what an upstream's status means, with its answer as origin."""
+    text = wire.details or f"upstream answered with the status {wire.status.name} and no text"
+    kind = error_class_of_grpc(wire.status, wire.details)
+    return kind(text, model=call.model, origin=Origin(NAME, wire))

@@ -1,0 +1,34 @@
+"""How one of Triton's extensions stands in gRPC: what the tables of messages are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gateway.ir.calls import Call
+from gateway.ir.context import Context
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.grpc.dialects import GrpcDialect
+
+Asked = tuple[str, Message]
+"""Method and message of a request."""
+
+CallReader = Callable[[memoryview, Context, MessageLimits], Call[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One call.
+
+    Attributes:
+        write_reply: To a client.
+        write_call: To an upstream.
+        read_reply: Of an upstream.
+    """
+
+    write_reply: Callable[[Any, Any], Message]
+    write_call: Callable[[Any, GrpcDialect], Asked]
+    read_reply: Callable[[Any, memoryview, MessageLimits], Any]

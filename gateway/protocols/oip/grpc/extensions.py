@@ -1,0 +1,292 @@
+"""Triton's extensions over gRPC, both ways: configuration, statistics, control, settings, regions.
+
+Here are their messages, by the protobuf library: they hold no tensors. What they may hold is in
+control.py and shared.py, and which of them a listener serves in gates.py.
+
+Source: Triton extensions "model_configuration", "statistics", "model_repository", "trace",
+"logging", "shared_memory"; dossier, sections 3 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    LogSettings,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    TraceSettingRequest,
+    TraceSettings,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
+from gateway.ir.limits import MessageLimits, check_count
+from gateway.protocols.oip import control, model_config, statistics
+from gateway.protocols.oip.errors import clip
+from gateway.protocols.oip.grpc import shared_memory as grpc_shared
+from gateway.protocols.oip.grpc.decode import parse
+from gateway.protocols.oip.grpc.dialects import GrpcDialect
+from gateway.protocols.oip.grpc.extension import Asked, CallReader, Extension
+from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
+from gateway.schema import open_inference_pb2 as pb
+
+_MOST = 10_000
+_SHOWN = 64
+
+# Model configuration and statistics.
+
+
+def _read_config(view: memoryview, context: Context, limits: MessageLimits) -> ModelConfigRequest:
+    message = parse(view, pb.ModelConfigRequest)
+    return ModelConfigRequest(
+        model=checked_model(message.name, message.version, limits), context=context
+    )
+
+
+def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> Asked:
+    model = named_model(call)
+    return "ModelConfig", pb.ModelConfigRequest(name=model.name, version=model.version)
+
+
+def _read_statistics(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> ModelStatisticsRequest:
+    message = parse(view, pb.ModelStatisticsRequest)
+    model = checked_model(message.name, message.version, limits) if message.name else None
+    return ModelStatisticsRequest(model=model, context=context)
+
+
+def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> Asked:
+    model = call.model or ModelRef("")
+    return "ModelStatistics", pb.ModelStatisticsRequest(name=model.name, version=model.version)
+
+
+# Loading and unloading. KServe has the model's name in the first field, that of a repository.
+
+
+def _read_load(view: memoryview, context: Context, limits: MessageLimits) -> ModelLoadRequest:
+    message = parse(view, pb.RepositoryModelLoadRequest)
+    return ModelLoadRequest(
+        model=_loaded_model(message.repository_name, message.model_name, limits),
+        context=context,
+        parameters=control.read_load(_choices(message.parameters), limits),
+    )
+
+
+def _read_unload(view: memoryview, context: Context, limits: MessageLimits) -> ModelUnloadRequest:
+    message = parse(view, pb.RepositoryModelUnloadRequest)
+    return ModelUnloadRequest(
+        model=_loaded_model(message.repository_name, message.model_name, limits),
+        context=context,
+        dependents=control.read_unload(_choices(message.parameters), limits),
+    )
+
+
+def _loaded_model(repository: str, model: str, limits: MessageLimits) -> ModelRef:
+    if repository and model:
+        raise Unsupported(
+            f"repository {clip(repository, _SHOWN)!r} is named, models are loaded from their own: "
+            "leave repository_name empty"
+        )
+    if not repository and not model:
+        raise InvalidRequest("the request names no model")
+    return checked_model(model or repository, "", limits)
+
+
+def _choices(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, Any]:
+    found = {}
+    for key, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidRequest(f"parameter {clip(key, _SHOWN)!r} has no value")
+        found[key] = getattr(parameter, choice)
+    return found
+
+
+def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> Asked:
+    model = named_model(call)
+    if dialect.name_first:
+        return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
+    message = pb.RepositoryModelLoadRequest(model_name=model.name)
+    for key, value in call.parameters.items():
+        _set(message.parameters[key], value)
+    return "RepositoryModelLoad", message
+
+
+def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> Asked:
+    model = named_model(call)
+    if dialect.name_first:
+        return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
+    message = pb.RepositoryModelUnloadRequest(model_name=model.name)
+    if call.dependents:
+        message.parameters[control.UNLOAD_DEPENDENTS].bool_param = True
+    return "RepositoryModelUnload", message
+
+
+def _loaded(call: ModelLoadRequest, _reply: None) -> Message:
+    return pb.RepositoryModelLoadResponse(model_name=named_model(call).name, loaded=True)
+
+
+def _unloaded(call: ModelUnloadRequest, _reply: None) -> Message:
+    return pb.RepositoryModelUnloadResponse(model_name=named_model(call).name, unloaded=True)
+
+
+def _read_loaded(call: ModelLoadRequest, view: memoryview, _limits: MessageLimits) -> None:
+    message = parse(view, pb.RepositoryModelLoadResponse)
+    if message.model_name and not message.loaded:
+        raise UpstreamProtocolError(
+            f"the server has not loaded {str(call.model)!r}", model=call.model
+        )
+
+
+def _read_unloaded(call: ModelUnloadRequest, view: memoryview, _limits: MessageLimits) -> None:
+    message = parse(view, pb.RepositoryModelUnloadResponse)
+    if message.model_name and not message.unloaded:
+        raise UpstreamProtocolError(
+            f"the server has not unloaded {str(call.model)!r}", model=call.model
+        )
+
+
+def _set(parameter: pb.ModelRepositoryParameter, value: bool | int | str | bytes) -> None:
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, str):
+        parameter.string_param = value
+    else:
+        parameter.bytes_param = value
+
+
+# Trace and log settings.
+
+
+def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> TraceSettingRequest:
+    message = parse(view, pb.TraceSettingRequest)
+    changes = {key: list(setting.value) for key, setting in message.settings.items()}
+    model = checked_model(message.model_name, "", limits) if message.model_name else None
+    return TraceSettingRequest(
+        model=model, context=context, changes=control.read_trace(changes, limits)
+    )
+
+
+def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> Asked:
+    name = "" if call.model is None else call.model.name
+    message = pb.TraceSettingRequest(model_name=name)
+    for key, values in call.changes.items():
+        message.settings[key].value.extend(values)
+    return "TraceSetting", message
+
+
+def _write_trace(_call: TraceSettingRequest, reply: TraceSettings) -> Message:
+    message = pb.TraceSettingResponse()
+    for key, values in reply.items():
+        message.settings[key].value.extend(values)
+    return message
+
+
+def _read_trace_reply(
+    _call: TraceSettingRequest, view: memoryview, _limits: MessageLimits
+) -> TraceSettings:
+    message = parse(view, pb.TraceSettingResponse)
+    check_count("settings", len(message.settings), _MOST, "settings")
+    return {key: tuple(setting.value) for key, setting in message.settings.items()}
+
+
+def _read_log(view: memoryview, context: Context, limits: MessageLimits) -> LogSettingsRequest:
+    message = parse(view, pb.LogSettingsRequest)
+    changes = _settings(message.settings)
+    return LogSettingsRequest(context=context, changes=control.read_log(changes, limits))
+
+
+def _settings(
+    settings: Mapping[
+        str, pb.LogSettingsRequest.SettingValue | pb.LogSettingsResponse.SettingValue
+    ],
+) -> dict[str, bool | int | str]:
+    found: dict[str, bool | int | str] = {}
+    for key, setting in settings.items():
+        choice = setting.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidRequest(f"log setting {clip(key, _SHOWN)!r} has no value")
+        found[key] = getattr(setting, choice)
+    return found
+
+
+def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> Asked:
+    message = pb.LogSettingsRequest()
+    for key, value in call.changes.items():
+        _set_log(message.settings[key], value)
+    return "LogSettings", message
+
+
+def _write_log(_call: LogSettingsRequest, reply: LogSettings) -> Message:
+    message = pb.LogSettingsResponse()
+    for key, value in reply.items():
+        _set_log(message.settings[key], value)
+    return message
+
+
+def _set_log(
+    setting: pb.LogSettingsRequest.SettingValue | pb.LogSettingsResponse.SettingValue,
+    value: bool | int | str,  # a value among others
+) -> None:
+    if isinstance(value, bool):
+        setting.bool_param = value
+    elif isinstance(value, int):
+        setting.uint32_param = value
+    else:
+        setting.string_param = value
+
+
+def _read_log_reply(
+    _call: LogSettingsRequest, view: memoryview, _limits: MessageLimits
+) -> LogSettings:
+    message = parse(view, pb.LogSettingsResponse)
+    check_count("settings", len(message.settings), _MOST, "settings")
+    return _settings(message.settings)
+
+
+_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
+    "ModelConfig": (ModelConfigRequest, _read_config),
+    "ModelStatistics": (ModelStatisticsRequest, _read_statistics),
+    "RepositoryModelLoad": (ModelLoadRequest, _read_load),
+    "RepositoryModelUnload": (ModelUnloadRequest, _read_unload),
+    "TraceSetting": (TraceSettingRequest, _read_trace),
+    "LogSettings": (LogSettingsRequest, _read_log),
+    **grpc_shared.CALL_READERS,
+}
+
+# What a method asks, and how its request is read.
+CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
+    SERVICE + name: found for name, found in _READERS.items()
+}
+
+EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
+    ModelConfigRequest: Extension(
+        lambda _call, reply: pb.ModelConfigResponse(config=model_config.to_message(reply)),
+        _config_call,
+        lambda _call, view, limits: model_config.from_message(
+            parse(view, pb.ModelConfigResponse).config, limits
+        ),
+    ),
+    ModelStatisticsRequest: Extension(
+        lambda _call, reply: statistics.to_message(reply),
+        _statistics_call,
+        lambda _call, view, limits: statistics.from_message(
+            parse(view, pb.ModelStatisticsResponse), limits
+        ),
+    ),
+    ModelLoadRequest: Extension(_loaded, _load_call, _read_loaded),
+    ModelUnloadRequest: Extension(_unloaded, _unload_call, _read_unloaded),
+    TraceSettingRequest: Extension(_write_trace, _trace_call, _read_trace_reply),
+    LogSettingsRequest: Extension(_write_log, _log_call, _read_log_reply),
+    **grpc_shared.EXTENSIONS,
+}

@@ -1,0 +1,195 @@
+"""Inferences over gRPC, both directions: what of a call stands in a message, and what is to check.
+
+Here lives what an inference is to a client, and to one kind of server. Not here: where things stand
+in a message (proto.py, write.py), and streams of answers (grpc_stream.py).
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.ir.calls import Call, InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Origin, Parameters
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import MalformedMessage
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.grpc.context import NAME, NEEDS
+from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader
+from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer, check_version
+from gateway.protocols.oip.grpc.encode import RAW_INPUTS, RAW_OUTPUTS, InferWriter, PlainWriter
+from gateway.protocols.oip.grpc.management import named_model
+from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, said_final
+from gateway.protocols.oip.outputs import requested_output, with_c_values
+from gateway.protocols.oip.parameters import (
+    NO_REQUEST_PARAMETERS,
+    join_parameters,
+    split_parameters,
+)
+from gateway.protocols.oip.shared_memory import placed
+from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.http import Buffer
+from gateway.wire.metadata import grpc_context
+
+
+class Inferences:
+    """Reads and writes inferences.
+
+    Args:
+        limits: What one message may hold.
+        dialect: Of the server that is asked.
+
+    Attributes:
+        writer: Of answers that are parts of larger messages.
+    """
+
+    def __init__(self, limits: MessageLimits, dialect: GrpcDialect) -> None:
+        self.writer = InferWriter()
+        self._limits = limits
+        self._dialect = dialect
+        self._reader = InferReader(limits)
+        self._plain_replies = PlainWriter(RAW_OUTPUTS)
+        # None where each request needs an id, or its model a look.
+        self._plain_calls: PlainWriter | None = None
+        if dialect.versions and not dialect.needs_id:
+            self._plain_calls = PlainWriter(RAW_INPUTS, None if dialect.bf16 else Datatype.BF16)
+
+    def decode_call(self, wire: GrpcRequest, spare_id: str = "") -> InferRequest:
+        """Read a client's request; tensors are views into its message.
+
+        Args:
+            wire: The request.
+            spare_id: Of the call, where the client gave it none.
+        """
+        message, request_id, inputs = self._reader.request(wire.view)
+        reserved = NO_REQUEST_PARAMETERS
+        if message.parameters:
+            reserved = split_parameters(message.parameters, self._limits)
+        form = StreamForm(reserved.empty_final) if wire.method == STREAM else None
+        outputs: tuple[RequestedOutput, ...] = ()
+        if message.outputs:
+            outputs = tuple([_requested(*output, self._limits) for output in message.outputs])
+        return InferRequest(
+            model=message.model,
+            context=grpc_context(wire, NAME, NEEDS, form, spare_id),
+            inputs=inputs,
+            outputs=outputs,
+            id=request_id,
+            sequence=reserved.sequence,
+            priority=reserved.priority,
+            timeout_us=reserved.timeout_us,
+            parameters=reserved.custom,
+        )
+
+    def encode_reply(self, call: Call[Any], reply: InferResponse) -> Sequence[Buffer]:
+        """Write the answer to *call*; the data of large tensors are not copied."""
+        # The caller's id comes back, never one that a server made up.
+        request_id, outputs = reply.id, reply.outputs
+        if isinstance(call, InferRequest):
+            request_id = call.id
+            if call.outputs:
+                outputs = with_c_values(call, reply).outputs
+        if not reply.parameters:
+            plain = self._plain_replies.write(reply.model, request_id, outputs)
+            if plain is not None:
+                return plain
+        return self.writer.response(reply.model, request_id, reply.parameters, outputs)
+
+    def encode_call(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
+        """Write a request to an upstream, all tensors raw.
+
+        Args:
+            call: The inference.
+            spare_id: For a server that needs an id, where the call has none.
+
+        Raises:
+            Unsupported: The dialect cannot be asked that.
+        """
+        model = call.model
+        if not (
+            self._plain_calls is None
+            or model is None
+            or call.parameters
+            or call.sequence is not None
+            or call.priority
+            or call.timeout_us is not None
+        ):
+            plain = self._plain_calls.write(model, call.id, call.inputs, call.outputs)
+            if plain is not None:
+                return plain
+        return self._written(call, spare_id)
+
+    def decode_reply(
+        self,
+        call: InferRequest,
+        wire: GrpcResponse,
+        view: memoryview,
+        *,
+        stream: bool = False,
+        final: bool = True,
+    ) -> InferResponse:
+        """Read an upstream's answer; tensors are views into its message.
+
+        Args:
+            call: What it answers.
+            wire: The message, or what it came in.
+            view: The answer itself.
+            stream: It is one of any number.
+            final: It is the last one, as far as it does not say otherwise.
+
+        Raises:
+            MalformedMessage: It cannot be read, or is not to this call.
+        """
+        where = placed(call.outputs) if call.outputs else NOWHERE
+        message, reply_id, outputs = self._reader.response(view, where)
+        if call.id and reply_id and reply_id != call.id:
+            raise MalformedMessage(f"answer has id {reply_id!r}, the request had {call.id!r}")
+        parameters = message.parameters
+        if FINAL in parameters:
+            said, parameters = said_final(parameters)
+            final = final and said
+        if call.outputs and (outputs or not stream):
+            outputs = self._selected(call, outputs)
+        model = message.model
+        if not model.name and call.model is not None:
+            model = ModelRef(call.model.name, model.version)
+        return InferResponse(
+            model=model,
+            outputs=outputs,
+            id=call.id,
+            parameters=parameters,
+            final=final,
+            origin=Origin(NAME, wire),
+        )
+
+    def _written(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
+        model = named_model(call)
+        check_version(self._dialect, model)
+        parameters = join_parameters(call)
+        check_infer(self._dialect, call, parameters)
+        request_id = call.id
+        if not request_id and self._dialect.needs_id:
+            request_id = spare_id or "gateway"
+        return self.writer.request(model, request_id, parameters, call.inputs, call.outputs)
+
+    def _selected(self, call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Check that every requested output came, and drop others where the server does not."""
+        wanted = {output.name for output in call.outputs}
+        missing = wanted.difference([tensor.name for tensor in outputs])
+        if missing:
+            raise MalformedMessage(
+                f"answer lacks output {min(missing)!r}, which was asked for; "
+                f"it has {len(outputs)} outputs"
+            )
+        if self._dialect.selects:
+            return outputs
+        return tuple([tensor for tensor in outputs if tensor.name in wanted])
+
+
+def _requested(name: str, parameters: Parameters, limits: MessageLimits) -> RequestedOutput:
+    if not parameters:
+        return RequestedOutput(name)
+    return requested_output(name, parameters, limits, least_classes=1)

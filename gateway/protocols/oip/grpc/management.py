@@ -1,0 +1,290 @@
+"""The small messages of Open Inference over gRPC: health, metadata, repository index.
+
+Here lives their translation, both ways, by the protobuf library: they hold no tensors.  Not here:
+inference (proto.py, write.py).
+
+Source: Open Inference Protocol, gRPC API; Triton model repository extension; dossier, sections 3,
+10 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelState,
+    RepositoryEntry,
+    ServerMetadata,
+    TensorMetadata,
+)
+from gateway.protocols.oip.grpc.decode import parse
+from gateway.schema import open_inference_pb2 as pb
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+_DATATYPES = {datatype.name: datatype for datatype in Datatype}
+_STATES = {state.value: state for state in ModelState}
+# Of an answer, not of a request: no limit of D1 fits a list of names.
+_LISTED = 10_000
+
+_Tensor = pb.ModelMetadataResponse.TensorMetadata
+_Entry = pb.RepositoryIndexResponse.ModelIndex
+
+
+def checked_model(name: str, version: str, limits: MessageLimits) -> ModelRef:
+    """Return the model a message names.
+
+    Raises:
+        InvalidRequest: A character in it is not allowed.
+        TooLarge: It is too long.
+    """
+    check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+    if version:
+        check_name("model version", version, limits.name_bytes, "name_bytes")
+    return ModelRef(name, version)
+
+
+def named_model(call: Call[Any]) -> ModelRef:
+    """Return the model *call* is about.
+
+    Raises:
+        InvalidRequest: It names none.
+    """
+    if call.model is None:
+        raise InvalidRequest(f"{type(call).__name__} names no model, Open Inference needs one")
+    return call.model
+
+
+# Requests, as a server reads them.
+
+
+def _read_live(view: memoryview, context: Context, _limits: MessageLimits) -> ServerLiveRequest:
+    parse(view, pb.ServerLiveRequest)
+    return ServerLiveRequest(context=context)
+
+
+def _read_ready(view: memoryview, context: Context, _limits: MessageLimits) -> ServerReadyRequest:
+    parse(view, pb.ServerReadyRequest)
+    return ServerReadyRequest(context=context)
+
+
+def _read_server_metadata(
+    view: memoryview, context: Context, _limits: MessageLimits
+) -> ServerMetadataRequest:
+    parse(view, pb.ServerMetadataRequest)
+    return ServerMetadataRequest(context=context)
+
+
+def _read_model_ready(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> ModelReadyRequest:
+    message = parse(view, pb.ModelReadyRequest)
+    return ModelReadyRequest(
+        model=checked_model(message.name, message.version, limits), context=context
+    )
+
+
+def _read_model_metadata(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> ModelMetadataRequest:
+    message = parse(view, pb.ModelMetadataRequest)
+    return ModelMetadataRequest(
+        model=checked_model(message.name, message.version, limits), context=context
+    )
+
+
+def _read_index(
+    view: memoryview, context: Context, _limits: MessageLimits
+) -> RepositoryIndexRequest:
+    message = parse(view, pb.RepositoryIndexRequest)
+    if message.repository_name:
+        raise Unsupported(
+            f"repository {message.repository_name[:64]!r} is named, "
+            "the index is that of all models: leave repository_name empty"
+        )
+    return RepositoryIndexRequest(ready_only=message.ready, context=context)
+
+
+CALL_READERS: dict[str, Callable[[memoryview, Context, MessageLimits], Call[Any]]] = {
+    SERVICE + "ServerLive": _read_live,
+    SERVICE + "ServerReady": _read_ready,
+    SERVICE + "ModelReady": _read_model_ready,
+    SERVICE + "ServerMetadata": _read_server_metadata,
+    SERVICE + "ModelMetadata": _read_model_metadata,
+    SERVICE + "RepositoryIndex": _read_index,
+}
+
+
+# Answers, as a server writes them.
+
+
+def _model_metadata(metadata: ModelMetadata) -> Message:
+    return pb.ModelMetadataResponse(
+        name=metadata.name,
+        versions=metadata.versions,
+        platform=metadata.platform,
+        inputs=[_write_tensor(tensor) for tensor in metadata.inputs],
+        outputs=[_write_tensor(tensor) for tensor in metadata.outputs],
+    )
+
+
+def _write_tensor(tensor: TensorMetadata) -> pb.ModelMetadataResponse.TensorMetadata:
+    return _Tensor(
+        name=tensor.name,
+        datatype="" if tensor.datatype is None else tensor.datatype.name,
+        shape=tensor.shape,
+    )
+
+
+def _server_metadata(metadata: ServerMetadata) -> Message:
+    return pb.ServerMetadataResponse(
+        name=metadata.name, version=metadata.version, extensions=metadata.extensions
+    )
+
+
+def _index(entries: Iterable[RepositoryEntry]) -> Message:
+    return pb.RepositoryIndexResponse(
+        models=[
+            _Entry(
+                name=entry.name,
+                version=entry.version,
+                state=entry.state.value,
+                reason=entry.reason,
+            )
+            for entry in entries
+        ]
+    )
+
+
+REPLY_WRITERS: dict[type[Call[Any]], Callable[[Any], Message]] = {
+    ServerLiveRequest: lambda live: pb.ServerLiveResponse(live=live),
+    ServerReadyRequest: lambda ready: pb.ServerReadyResponse(ready=ready),
+    ModelReadyRequest: lambda ready: pb.ModelReadyResponse(ready=ready),
+    ServerMetadataRequest: _server_metadata,
+    ModelMetadataRequest: _model_metadata,
+    RepositoryIndexRequest: _index,
+}
+
+
+# Requests, as a client writes them: the method and the message.
+
+
+def _model_ready_call(call: ModelReadyRequest) -> Message:
+    model = named_model(call)
+    return pb.ModelReadyRequest(name=model.name, version=model.version)
+
+
+def _model_metadata_call(call: ModelMetadataRequest) -> Message:
+    model = named_model(call)
+    return pb.ModelMetadataRequest(name=model.name, version=model.version)
+
+
+CALL_WRITERS: dict[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
+    ServerLiveRequest: (SERVICE + "ServerLive", lambda _: pb.ServerLiveRequest()),
+    ServerReadyRequest: (SERVICE + "ServerReady", lambda _: pb.ServerReadyRequest()),
+    ModelReadyRequest: (SERVICE + "ModelReady", _model_ready_call),
+    ServerMetadataRequest: (SERVICE + "ServerMetadata", lambda _: pb.ServerMetadataRequest()),
+    ModelMetadataRequest: (SERVICE + "ModelMetadata", _model_metadata_call),
+    RepositoryIndexRequest: (
+        SERVICE + "RepositoryIndex",
+        lambda call: pb.RepositoryIndexRequest(ready=call.ready_only),
+    ),
+}
+
+
+# Answers, as a client reads them.
+
+
+def _read_server_answer(view: memoryview, limits: MessageLimits) -> ServerMetadata:
+    message = parse(view, pb.ServerMetadataResponse)
+    check_count("extensions", len(message.extensions), _LISTED, "extensions")
+    texts = (message.name, message.version, *message.extensions)
+    for text in texts:
+        check_name("server metadata", text, limits.name_bytes, "name_bytes")
+    return ServerMetadata(message.name, message.version, tuple(message.extensions))
+
+
+def _read_model_answer(view: memoryview, limits: MessageLimits) -> ModelMetadata:
+    message = parse(view, pb.ModelMetadataResponse)
+    check_count("versions", len(message.versions), _LISTED, "versions")
+    checked_model(message.name, "", limits)
+    for text in (message.platform, *message.versions):
+        check_name("model metadata", text, limits.name_bytes, "name_bytes")
+    return ModelMetadata(
+        name=message.name,
+        versions=tuple(message.versions),
+        platform=message.platform,
+        inputs=_read_tensors("inputs", message.inputs, limits),
+        outputs=_read_tensors("outputs", message.outputs, limits),
+    )
+
+
+def _read_tensors(
+    kind: str,
+    tensors: Iterable[pb.ModelMetadataResponse.TensorMetadata],
+    limits: MessageLimits,
+) -> tuple[TensorMetadata, ...]:
+    found = list(tensors)
+    check_count(kind, len(found), limits.tensors, "tensors")
+    return tuple([_read_tensor(tensor, limits) for tensor in found])
+
+
+def _read_tensor(
+    tensor: pb.ModelMetadataResponse.TensorMetadata, limits: MessageLimits
+) -> TensorMetadata:
+    name = tensor.name
+    check_name("tensor name", name, limits.name_bytes, "name_bytes")
+    if len(tensor.shape) > limits.rank:
+        raise TooLarge(
+            f"tensor {name!r} has {len(tensor.shape)} dimensions, "
+            f"at most {limits.rank} are allowed",
+            limit="rank",
+        )
+    shape = tuple(tensor.shape)
+    if any(dim < -1 for dim in shape):
+        raise InvalidTensor(
+            f"tensor {name!r} has shape {list(shape)}, needed are dimensions of -1 or more"
+        )
+    # A server may leave types out, or have names of its own for them: not known is no error here.
+    untold = not tensor.datatype and not shape
+    return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if untold else shape)
+
+
+def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:
+    message = parse(view, pb.RepositoryIndexResponse)
+    check_count("models", len(message.models), _LISTED, "models")
+    entries = []
+    for entry in message.models:
+        checked_model(entry.name, entry.version, limits)
+        # MLServer writes the name of its enumeration before the state.
+        state = _STATES.get(entry.state.removeprefix("State."), ModelState.UNKNOWN)
+        reason = entry.reason[: limits.error_text_bytes]
+        entries.append(RepositoryEntry(entry.name, entry.version, state, reason))
+    return tuple(entries)
+
+
+REPLY_READERS: dict[type[Call[Any]], Callable[[memoryview, MessageLimits], Any]] = {
+    ServerLiveRequest: lambda view, _: parse(view, pb.ServerLiveResponse).live,
+    ServerReadyRequest: lambda view, _: parse(view, pb.ServerReadyResponse).ready,
+    ModelReadyRequest: lambda view, _: parse(view, pb.ModelReadyResponse).ready,
+    ServerMetadataRequest: _read_server_answer,
+    ModelMetadataRequest: _read_model_answer,
+    RepositoryIndexRequest: _read_index_answer,
+}

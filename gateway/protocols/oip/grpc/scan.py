@@ -1,0 +1,386 @@
+"""Inference messages of Open Inference over gRPC, found field by field.
+
+Here lives what stands in ModelInferRequest and ModelInferResponse, which differ in one field
+number: names, shapes, parameters, and views of the data.  Not here: which data belongs to which
+tensor (proto.py), typed contents (contents.py), writing (write.py).
+
+`WireError` means that the scan does not follow: broken bytes, or a field found twice that is to
+be merged.  Of other single fields given twice the last counts, unknown fields are passed over.
+
+Source: Open Inference Protocol, gRPC API; dossier, sections 3 and 8.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import Shape
+from gateway.protocols.oip.datatypes import parse_datatype
+from gateway.wire.message_cache import Outlines
+from gateway.wire.protobuf import (
+    I64,
+    LEN,
+    VARINT,
+    WireError,
+    fields,
+    float64,
+    int64,
+    int64s,
+    tag,
+    text,
+    varint,
+)
+
+RAW_INPUTS, RAW_OUTPUTS = tag(7, LEN), tag(6, LEN)
+
+_MODEL_NAME, _MODEL_VERSION, _ID = tag(1, LEN), tag(2, LEN), tag(3, LEN)
+_PARAMETERS, _TENSORS, _OUTPUTS = tag(4, LEN), tag(5, LEN), tag(6, LEN)
+
+_NAME, _DATATYPE = tag(1, LEN), tag(2, LEN)
+_SHAPE, _SHAPE_UNPACKED = tag(3, LEN), tag(3, VARINT)
+_TENSOR_PARAMETERS, _CONTENTS = tag(4, LEN), tag(5, LEN)
+_OUTPUT_PARAMETERS = tag(2, LEN)
+
+_KEY, _VALUE = tag(1, LEN), tag(2, LEN)
+_BOOL, _INT64, _STRING = tag(1, VARINT), tag(2, VARINT), tag(3, LEN)
+_DOUBLE, _UINT64 = tag(4, I64), tag(5, VARINT)
+
+_KIND = 7
+_VARINT_BYTES = 10
+# Enough for the inputs of some hundred models; longer descriptions are rare.
+_REMEMBERED = 512
+_REMEMBERED_BYTES = 256
+# Raw contents whose bytes are checked too, not only their number.
+_LOOKED_INTO = frozenset({Datatype.BOOL, Datatype.BYTES})
+# Messages without their id and their raw contents.
+_OUTLINES = 256
+_OUTLINE_BYTES = 1024
+_NOTHING = memoryview(b"")
+# Of a message: single ones, and unknown ones of newer clients.
+_OTHER_FIELDS = 1024
+# Parameters of tensors that mean something over HTTP only; KServe leaks the first into answers.
+_HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
+
+
+class Described(Struct, frozen=True):
+    """A tensor without its data.
+
+    Attributes:
+        count: Number of elements the shape needs.
+        size_bytes: Of its raw contents, where nothing else about them is to be checked; else -1.
+        contents: Its InferTensorContents; empty when there is none.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    count: int
+    size_bytes: int
+    parameters: Parameters
+    contents: memoryview
+
+
+Columns = tuple[tuple[str, ...], tuple[Datatype, ...], tuple[Shape, ...], tuple[Parameters, ...]]
+
+
+class InferMessage(Struct, frozen=True):
+    """What an inference message says, but for its id and its raw contents.
+
+    Attributes:
+        outputs: Name and parameters of each requested output; requests only.
+        columns: Names, datatypes, shapes and parameters of the tensors, where each of these has raw
+            contents, of which the size says all, and it is right; else None.
+    """
+
+    model: ModelRef
+    parameters: Parameters
+    tensors: list[Described]
+    outputs: list[tuple[str, Parameters]]
+    columns: Columns | None
+
+
+Scanned = tuple[InferMessage, str, tuple[memoryview, ...]]
+"""What a message says, its id, and its raw contents in order."""
+
+
+class Scanner:
+    """Finds and describes what inference messages hold; all data stay views of the message.
+
+    Messages repeat but for their raw contents and their id: what the rest says is remembered, and
+    so are descriptions of tensors, the last few hundred of each.
+
+    Args:
+        limits: Of names and counts.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._limits = limits
+        # What may be repeated, and room for what is unknown.
+        self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
+        self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
+        # By the tag of raw contents, with whether there is an id, which is the first hole then.
+        self._outlines: dict[int, Outlines[tuple[InferMessage, bool]]] = {
+            raw_tag: Outlines(_OUTLINES, _OUTLINE_BYTES) for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
+        }
+
+    def scan(self, view: memoryview, raw_tag: int) -> Scanned:
+        """Scan one message.
+
+        Args:
+            view: The message.
+            raw_tag: `RAW_INPUTS` for a request, `RAW_OUTPUTS` for a response.
+
+        Raises:
+            WireError: The scan does not follow.
+            InvalidRequest: A name, datatype, shape or parameter is not allowed, or a name is
+                there twice.
+            TooLarge: A limit is exceeded.
+        """
+        outlines = self._outlines[raw_tag]
+        found = outlines.find(view)
+        if found is None:
+            scanned = self._scan(view, raw_tag)
+            if outlines.wants(_mark(scanned, len(view))):
+                self._remember(scanned, view, raw_tag)
+            return scanned
+        (message, has_id), raws = found
+        if has_id:
+            return message, self._id(raws[0]), raws[1:]
+        return message, "", raws
+
+    def _remember(self, scanned: Scanned, view: memoryview, raw_tag: int) -> None:
+        """Keep what stands around id and raw contents, if it stands as writers put it."""
+        message, _, raws = scanned
+        # Contents would hold the memory of the message they lie in.
+        if not raws or any(len(each.contents) for each in message.tensors):
+            return
+        holes: list[slice] = []
+        ids = at = 0
+        for key, value in fields(view, self._fields):
+            if key & _KIND != LEN:
+                return
+            start = at + len(varint(key)) + len(varint(len(value)))
+            at = start + len(value)
+            if key == _ID:
+                ids += 1
+                if holes:  # behind raw contents
+                    return
+            if key in (_ID, raw_tag):
+                holes.append(slice(start, at))
+        # Where numbers are longer than they need be, places are others than those counted here.
+        if at == len(view) and ids <= 1:
+            self._outlines[raw_tag].keep(view, holes, (message, ids == 1))
+
+    def _id(self, value: memoryview) -> str:
+        request_id = text(value, "id")
+        check_name("id", request_id, self._limits.name_bytes, "name_bytes")
+        return request_id
+
+    def _scan(self, view: memoryview, raw_tag: int) -> Scanned:
+        name = version = request_id = ""
+        raws: list[memoryview] = []
+        tensors: list[memoryview] = []
+        entries: list[memoryview] = []
+        outputs: list[memoryview] = []
+        for key, value in fields(view, self._fields):
+            if key == raw_tag:
+                raws.append(value)
+            elif key == _TENSORS:
+                tensors.append(value)
+            elif key == _MODEL_NAME:
+                name = text(value, "model_name")
+            elif key == _OUTPUTS:
+                outputs.append(value)
+            elif key == _PARAMETERS:
+                entries.append(value)
+            elif key == _ID:
+                request_id = text(value, "id")
+            elif key == _MODEL_VERSION:
+                version = text(value, "model_version")
+        limits = self._limits
+        check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+        check_name("model version", version, limits.name_bytes, "name_bytes")
+        check_name("id", request_id, limits.name_bytes, "name_bytes")
+        parameters = _parameters(entries, limits)
+        described = self._described(tensors)
+        message = InferMessage(
+            ModelRef(name, version),
+            parameters,
+            described,
+            _requested(outputs, limits),
+            _columns(described, raws),
+        )
+        return message, request_id, tuple(raws)
+
+    def _described(self, tensors: list[memoryview]) -> list[Described]:
+        check_count("tensors", len(tensors), self._limits.tensors, "tensors")
+        found = []
+        for view in tensors:
+            known = self._remembered(bytes(view)) if len(view) <= _REMEMBERED_BYTES else None
+            found.append(_describe(view, self._limits) if known is None else known)
+        _check_unique("tensor", [described.name for described in found])
+        return found
+
+    def _without_contents(self, data: bytes) -> Described | None:
+        """Describe a tensor that has no contents; one that has is to be read where it lies."""
+        described = _describe(memoryview(data), self._limits)
+        return None if len(described.contents) else described
+
+
+def _mark(scanned: Scanned, size_bytes: int) -> int:
+    """Return a hash of what messages differ in that are not to be remembered.
+
+    Their parameters, or the sizes of their data, are others each time.
+    """
+    message, _, raws = scanned
+    return hash((size_bytes, message.model, *message.parameters.items(), *map(len, raws)))
+
+
+def _columns(found: list[Described], raws: list[memoryview]) -> Columns | None:
+    if [one.size_bytes for one in found] != [len(raw) for raw in raws]:
+        return None
+    return (
+        tuple([one.name for one in found]),
+        tuple([one.datatype for one in found]),
+        tuple([one.shape for one in found]),
+        tuple([one.parameters for one in found]),
+    )
+
+
+def _requested(outputs: list[memoryview], limits: MessageLimits) -> list[tuple[str, Parameters]]:
+    if not outputs:
+        return []
+    check_count("requested outputs", len(outputs), limits.outputs, "outputs")
+    found = [_output(output, limits) for output in outputs]
+    _check_unique("requested output", [name for name, _ in found])
+    return found
+
+
+def _check_unique(kind: str, names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
+
+
+def _describe(view: memoryview, limits: MessageLimits) -> Described:
+    name = spelled = ""
+    dims: list[int] = []
+    entries: list[memoryview] = []
+    contents = None
+    for key, value in fields(view):
+        if key == _NAME:
+            name = text(value, "tensor name")
+        elif key == _DATATYPE:
+            spelled = text(value, "datatype")
+        elif key == _SHAPE:
+            dims += _dims(value, limits)
+        elif key == _CONTENTS:
+            if contents is not None:
+                raise WireError(f"tensor {name!r} has contents twice")
+            contents = value
+        elif key == _TENSOR_PARAMETERS:
+            entries.append(value)
+        elif key == _SHAPE_UNPACKED:
+            dims.append(int64(value))
+    check_name("tensor name", name, limits.name_bytes, "name_bytes")
+    datatype = parse_datatype(name, spelled)
+    shape = tuple(dims)
+    count = check_shape(name, datatype, shape, limits)
+    parameters = _custom(_parameters(entries, limits))
+    plain = not parameters and contents is None and datatype not in _LOOKED_INTO
+    return Described(
+        name,
+        datatype,
+        shape,
+        count,
+        count * datatype.size_bytes if plain else -1,
+        parameters,
+        _NOTHING if contents is None else contents,
+    )
+
+
+def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
+    # More bytes cannot be a legal shape, and the list would be many times their size.
+    if len(view) > _VARINT_BYTES * limits.rank:
+        raise TooLarge(
+            f"a shape has {len(view)} bytes, at most {limits.rank} dimensions are allowed",
+            limit="rank",
+        )
+    return int64s(view)
+
+
+def _output(view: memoryview, limits: MessageLimits) -> tuple[str, Parameters]:
+    name = ""
+    entries: list[memoryview] = []
+    for key, value in fields(view):
+        if key == _NAME:
+            name = text(value, "output name")
+        elif key == _OUTPUT_PARAMETERS:
+            entries.append(value)
+    check_name("output name", name, limits.name_bytes, "name_bytes")
+    return name, _custom(_parameters(entries, limits))
+
+
+def _custom(parameters: Parameters) -> Parameters:
+    if not parameters or _HTTP_ONLY.isdisjoint(parameters):
+        return parameters
+    return {key: value for key, value in parameters.items() if key not in _HTTP_ONLY}
+
+
+def _parameters(entries: list[memoryview], limits: MessageLimits) -> Parameters:
+    """Read the entries of a map; of a key given twice the last entry counts."""
+    if not entries:
+        return NO_PARAMETERS
+    found = dict(_entry(entry) for entry in entries)
+    check_count("parameters", len(found), limits.parameters, "parameters")
+    known: dict[str, Parameter] = {}
+    for name, value in found.items():
+        check_name("parameter name", name, limits.name_bytes, "name_bytes")
+        if value is None:
+            raise InvalidRequest(
+                f"parameter {name!r} has no value: needed is one of bool_param, int64_param, "
+                "string_param, double_param, uint64_param"
+            )
+        known[name] = value
+    return known
+
+
+def _entry(view: memoryview) -> tuple[str, Parameter | None]:
+    name = ""
+    value: Parameter | None = None
+    seen = False
+    for key, part in fields(view):
+        if key == _KEY:
+            name = text(part, "parameter name")
+        elif key == _VALUE:
+            if seen:
+                raise WireError(f"parameter {name!r} has two values")
+            value = _choice(part)
+            seen = True
+        else:
+            # The library drops the whole entry then, other runtimes keep it; no writer does it.
+            raise MalformedMessage(f"parameter {name!r} has an unknown field in its map entry")
+    return name, value
+
+
+def _choice(view: memoryview) -> Parameter | None:
+    """Read an InferParameter: of several arms the last counts, none gives None."""
+    value: Parameter | None = None
+    for key, part in fields(view):
+        if key == _INT64:
+            value = int64(part)
+        elif key == _STRING:
+            value = text(part, "string_param")
+        elif key == _BOOL:
+            value = part != 0
+        elif key == _DOUBLE:
+            value = float64(part)
+        elif key == _UINT64:
+            value = part
+    return value

@@ -1,0 +1,171 @@
+"""Regions of shared memory over gRPC, both ways: the same three questions about two kinds of them.
+
+Source: Triton shared memory extension; dossier, sections 3 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+)
+from gateway.ir.context import Context
+from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.metadata import SharedRegion
+from gateway.protocols.oip.grpc.decode import parse
+from gateway.protocols.oip.grpc.dialects import GrpcDialect
+from gateway.protocols.oip.grpc.extension import Asked, CallReader, Extension
+from gateway.protocols.oip.grpc.management import checked_model
+from gateway.protocols.oip.shared_memory import checked_region, wanted_regions
+from gateway.schema import open_inference_pb2 as pb
+
+_MOST = 10_000
+
+
+def _read_system(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> SharedRegisterRequest:
+    message = parse(view, pb.SystemSharedMemoryRegisterRequest)
+    region = SharedRegion(
+        name=message.name, key=message.key, offset=message.offset, size_bytes=message.byte_size
+    )
+    return SharedRegisterRequest(context=context, region=checked_region(region, limits))
+
+
+def _read_cuda(view: memoryview, context: Context, limits: MessageLimits) -> SharedRegisterRequest:
+    message = parse(view, pb.CudaSharedMemoryRegisterRequest)
+    region = SharedRegion(
+        name=message.name,
+        device=message.device_id,
+        size_bytes=message.byte_size,
+        handle=message.raw_handle,
+    )
+    return SharedRegisterRequest(context=context, region=checked_region(region, limits))
+
+
+def _read_unregister(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> SharedUnregisterRequest:
+    message = parse(view, pb.SystemSharedMemoryUnregisterRequest)
+    region = checked_model(message.name, "", limits).name
+    return SharedUnregisterRequest(context=context, region=region, cuda=False)
+
+
+def _read_unregister_cuda(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> SharedUnregisterRequest:
+    message = parse(view, pb.CudaSharedMemoryUnregisterRequest)
+    region = checked_model(message.name, "", limits).name
+    return SharedUnregisterRequest(context=context, region=region, cuda=True)
+
+
+def _read_status(view: memoryview, context: Context, limits: MessageLimits) -> SharedStatusRequest:
+    message = parse(view, pb.SystemSharedMemoryStatusRequest)
+    region = checked_model(message.name, "", limits).name
+    return SharedStatusRequest(context=context, region=region, cuda=False)
+
+
+def _read_status_cuda(
+    view: memoryview, context: Context, limits: MessageLimits
+) -> SharedStatusRequest:
+    message = parse(view, pb.CudaSharedMemoryStatusRequest)
+    region = checked_model(message.name, "", limits).name
+    return SharedStatusRequest(context=context, region=region, cuda=True)
+
+
+def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> Asked:
+    region = call.region
+    if region.device is None:
+        return "SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(
+            name=region.name, key=region.key, offset=region.offset, byte_size=region.size_bytes
+        )
+    return "CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(
+        name=region.name,
+        raw_handle=region.handle,
+        device_id=region.device,
+        byte_size=region.size_bytes,
+    )
+
+
+def _unregister_call(call: SharedUnregisterRequest, _dialect: GrpcDialect) -> Asked:
+    if call.cuda:
+        cuda = pb.CudaSharedMemoryUnregisterRequest(name=call.region)
+        return "CudaSharedMemoryUnregister", cuda
+    return "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=call.region)
+
+
+def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> Asked:
+    if call.cuda:
+        return "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name=call.region)
+    return "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name=call.region)
+
+
+def _registered(call: SharedRegisterRequest, _reply: None) -> Message:
+    if call.region.device is None:
+        return pb.SystemSharedMemoryRegisterResponse()
+    return pb.CudaSharedMemoryRegisterResponse()
+
+
+def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) -> Message:
+    regions = wanted_regions(call, reply)
+    if not call.cuda:
+        system = pb.SystemSharedMemoryStatusResponse()
+        for region in regions:
+            entry = system.regions[region.name]
+            entry.name, entry.key = region.name, region.key
+            entry.offset, entry.byte_size = region.offset, region.size_bytes
+        return system
+    cuda = pb.CudaSharedMemoryStatusResponse()
+    for region in regions:
+        listed = cuda.regions[region.name]
+        listed.name, listed.device_id = region.name, region.device or 0
+        listed.byte_size = region.size_bytes
+    return cuda
+
+
+def _read_regions(
+    call: SharedStatusRequest, view: memoryview, limits: MessageLimits
+) -> tuple[SharedRegion, ...]:
+    if call.cuda:
+        found = [
+            SharedRegion(name=name, device=entry.device_id, size_bytes=entry.byte_size)
+            for name, entry in parse(view, pb.CudaSharedMemoryStatusResponse).regions.items()
+        ]
+    else:
+        found = [
+            SharedRegion(name=name, key=entry.key, offset=entry.offset, size_bytes=entry.byte_size)
+            for name, entry in parse(view, pb.SystemSharedMemoryStatusResponse).regions.items()
+        ]
+    check_count("regions", len(found), _MOST, "regions")
+    found.sort(key=lambda region: region.name)  # a map has no order
+    return tuple([checked_region(region, limits, listed=True) for region in found])
+
+
+def _ok(_call: Call[Any], view: memoryview, _limits: MessageLimits) -> None:
+    """Read an answer that only has to be a message."""
+    parse(view, pb.ServerLiveRequest)
+
+
+CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
+    "SystemSharedMemoryStatus": (SharedStatusRequest, _read_status),
+    "SystemSharedMemoryRegister": (SharedRegisterRequest, _read_system),
+    "SystemSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister),
+    "CudaSharedMemoryStatus": (SharedStatusRequest, _read_status_cuda),
+    "CudaSharedMemoryRegister": (SharedRegisterRequest, _read_cuda),
+    "CudaSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister_cuda),
+}
+
+EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
+    SharedRegisterRequest: Extension(_registered, _register_call, _ok),
+    SharedUnregisterRequest: Extension(
+        lambda _call, _reply: pb.SystemSharedMemoryUnregisterResponse(), _unregister_call, _ok
+    ),
+    SharedStatusRequest: Extension(_write_status, _status_call, _read_regions),
+}

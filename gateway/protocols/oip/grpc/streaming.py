@@ -1,0 +1,187 @@
+"""Messages of ModelStreamInfer: an inference answer, or an error, in an envelope; and plain ones.
+
+Triton, OVMS and this gateway wrap each answer in a ModelStreamInferResponse, so that the error of
+one request stands in a message and the stream goes on.  MLServer sends bare ModelInferResponse
+messages and ends the stream at the first error.
+
+Source: dossier, sections 3 and 9; the recorded exchanges 165, 185 to 188 and 229.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.ir.calls import InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef, Parameter
+from gateway.ir.errors import GatewayError, ModelNotFound, UpstreamError
+from gateway.protocols.oip.errors import GRPC_STATUS, clip
+from gateway.protocols.oip.grpc.context import NAME
+from gateway.protocols.oip.grpc.decode import parse
+from gateway.protocols.oip.grpc.encode import InferWriter
+from gateway.protocols.oip.grpc.management import SERVICE
+from gateway.protocols.oip.outputs import with_c_values
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.protobuf import (
+    LEN,
+    Parts,
+    WireError,
+    fields,
+    put_message,
+    put_text,
+    tag,
+    text,
+    varint,
+)
+
+STREAM: Final = SERVICE + "ModelStreamInfer"
+FINAL: Final = "triton_final_response"
+
+_STATUS_ERRORS: Final = ("triton_grpc_error", "true")
+_ERROR, _ANSWER = tag(1, LEN), tag(2, LEN)
+_ERROR_KEY, _ANSWER_KEY = varint(_ERROR), varint(_ANSWER)
+_MODEL_NAME, _ID = tag(1, LEN), tag(3, LEN)
+_ENVELOPE_FIELDS = 64
+_UNKNOWN_MODEL: Final = "unknown model"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How the answers to one message of a stream are written.
+
+    Attributes:
+        empty_final: An answer without outputs marks the end, where no other answer did.
+    """
+
+    empty_final: bool
+
+
+class StreamWriter:
+    """Writes the messages of a server's stream.
+
+    Args:
+        writer: Of the answers inside.
+        error_text_bytes: Longest text of an error.
+    """
+
+    def __init__(self, writer: InferWriter, error_text_bytes: int) -> None:
+        self._writer = writer
+        self._error_text_bytes = error_text_bytes
+
+    def item(self, call: StreamInferRequest, item: InferResponse) -> GrpcResponse:
+        """Write one answer; the data of large tensors are not copied."""
+        parameters = {**item.parameters, FINAL: item.final}
+        outputs = with_c_values(call.request, item).outputs
+        inner = self._writer.response(item.model, call.request.id, parameters, outputs)
+        return GrpcResponse(_envelope(inner))
+
+    def end(self, call: StreamInferRequest, last: InferResponse | None) -> GrpcResponse | None:
+        """Write what marks the end of one request's answers, where the client wants it marked."""
+        if not asks_empty_final(call) or (last is not None and last.final):
+            return None
+        model = ModelRef("" if call.model is None else call.model.name)
+        return GrpcResponse(
+            _envelope(self._writer.response(model, call.request.id, {FINAL: True}, ()))
+        )
+
+    def error(
+        self, asked: StreamInferRequest | GrpcRequest, error: GatewayError, *, final: bool
+    ) -> GrpcResponse:
+        """Write an error of one request: in a message with its id, or as the end of the stream.
+
+        Args:
+            asked: The request; its message where it could not be read.
+            error: What went wrong.
+            final: Whether no answer to the request follows.
+        """
+        details = clip(error.message, self._error_text_bytes)
+        if isinstance(asked, GrpcRequest):
+            metadata = asked.metadata
+            model, request_id = _named(asked.view)
+        else:
+            metadata = asked.context.metadata
+            model = "" if asked.model is None else asked.model.name
+            request_id = asked.request.id
+        if _STATUS_ERRORS in metadata:
+            return GrpcResponse(status=status_of(error), details=details)
+        head = bytearray()
+        put_text(head, _ERROR_KEY, details)
+        inner = self._writer.response(ModelRef(model), request_id, {FINAL: final}, ())
+        return GrpcResponse(_envelope(inner, head))
+
+
+def asks_empty_final(call: StreamInferRequest) -> bool:
+    """Tell whether the client wants the end of its answers marked."""
+    origin = call.context.origin
+    return origin is not None and isinstance(origin.form, StreamForm) and origin.form.empty_final
+
+
+def stream_message(error: GatewayError) -> GrpcRequest | None:
+    """Return the message of a stream that *error* is about, where it could not be read."""
+    origin = error.origin
+    if origin is None or origin.codec != NAME or not isinstance(origin.wire, GrpcRequest):
+        return None
+    return origin.wire if origin.wire.method == STREAM else None
+
+
+def status_of(error: GatewayError) -> GrpcStatus:
+    """Return the status that *error* is answered with: an upstream's own, where it said one."""
+    origin = error.origin
+    if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
+        return origin.wire.status or GRPC_STATUS[error.code]
+    return GRPC_STATUS[error.code]
+
+
+def open_envelope(view: memoryview) -> tuple[str, memoryview]:
+    """Return the error text, "" for none, and the answer in a ModelStreamInferResponse.
+
+    Raises:
+        MalformedMessage: The bytes are no such message.
+    """
+    try:
+        found = fields(view, _ENVELOPE_FIELDS)
+        errors = [text(value, "error_message") for key, value in found if key == _ERROR]
+        answers = [value for key, value in found if key == _ANSWER]
+    except WireError:
+        answers = errors = []
+    if len(answers) == 1 and len(errors) <= 1:
+        return (errors or [""])[0], answers[0]
+    message = parse(view, pb.ModelStreamInferResponse)  # the library merges what comes twice
+    return message.error_message, memoryview(message.infer_response.SerializeToString())
+
+
+def error_said(message: str, model: ModelRef | None) -> GatewayError:
+    """Return what an error in a message means: it has a text and no status."""
+    kind = ModelNotFound if _UNKNOWN_MODEL in message.lower() else UpstreamError
+    return kind(message, model=model)
+
+
+def said_final(parameters: Mapping[str, Parameter]) -> tuple[bool, dict[str, Parameter]]:
+    """Take the mark of the last answer out of an answer's parameters; without one it is no mark.
+
+    A server that leaves it out answers once (an error before the model ran, say).
+    """
+    rest = dict(parameters)
+    return rest.pop(FINAL, True) is not False, rest
+
+
+def _envelope(inner: Parts, head: bytearray | None = None) -> Parts:
+    parts: Parts = [bytearray() if head is None else head]
+    put_message(parts, _ANSWER_KEY, inner)
+    return parts
+
+
+def _named(view: memoryview) -> tuple[str, str]:
+    """Return the model and the id that a message names which could not be read otherwise."""
+    model = request_id = ""
+    try:
+        for key, value in fields(view):
+            if key == _MODEL_NAME:
+                model = text(value, "model_name")
+            elif key == _ID:
+                request_id = text(value, "id")
+    except WireError:
+        pass  # it ends where it ends
+    return model, request_id

@@ -1,0 +1,182 @@
+"""Typed tensor contents of gRPC messages (InferTensorContents) as tensor data.
+
+Here lives what the eight repeated fields hold and which datatype each may serve.  Not here: raw
+contents and everything around a tensor (proto.py).  Floats and BYTES elements are views into the
+message; integers are decoded by numpy and checked against the range of the datatype.
+
+Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, TooLarge
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
+from gateway.wire.protobuf import (
+    I32,
+    I64,
+    LEN,
+    MAX_FIELDS,
+    VARINT,
+    Field,
+    TooManyFields,
+    WireError,
+    fields,
+    tag,
+)
+from gateway.wire.protobuf_packed import fixed_run, varint_array
+
+_FP32, _FP64, _BYTES = 6, 7, 8
+
+# dtype of the varint fields' elements, as protobuf declares them
+_VARINT_DTYPE: dict[int, npt.DTypeLike] = {
+    1: np.bool_,
+    2: np.int32,
+    3: np.int64,
+    4: np.uint32,
+    5: np.uint64,
+}
+
+# Packed and unpacked spellings; any other tag is an unknown field.
+_FIELD_OF_TAG: dict[int, int] = {
+    **{tag(number, LEN): number for number in CONTENTS_NAMES},
+    **{tag(number, VARINT): number for number in _VARINT_DTYPE},
+    tag(_FP32, I32): _FP32,
+    tag(_FP64, I64): _FP64,
+}
+_BYTES_TAG = tag(_BYTES, LEN)
+_KIND = 7
+_ONE_BYTE = 0x80
+_SPARE_FIELDS = 64
+
+
+def typed_data(
+    name: str, datatype: Datatype, count: int, contents: memoryview, limits: MessageLimits
+) -> TensorData | None:
+    """Read the typed contents of one tensor; None when they hold no element.
+
+    FP32 and FP64 packed in one run, and BYTES elements, are views into *contents*.
+
+    Args:
+        name: Named in errors.
+        datatype: What the tensor says it is.
+        count: Number of elements its shape needs.
+        contents: One InferTensorContents message.
+        limits: Bounds the size of BYTES elements.
+
+    Raises:
+        InvalidTensor: The field is not the datatype's, there are two fields, the number of
+            elements is not *count*, or an integer is out of the datatype's range.
+        TooLarge: A BYTES element is over its limit.
+        TooManyFields: There are more fields than elements.
+        WireError: The bytes are no message, or one too odd to read by hand.
+    """
+    number, values = _occurrences(name, datatype, count, contents)
+    if not number:
+        return None
+    needed = CONTENTS_FIELD.get(datatype)
+    if needed != number:
+        place = "only raw contents carry it" if needed is None else CONTENTS_NAMES[needed]
+        raise InvalidTensor(
+            f"tensor {name!r} is {datatype.name} and has {CONTENTS_NAMES[number]}, needed: {place}"
+        )
+    if number == _BYTES:
+        return _items(name, count, values, limits)
+    if number in _VARINT_DTYPE:
+        return _integers(name, datatype, count, values)
+    run = fixed_run(values, datatype.size_bytes)
+    _check_count(name, len(run) // datatype.size_bytes, count)
+    return RawData(run)
+
+
+def _occurrences(
+    name: str, datatype: Datatype, count: int, contents: memoryview
+) -> tuple[int, list[memoryview]]:
+    """Give the number of the one field that has elements, 0 for none, and its occurrences."""
+    # Each element of BYTES is a field; of other datatypes only when they are not packed.
+    limit = max(MAX_FIELDS, count + _SPARE_FIELDS) if datatype is Datatype.BYTES else MAX_FIELDS
+    number = 0
+    values = []
+    for key, value in _fields(contents, limit, count):
+        found = _FIELD_OF_TAG.get(key)
+        if found is None or (key & _KIND == LEN and key != _BYTES_TAG and not len(value)):
+            continue  # unknown, or packed without an element
+        if found != number:
+            if number:
+                raise InvalidTensor(
+                    f"tensor {name!r} has both {CONTENTS_NAMES[number]} and "
+                    f"{CONTENTS_NAMES[found]}, one is needed"
+                )
+            number = found
+        values.append(value)
+    return number, values
+
+
+def _fields(contents: memoryview, limit: int, count: int) -> list[Field]:
+    try:
+        return fields(contents, limit)
+    except TooManyFields as error:
+        if count < limit:
+            raise
+        # Elements that are not packed, as many as the shape may need: the library packs them.
+        raise WireError(str(error)) from error
+
+
+def _items(name: str, count: int, values: list[memoryview], limits: MessageLimits) -> ItemsData:
+    _check_count(name, len(values), count)
+    longest = max(map(len, values))
+    if longest > limits.bytes_element_size:
+        raise TooLarge(
+            f"tensor {name!r} has an element of {longest} bytes, "
+            f"at most {limits.bytes_element_size} are allowed",
+            limit="bytes_element_size",
+        )
+    return ItemsData(values)
+
+
+def _integers(
+    name: str, datatype: Datatype, count: int, values: Sequence[int | memoryview]
+) -> ArrayData:
+    size, found = _measure(values)
+    # Counted before anything is allocated: one byte on the wire may become eight here.
+    _check_count(name, found, count)
+    dtype = datatype.numpy_dtype
+    if size == found:  # every varint is one byte, below 128: in range of every datatype
+        return ArrayData(varint_array(values, dtype))
+    wide = varint_array(values, _VARINT_DTYPE[CONTENTS_FIELD[datatype]])
+    if wide.dtype == dtype:
+        return ArrayData(wide)
+    bounds = np.iinfo(dtype)
+    outside = (wide < bounds.min) | (wide > bounds.max)
+    if outside.any():
+        index = int(np.argmax(outside))
+        raise InvalidTensor(
+            f"tensor {name!r} has {wide[index]} at index {index}, {datatype.name} holds "
+            f"{bounds.min} to {bounds.max}"
+        )
+    return ArrayData(wide.astype(dtype))
+
+
+def _measure(values: Sequence[int | memoryview]) -> tuple[int, int]:
+    """Count the bytes of all varints, 2 for each long one that is not packed, and the varints."""
+    size = found = 0
+    for value in values:
+        if isinstance(value, int):
+            size += 1 if value < _ONE_BYTE else 2
+            found += 1
+        else:
+            size += len(value)
+            found += int(np.count_nonzero(np.frombuffer(value, np.uint8) < _ONE_BYTE))
+    return size, found
+
+
+def _check_count(name: str, found: int, needed: int) -> None:
+    if found != needed:
+        raise InvalidTensor(f"tensor {name!r} has {found} elements, its shape needs {needed}")

@@ -1,0 +1,388 @@
+"""The Open Inference HTTP codec: seven functions between HTTP messages and calls.
+
+Here is who does what; paths, bodies, answers and errors have files of their own: paths.py,
+requests.py, replies.py, answers.py, http_errors.py, and those of streams: http_stream.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    OpaqueCall,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Need, Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    NotFound,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
+from gateway.protocols.oip.errors import (
+    HTTP_STATUS,
+    NOT_READY_STATUSES,
+)
+from gateway.protocols.oip.extension_policy import advertised, allowed, check_asked, check_on
+from gateway.protocols.oip.http import management as answers
+from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
+from gateway.protocols.oip.http.errors import error_of_status, error_response
+from gateway.protocols.oip.http.extensions import EXTENSIONS, Extension
+from gateway.protocols.oip.http.infer_request import RequestMoulds, decode_request, encode_request
+from gateway.protocols.oip.http.infer_response import ReplyMoulds, decode_response
+from gateway.protocols.oip.http.infer_routes import (
+    decode_event,
+    decode_inference,
+    encode_answer,
+    encode_event,
+    error_event,
+)
+from gateway.protocols.oip.http.opaque import read_opaque, write_answer, write_opaque
+from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path, server_path
+from gateway.protocols.oip.http.sse import EVENT_STREAM, EventSplitter
+from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
+from gateway.protocols.oip.json.parse import dump
+from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.options import read_extensions
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_headers
+
+R = TypeVar("R")
+
+_LIVE, _READY = "live", "ready"
+_HEALTH: Mapping[type[Call[Any]], str] = {
+    ServerLiveRequest: _LIVE,
+    ServerReadyRequest: _READY,
+    ModelReadyRequest: _READY,
+}
+_MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
+    ModelReadyRequest: "ready",
+    ModelMetadataRequest: "",
+    InferRequest: "infer",
+    StreamInferRequest: "infer_stream",
+}
+_OK_STATUSES = range(200, 300)
+_CLIENT_ERRORS = range(400, 500)
+_REMEMBERED = 1024
+_REMEMBERED_BYTES = 512
+
+
+class HttpCodec:
+    """Open Inference over HTTP, JSON and binary tensors, in both directions.
+
+    Args:
+        limits: What a message may hold.
+        options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms);
+            `auto`, until the server was asked who it is, means triton;
+            `not_ready_status`: what clients get for "not ready" (503, 409).
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._extensions = read_extensions(options)
+        self._dialect = DIALECTS[option(options, DIALECT, "auto", DIALECTS.__contains__)]
+        self._not_ready: int = option(
+            options,
+            NOT_READY_STATUS,
+            HTTP_STATUS[ErrorCode.NOT_READY],
+            NOT_READY_STATUSES.__contains__,
+        )
+        # KServe fails on requests without an id.
+        self._spare_id = "gateway" if self._dialect.needs_id else ""
+        self._requests: RequestMoulds = Moulds("input", limits)
+        self._replies: ReplyMoulds = Moulds("output", limits)
+        # Clients ask for the same few paths again and again.
+        self._find_route = partial(find_route, limits=limits)
+        self._remembered = lru_cache(_REMEMBERED)(self._find_route)
+
+    first_error_ends = True
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    def splitter(self) -> EventSplitter:
+        """Return what cuts one streamed answer of an upstream into events."""
+        return EventSplitter(self._limits)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Open Inference names and types every tensor."""
+        return NEEDS
+
+    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+        """Read a client's request; binary inputs are views of its body.
+
+        Raises:
+            InvalidRequest: Path, method, headers or body are wrong.
+            NotFound: There is no such path.
+            TooLarge: A limit is exceeded.
+            Unsupported: It asks for an extension that is not served.
+        """
+        return self.decode_as(wire, "")
+
+    def decode_as(self, wire: HttpRequest, request_id: str, /) -> Call[Any]:
+        """Read a request as `decode_call`; an inference has *request_id* where it has none."""
+        path = wire.path
+        try:
+            find = self._remembered if len(path) <= _REMEMBERED_BYTES else self._find_route
+            route = find(wire.method, path)
+        except (NotFound, Unsupported):
+            if not self._extensions.opaque:
+                raise
+            return read_opaque(wire, self._limits)
+        model = route.model
+        if model is not None and route.action == "infer":
+            return decode_request(model, wire, self._requests, request_id)
+        if model is not None and route.call in (InferRequest, StreamInferRequest):
+            return decode_inference(route, model, wire, self._requests, request_id)
+        if path == INDEX_PATH:
+            check_on(route.call, self._extensions)
+            ready_only = answers.decode_index_request(wire, self._limits)
+            call: Call[Any] = RepositoryIndexRequest(
+                ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
+            )
+        elif route.call in EXTENSIONS:
+            check_on(route.call, self._extensions)
+            read = EXTENSIONS[route.call].read_call
+            call = read(route, wire, context_of(wire, None), self._limits)
+        else:  # GET /v2/models among them: only names, which anybody may know
+            return route.call(model=model, context=context_of(wire, None))
+        return allowed(call, self._extensions)
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+        """Write the answer to *call*; binary outputs are not copied.
+
+        A call that was not decoded by this codec gets binary outputs, which carry everything.
+
+        Raises:
+            Unsupported: JSON was asked for and cannot carry an output, or there is no such answer.
+        """
+        if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
+            return encode_answer(call, reply)
+        answer: Any = reply
+        key = _HEALTH.get(type(call))
+        if key is not None:
+            status = HTTP_STATUS[ErrorCode.NOT_READY] if key == _LIVE else self._not_ready
+            return answers.encode_health(
+                key, healthy=answer, unhealthy_status=status, model=call.model
+            )
+        if isinstance(call, ServerMetadataRequest):
+            return answers.encode_server_metadata(advertised(answer, self._extensions))
+        if isinstance(call, ModelMetadataRequest):
+            return answers.encode_model_metadata(answer)
+        if isinstance(call, RepositoryIndexRequest):
+            return answers.encode_index(answer, whole=_wants_whole_index(call))
+        return self._extension_answer(call, answer)
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
+        """Write one answer of a stream: an event, a part of one HTTP response.
+
+        Raises:
+            Unsupported: JSON cannot carry an output.
+        """
+        return encode_event(call, item, self._limits)
+
+    def encode_end(
+        self, _call: StreamInferRequest, last: InferResponse | None, /
+    ) -> HttpResponse | None:
+        """Write a stream without answers: a response without events. Others end as they are."""
+        return EVENT_STREAM if last is None else None
+
+    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+        """Write an error after an answer: as an event, since the status is out."""
+        return error_event(error, self._limits)
+
+    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error* as `{"error": text}`; one of an upstream of this protocol keeps its status.
+
+        Never raises.
+        """
+        return error_response(error, self._limits, self._not_ready)
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream of the dialect; raw inputs are not copied.
+
+        Raises:
+            Unsupported: The dialect cannot carry it, or has no such question.
+        """
+        context = call.context
+        deadline = context.deadline
+        if isinstance(call, InferRequest):
+            request_id = context.request_id
+            sent_id = call.id or request_id or self._spare_id
+            headers, body = encode_request(call, sent_id, self._dialect)
+            if context.metadata:
+                headers, request_id = Headers((*headers.pairs, *http_headers(context))), ""
+            path = self._model_path(call)
+            return HttpRequest("POST", path, "", headers, body, deadline, None, request_id)
+        passed = http_headers(context)
+        if isinstance(call, StreamInferRequest):
+            return self._stream_call(call, passed)
+        if isinstance(call, RepositoryIndexRequest) and self._dialect.index:
+            # MLServer needs a body, Triton does not mind one.
+            body = (dump({"ready": True} if call.ready_only else {}),)
+            pairs = Headers((*JSON_HEADERS.pairs, *passed))
+            return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
+        if isinstance(call, OpaqueCall):
+            return write_opaque(call)
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return self._encode_extension(call, extension, passed)
+        path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
+        return HttpRequest("GET", path, "", Headers(passed), (), deadline)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's answer to *call*; binary outputs are views of its body.
+
+        Raises:
+            GatewayError: What an error answer says, with the answer as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            UpstreamProtocolError: It is the answer to another request.
+        """
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        answer: R
+        if wire.status not in _OK_STATUSES or isinstance(call, OpaqueCall):
+            answer = self._by_status(call, wire)
+            return answer
+        try:
+            if isinstance(call, InferRequest):
+                sent_id = call.id or call.context.request_id or self._spare_id
+                inferred: Any = decode_response(call, sent_id, wire, self._replies)
+                answer = inferred
+            else:
+                answer = self._answer(call, wire)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            # A name or number that is not allowed: of the answer, nothing is the client's fault.
+            raise MalformedMessage(error.message) from error
+        return answer
+
+    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
+        """Read one event of an upstream's stream, cut out by `splitter`; as `decode_reply`.
+
+        An error in the middle is an answer, with that error.
+        """
+        if wire.status not in _OK_STATUSES:
+            raise error_of_status(call, wire, self._limits)
+        try:
+            return decode_event(call, self._stream_id(call), wire, self._replies)
+        except InvalidRequest as error:
+            if isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def _stream_call(
+        self, call: StreamInferRequest, passed: tuple[tuple[str, str], ...]
+    ) -> HttpRequest:
+        if not self._dialect.infer_stream:
+            raise Unsupported(f"{self._dialect.name} has no streams of tensors over HTTP")
+        sent_id = self._stream_id(call)
+        headers, body = encode_request(call.request, sent_id, self._dialect, binary_out=False)
+        pairs = Headers((*headers.pairs, *passed))
+        path = self._model_path(call)
+        return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
+
+    def _extension_answer(self, call: Call[Any], answer: Any) -> HttpResponse:
+        if isinstance(call, OpaqueCall):
+            return write_answer(answer)
+        extension = EXTENSIONS.get(type(call))
+        if extension is None:
+            raise self._unknown(call)
+        return answers.optional_json(extension.write_reply(call, answer))
+
+    def _encode_extension(
+        self, call: Call[Any], extension: Extension, passed: tuple[tuple[str, str], ...]
+    ) -> HttpRequest:
+        check_asked(call, self._dialect)
+        if call.model is not None:
+            self._check_version(call.model)
+        method, path, document = extension.write_call(call)
+        deadline = call.context.deadline
+        if document is None:
+            return HttpRequest(method, path, "", Headers(passed), (), deadline)
+        pairs = Headers((*JSON_HEADERS.pairs, *passed))
+        return HttpRequest(method, path, "", pairs, (dump(document),), deadline)
+
+    def _by_status(self, call: Call[Any], wire: HttpResponse) -> Any:
+        """Read what is not modelled, of which nothing is; else "no", or the error that it is."""
+        if isinstance(call, OpaqueCall):
+            return Origin(NAME, wire)
+        status = wire.status
+        refused = status in _CLIENT_ERRORS or status == HTTP_STATUS[ErrorCode.NOT_READY]
+        if refused and type(call) in _HEALTH:
+            return False
+        raise error_of_status(call, wire, self._limits)
+
+    def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
+        """Read what is no answer to an inference."""
+        if isinstance(call, ServerMetadataRequest):
+            return answers.decode_server_metadata(wire, self._limits)
+        if isinstance(call, ModelMetadataRequest):
+            return answers.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
+        if isinstance(call, RepositoryIndexRequest):
+            return answers.decode_index(wire, self._limits)
+        extension = EXTENSIONS.get(type(call))
+        if extension is not None:
+            return extension.read_reply(call, wire, self._limits)
+        key = _HEALTH.get(type(call))
+        if key is None:
+            raise self._unknown(call)
+        return answers.decode_health(key, wire, self._limits)
+
+    def _stream_id(self, call: StreamInferRequest) -> str:
+        """Return the id that the request of a stream is sent with."""
+        return call.request.id or call.context.request_id or self._spare_id
+
+    def _model_path(self, call: Call[Any]) -> str:
+        model = call.model
+        if model is None or not model.name:
+            raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
+        if model.version:
+            self._check_version(model)
+        return model_path(model, _MODEL_ACTIONS[type(call)])
+
+    def _check_version(self, model: ModelRef) -> None:
+        if model.version and not self._dialect.versions:
+            raise Unsupported(
+                f"model {str(model)!r} is asked for by version, {self._dialect.name} has no "
+                "versions",
+                model=model,
+            )
+
+    def _server_path(self, call: Call[Any]) -> str:
+        path = server_path(type(call))
+        if path is None:
+            raise self._unknown(call)
+        return path
+
+    def _unknown(self, call: Call[Any]) -> Unsupported:
+        return Unsupported(
+            f"{type(call).__name__} is not supported over Open Inference HTTP", model=call.model
+        )
+
+
+def _wants_whole_index(call: Call[Any]) -> bool:
+    origin = call.context.origin
+    return origin is None or origin.form == answers.WHOLE_INDEX

@@ -1,0 +1,55 @@
+"""What travels beside an Open Inference message over HTTP, and the codec's name and needs."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from gateway.ir.context import Context, Need, Origin
+from gateway.protocols.oip.json.binary_tensors import told_length
+from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.metadata import http_context, sender_of
+
+NAME: Final = "oip.http"
+NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+
+
+def context_of(wire: HttpRequest, form: Any) -> Context:
+    """Return what travels beside a client's message; *form* is noted for the answer."""
+    return http_context(wire, NAME, NEEDS, form)
+
+
+class Fields(NamedTuple):
+    """What the header fields of an inference request say.
+
+    Attributes:
+        metadata: All of them, names in lower case.
+        request_id: The client's; "" for none.
+        json_bytes: Length of the JSON; None for that of the whole body.
+    """
+
+    metadata: tuple[tuple[str, str], ...]
+    request_id: str
+    json_bytes: int | None
+
+
+def fields_of(headers: Headers) -> Fields:
+    """Return what is read of the header fields of an inference request.
+
+    Raises:
+        MalformedMessage: The length of the JSON is no length.
+    """
+    return Fields(*sender_of(headers), told_length(headers))
+
+
+def inference_context(wire: HttpRequest, fields: Fields, form: Any, request_id: str) -> Context:
+    """Return as `context_of` does what travels beside an inference, of *fields* that were read.
+
+    Args:
+        wire: The request.
+        fields: Its own.
+        form: Noted for the answer.
+        request_id: For a request whose client gave it none.
+    """
+    metadata, found, _ = fields
+    origin = Origin(NAME, wire, form)
+    return Context(NAME, metadata, found or request_id, wire.deadline, None, NEEDS, origin)

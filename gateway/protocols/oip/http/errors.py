@@ -1,0 +1,69 @@
+"""Errors over HTTP, both ways: `{"error": text}` with a status.
+
+The tables are in errors.py; what an upstream's text says, in replies.py.
+
+Source: Open Inference Protocol, "Error Response"; dossier, section 12.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.ir.calls import Call
+from gateway.ir.context import Origin
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    ModelNotFound,
+    NotFound,
+    UpstreamProtocolError,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.errors import (
+    MethodNotAllowed,
+    clip,
+    error_class_of_http,
+    http_status_of,
+    is_error_status,
+)
+from gateway.protocols.oip.http.context import NAME
+from gateway.protocols.oip.http.infer_response import error_text
+from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
+from gateway.protocols.oip.json.parse import dump
+from gateway.wire.http import Headers, HttpResponse
+
+_RETRY_AFTER: Final = ("Retry-After", "1")
+
+
+def error_response(error: GatewayError, limits: MessageLimits, not_ready: int) -> HttpResponse:
+    """Write *error*; one of an upstream of this protocol keeps its status. Never raises.
+
+    Args:
+        error: Whatever went wrong.
+        limits: For the length of its text.
+        not_ready: The status for a model that is not ready.
+    """
+    status = http_status_of(error, not_ready)
+    origin = error.origin
+    if origin is not None and origin.codec == NAME and is_error_status(origin.wire.status):
+        status = origin.wire.status
+    headers = JSON_HEADERS
+    if isinstance(error, MethodNotAllowed):
+        headers = Headers((*headers.pairs, ("Allow", error.allow)))
+    elif error.code is ErrorCode.OVERLOADED:
+        headers = Headers((*headers.pairs, _RETRY_AFTER))
+    text = clip(error.message, limits.error_text_bytes)
+    return HttpResponse(status, headers, (dump({"error": text}),))
+
+
+def error_of_status(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> GatewayError:
+    """Return what an upstream's answer of another status than 200 says, with it as origin."""
+    text = error_text(wire, limits)
+    if not is_error_status(wire.status):
+        return UpstreamProtocolError(
+            f"the upstream answered with HTTP status {wire.status}: {text}", model=call.model
+        )
+    kind = error_class_of_http(wire.status, text)
+    if kind is NotFound and call.model is not None:
+        kind = ModelNotFound
+    return kind(text, model=call.model, origin=Origin(NAME, wire))

@@ -1,0 +1,349 @@
+"""Triton's extensions over HTTP, both ways: configuration, statistics, control, settings, regions.
+
+Here are their bodies; paths are in paths.py, what they may hold in control.py, and which of them a
+listener serves in gates.py.
+
+Source: Triton extensions "statistics", "model_repository", "trace", "logging", "shared_memory";
+dossier, section 10.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.ir.calls import (
+    Call,
+    LogSettings,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    TraceSettingRequest,
+    TraceSettings,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.metadata import ModelConfiguration, SharedRegion
+from gateway.ir.statistics import ModelStatistics
+from gateway.protocols.oip import control, statistics
+from gateway.protocols.oip.http.paths import (
+    LOG_PATH,
+    STATISTICS_PATH,
+    TRACE_PATH,
+    Route,
+    control_path,
+    model_path,
+    shared_path,
+)
+from gateway.protocols.oip.json.parse import read_value
+from gateway.protocols.oip.model_config import from_document, to_document
+from gateway.protocols.oip.protobuf_json import message_of, text_of
+from gateway.protocols.oip.shared_memory import checked_region, read_region, wanted_regions
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.http import HttpRequest, HttpResponse
+
+_LEVELS = "trace_level"
+_MOST = 10_000
+
+Body = Mapping[str, Any] | list[Any] | None
+"""A JSON document; None for no body."""
+
+Asked = tuple[str, str, Body]
+"""Method, path and body of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """How one call stands in HTTP.
+
+    Attributes:
+        read_call: Of a client's request of a route.
+        write_reply: The answer's body.
+        write_call: To an upstream.
+        read_reply: Of an upstream's answer.
+    """
+
+    read_call: Callable[[Route, HttpRequest, Context, MessageLimits], Call[Any]]
+    write_reply: Callable[[Any, Any], Body]
+    write_call: Callable[[Any], Asked]
+    read_reply: Callable[[Any, HttpResponse, MessageLimits], Any]
+
+
+def _named(call: Call[Any]) -> ModelRef:
+    if call.model is None or not call.model.name:
+        raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
+    return call.model
+
+
+def _no_body(
+    route: Route, _wire: HttpRequest, context: Context, _limits: MessageLimits
+) -> Call[Any]:
+    return route.call(model=route.model, context=context)
+
+
+def _nothing(_call: Call[Any], _wire: HttpResponse, _limits: MessageLimits) -> None:
+    """Read no body: the status has said it."""
+
+
+def _silent(_call: Call[Any], _reply: None) -> Body:
+    return None
+
+
+# Model configuration.
+
+
+def _configuration_call(call: ModelConfigRequest) -> Asked:
+    return "GET", model_path(_named(call), "config"), None
+
+
+def _read_configuration(
+    _call: ModelConfigRequest, wire: HttpResponse, limits: MessageLimits
+) -> ModelConfiguration:
+    return from_document(read_value(wire.view, "the answer", limits), limits)
+
+
+# Statistics.
+
+
+def _statistics_call(call: ModelStatisticsRequest) -> Asked:
+    model = call.model
+    return "GET", STATISTICS_PATH if model is None else model_path(model, "stats"), None
+
+
+def _read_statistics(
+    _call: ModelStatisticsRequest, wire: HttpResponse, limits: MessageLimits
+) -> tuple[ModelStatistics, ...]:
+    message = message_of(_object(wire, limits), pb.ModelStatisticsResponse)
+    return statistics.from_message(message, limits)
+
+
+# Loading and unloading.
+
+
+def _read_load(
+    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+) -> ModelLoadRequest:
+    parameters = control.read_load(_parameters(wire, limits), limits)
+    return ModelLoadRequest(model=route.model, context=context, parameters=parameters)
+
+
+def _load_call(call: ModelLoadRequest) -> Asked:
+    parameters = control.written_load(call.parameters)
+    return (
+        "POST",
+        control_path(call, _named(call)),
+        {"parameters": parameters} if parameters else {},
+    )
+
+
+def _read_unload(
+    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+) -> ModelUnloadRequest:
+    dependents = control.read_unload(_parameters(wire, limits), limits)
+    return ModelUnloadRequest(model=route.model, context=context, dependents=dependents)
+
+
+def _unload_call(call: ModelUnloadRequest) -> Asked:
+    parameters = {control.UNLOAD_DEPENDENTS: True} if call.dependents else {}
+    return (
+        "POST",
+        control_path(call, _named(call)),
+        {"parameters": parameters} if parameters else {},
+    )
+
+
+def _done(call: ModelLoadRequest | ModelUnloadRequest, _reply: None) -> Body:
+    # What the kserve client wants to see; others look at the status alone.
+    action = "load" if isinstance(call, ModelLoadRequest) else "unload"
+    return {"name": _named(call).name, action: True}
+
+
+# Trace and log settings.
+
+
+def _read_trace(
+    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+) -> TraceSettingRequest:
+    changes = control.read_trace(_changes(wire, limits), limits)
+    return TraceSettingRequest(model=route.model, context=context, changes=changes)
+
+
+def _trace_call(call: TraceSettingRequest) -> Asked:
+    model = call.model
+    path = TRACE_PATH if model is None else model_path(model, "trace/setting")
+    if not call.changes:
+        return "GET", path, None
+    changes = {
+        key: _trace_text(key, values) if values else None for key, values in call.changes.items()
+    }
+    return "POST", path, changes
+
+
+def _write_trace(_call: TraceSettingRequest, reply: TraceSettings) -> Body:
+    return {key: _trace_text(key, values) for key, values in reply.items()}
+
+
+def _trace_text(key: str, values: tuple[str, ...]) -> str | list[str]:
+    """Return the values of a setting: Triton has a list for the levels, and one text for others."""
+    return values[0] if len(values) == 1 and key != _LEVELS else list(values)
+
+
+def _read_trace_reply(
+    _call: TraceSettingRequest, wire: HttpResponse, limits: MessageLimits
+) -> TraceSettings:
+    found = _object(wire, limits)
+    check_count("settings", len(found), _MOST, "json_keys")
+    return {key: _trace_values(key, value) for key, value in found.items()}
+
+
+def _trace_values(key: str, value: Any) -> tuple[str, ...]:
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in listed):
+        raise MalformedMessage(f"trace setting {key!r} in the answer is no string")
+    return tuple(listed)
+
+
+def _read_log(
+    _route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+) -> LogSettingsRequest:
+    changes = control.read_log(_changes(wire, limits), limits)
+    return LogSettingsRequest(context=context, changes=changes)
+
+
+def _log_call(call: LogSettingsRequest) -> Asked:
+    return ("POST", LOG_PATH, dict(call.changes)) if call.changes else ("GET", LOG_PATH, None)
+
+
+def _write_log(_call: LogSettingsRequest, reply: LogSettings) -> Body:
+    return dict(reply)
+
+
+def _read_log_reply(
+    _call: LogSettingsRequest, wire: HttpResponse, limits: MessageLimits
+) -> LogSettings:
+    found = _object(wire, limits)
+    check_count("settings", len(found), _MOST, "json_keys")
+    if not all(isinstance(value, bool | int | str) for value in found.values()):
+        raise MalformedMessage("a log setting in the answer is no flag, number or string")
+    return found
+
+
+# Shared memory.
+
+
+def _read_register(
+    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+) -> SharedRegisterRequest:
+    region = read_region(route.region, _object(wire, limits), cuda=route.cuda)
+    return SharedRegisterRequest(context=context, region=checked_region(region, limits))
+
+
+def _register_call(call: SharedRegisterRequest) -> Asked:
+    region = call.region
+    cuda = region.device is not None
+    body: Body = {"key": region.key, "offset": region.offset, "byte_size": region.size_bytes}
+    if cuda:
+        handle = base64.b64encode(region.handle).decode()
+        body = {
+            "raw_handle": {"b64": handle},
+            "device_id": region.device,
+            "byte_size": region.size_bytes,
+        }
+    return "POST", shared_path(region.name, "register", cuda=cuda), body
+
+
+def _read_unregister(
+    route: Route, _wire: HttpRequest, context: Context, _limits: MessageLimits
+) -> SharedUnregisterRequest:
+    return SharedUnregisterRequest(context=context, region=route.region, cuda=route.cuda)
+
+
+def _unregister_call(call: SharedUnregisterRequest) -> Asked:
+    return "POST", shared_path(call.region, "unregister", cuda=bool(call.cuda)), None
+
+
+def _read_status(
+    route: Route, _wire: HttpRequest, context: Context, _limits: MessageLimits
+) -> SharedStatusRequest:
+    return SharedStatusRequest(context=context, region=route.region, cuda=route.cuda)
+
+
+def _status_call(call: SharedStatusRequest) -> Asked:
+    return "GET", shared_path(call.region, "status", cuda=bool(call.cuda)), None
+
+
+def _write_status(call: SharedStatusRequest, reply: tuple[SharedRegion, ...]) -> Body:
+    return [_region_text(region) for region in wanted_regions(call, reply)]
+
+
+def _region_text(region: SharedRegion) -> dict[str, Any]:
+    if region.device is not None:
+        return {"name": region.name, "device_id": region.device, "byte_size": region.size_bytes}
+    return {
+        "name": region.name,
+        "key": region.key,
+        "offset": region.offset,
+        "byte_size": region.size_bytes,
+    }
+
+
+def _read_regions(
+    call: SharedStatusRequest, wire: HttpResponse, limits: MessageLimits
+) -> tuple[SharedRegion, ...]:
+    document = read_value(wire.view, "the answer", limits)
+    if type(document) is not list or not all(type(entry) is dict for entry in document):
+        raise MalformedMessage("the answer is no list of regions")
+    check_count("regions", len(document), _MOST, "json_keys")
+    cuda = bool(call.cuda)
+    regions = [read_region(one.get("name"), one, cuda=cuda, listed=True) for one in document]
+    return tuple([checked_region(region, limits, listed=True) for region in regions])
+
+
+EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
+    ModelConfigRequest: Extension(
+        _no_body,
+        lambda _call, reply: to_document(reply),
+        _configuration_call,
+        _read_configuration,
+    ),
+    ModelStatisticsRequest: Extension(
+        _no_body,
+        lambda _call, reply: text_of(statistics.to_message(reply)),
+        _statistics_call,
+        _read_statistics,
+    ),
+    ModelLoadRequest: Extension(_read_load, _done, _load_call, _nothing),
+    ModelUnloadRequest: Extension(_read_unload, _done, _unload_call, _nothing),
+    TraceSettingRequest: Extension(_read_trace, _write_trace, _trace_call, _read_trace_reply),
+    LogSettingsRequest: Extension(_read_log, _write_log, _log_call, _read_log_reply),
+    SharedRegisterRequest: Extension(_read_register, _silent, _register_call, _nothing),
+    SharedUnregisterRequest: Extension(_read_unregister, _silent, _unregister_call, _nothing),
+    SharedStatusRequest: Extension(_read_status, _write_status, _status_call, _read_regions),
+}
+
+
+def _object(wire: HttpRequest | HttpResponse, limits: MessageLimits) -> dict[str, Any]:
+    document = read_value(wire.view, "the body", limits)
+    if type(document) is not dict:
+        raise MalformedMessage("the body is JSON, but no object")
+    return document
+
+
+def _parameters(wire: HttpRequest, limits: MessageLimits) -> dict[str, Any]:
+    found = _object(wire, limits).get("parameters", {}) if wire.view.nbytes else {}
+    if type(found) is not dict:
+        raise InvalidRequest("'parameters' of the body is no object")
+    return found
+
+
+def _changes(wire: HttpRequest, limits: MessageLimits) -> dict[str, Any]:
+    """Return the settings of a request that changes some; one that asks has no body."""
+    return _object(wire, limits) if wire.method == "POST" else {}

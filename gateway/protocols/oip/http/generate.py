@@ -1,0 +1,125 @@
+"""The generate extension: an inference as one flat JSON object, and its answer as another.
+
+Which members are inputs and which are parameters only the model can tell, so that they go on as
+they are (`InferRequest.members`).  Not here: events (events.py), whole inference requests.
+
+Source: Triton generate extension; dossier, section 10; the recorded exchanges 096 to 099.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import Context, ModelRef, Parameter
+from gateway.ir.errors import MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name
+from gateway.ir.tensor import Tensor
+from gateway.protocols.oip.json.parse import read_flat
+from gateway.protocols.oip.json.tensors import text_member
+from gateway.protocols.oip.json.write import elements_for_json
+from gateway.protocols.oip.parameters import split_parameters
+from gateway.wire.http import HttpRequest
+
+Members = dict[str, Parameter | tuple[Parameter, ...]]
+
+_WHAT: Final = "the request"
+_OWN: Final = frozenset({"id", "parameters"})
+_RESERVED: Final = frozenset(
+    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
+)
+_SCALARS: Final = frozenset({bool, int, float, str})
+_HINT: Final = "ask with `infer`, and for binary outputs"
+
+
+def is_inference(document: Mapping[str, Any]) -> bool:
+    """Tell whether a body is a whole inference request, as MLServer has it under these paths."""
+    inputs = document.get("inputs")
+    return type(inputs) is list and all(type(each) is dict for each in inputs)
+
+
+def decode_generate(
+    model: ModelRef,
+    wire: HttpRequest,
+    limits: MessageLimits,
+    context: Callable[[], Context],
+) -> InferRequest | None:
+    """Read a request of the generate extension; None for one that is a whole inference request.
+
+    Members of an object `parameters` are members like the others, as in Triton.
+
+    Raises:
+        MalformedMessage: The body is no flat object, or a member is there twice.
+        InvalidRequest: A name is not allowed, or a reserved parameter has the wrong type.
+        TooLarge: A limit is exceeded.
+    """
+    document = read_flat(wire.view, _WHAT, limits)
+    if is_inference(document):
+        return None
+    found: dict[str, Any] = {key: value for key, value in document.items() if key not in _OWN}
+    inner = document.get("parameters")
+    if inner is not None:
+        if type(inner) is not dict:
+            raise MalformedMessage("'parameters' of the request is no object")
+        twice = found.keys() & inner.keys()
+        if twice:
+            raise MalformedMessage(f"{min(twice)!r} is in the request and in its 'parameters'")
+        found |= inner
+    most = limits.tensors + limits.parameters
+    check_count("members of the request", len(found), most, "parameters")
+    members: Members = {}
+    reserved: dict[str, Parameter] = {}
+    for name, value in found.items():
+        check_name("a member of the request", name, limits.name_bytes, "name_bytes")
+        if name in _RESERVED or name.startswith("triton_"):
+            reserved[name] = _scalar(name, value)
+        elif type(value) is list:
+            members[name] = tuple([_scalar(name, each) for each in value])
+        else:
+            members[name] = _scalar(name, value)
+    parameters = split_parameters(reserved, limits)
+    return InferRequest(
+        model=model,
+        context=context(),
+        id=text_member(document, "id", limits),
+        sequence=parameters.sequence,
+        priority=parameters.priority,
+        timeout_us=parameters.timeout_us,
+        members=members,
+    )
+
+
+def _scalar(name: str, value: Any) -> Parameter:
+    kind = type(value)
+    if kind not in _SCALARS:
+        said = "null" if value is None else "an object" if kind is dict else "a list of lists"
+        raise MalformedMessage(
+            f"{name!r} of the request is or holds {said}, needed is a string, a number, true or "
+            "false, or a flat list of these"
+        )
+    found: Parameter = value
+    return found
+
+
+def generated(request: InferRequest, reply: InferResponse) -> dict[str, Any]:
+    """Return an answer as the extension has it: outputs by name, a single element as it is.
+
+    Raises:
+        Unsupported: An output has no JSON form, or an infinity.
+    """
+    document: dict[str, Any] = dict(reply.parameters)
+    if request.id:
+        document["id"] = request.id
+    document["model_name"] = reply.model.name
+    document["model_version"] = reply.model.version
+    for tensor in reply.outputs:
+        document[tensor.name] = _elements(tensor)
+    return document
+
+
+def _elements(tensor: Tensor) -> Any:
+    if tensor.datatype is None or tensor.shape is None:
+        raise Unsupported(f"output {tensor.name!r} has no datatype or shape: {_HINT}")
+    found = elements_for_json("output", tensor, _HINT, nan=True)
+    return found[0] if len(found) == 1 else found

@@ -1,0 +1,339 @@
+"""Inference requests over HTTP, both ways.
+
+Source: Open Inference Protocol, "Inference Request JSON Object"; dossier, sections 5, 7 and 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter
+from gateway.ir.data import ArrivingData, RawData, SharedData, as_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.oip.dialects import Dialect
+from gateway.protocols.oip.extension_policy import check_extended
+from gateway.protocols.oip.http.context import fields_of, inference_context
+from gateway.protocols.oip.json.binary_tensors import (
+    BINARY_DATA,
+    LENGTH_HEADER,
+    BinaryPart,
+    binary_headers,
+    body_of,
+    too_short,
+)
+from gateway.protocols.oip.json.parse import Document, dump, read_document
+from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.json.tensors import (
+    TensorReader,
+    list_member,
+    read_parameters,
+    refuse_twice,
+    tensor_name,
+    text_member,
+)
+from gateway.protocols.oip.json.write import (
+    Taker,
+    described,
+    described_binary,
+    gathered,
+    put_binary,
+    put_elements,
+)
+from gateway.protocols.oip.outputs import output_parameters, requested_output
+from gateway.protocols.oip.parameters import (
+    BINARY_DATA_OUTPUT,
+    INT64_MAX,
+    RequestParameters,
+    join_parameters,
+    split_parameters,
+)
+from gateway.protocols.oip.shared_memory import join_shared
+from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
+
+_WHAT = "the request"
+_ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})
+_HOW_BINARY = (
+    "a binary request is the JSON followed by the bytes of its tensors, with the header "
+    f"{LENGTH_HEADER} set to the length of the JSON; with Python's requests pass "
+    "data=json_bytes + tensor_bytes, not json= and data= together"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """Which outputs go back as binary.
+
+    Attributes:
+        default: Those that the request does not list.
+        listed: Those it lists, by name. One listed without `binary_data` is JSON, even under
+            `binary_data_output`: so does Triton.
+    """
+
+    default: bool = False
+    listed: Mapping[str, bool] = field(default_factory=dict)
+
+
+ALL_JSON = ReplyForm()
+ALL_BINARY = ReplyForm(default=True)
+
+
+class RequestSaid(Struct, frozen=True):
+    """What a request says beside its id and its inputs."""
+
+    parameters: RequestParameters
+    outputs: tuple[RequestedOutput, ...]
+    form: ReplyForm
+
+
+RequestMoulds = Moulds[RequestSaid]
+
+
+def decode_request(
+    model: ModelRef,
+    wire: HttpRequest,
+    moulds: RequestMoulds,
+    request_id: str = "",
+) -> InferRequest:
+    """Read an inference request; *request_id* is for one whose client gave it none.
+
+    Binary inputs are views of the body. A raw binary request (length header 0) is one input
+    without name, datatype and shape, and all outputs come back as binary.
+
+    Raises:
+        InvalidRequest: The bytes or members are wrong.
+        TooLarge: A limit is exceeded.
+    """
+    body, rest = view_of(wire.body), wire.rest
+    fields = wire.headers.read_by(fields_of)
+    length = fields.json_bytes
+    end = len(body) if length is None else length
+    if end > len(body) and (rest is None or end > rest.end):
+        raise too_short(end, len(body) if rest is None else rest.end)
+    if length == 0:
+        whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
+        context = inference_context(wire, fields, ALL_BINARY, request_id)
+        return InferRequest(model=model, context=context, inputs=(whole,))
+    # Large tensors, which alone are still to come, have nothing to gain.
+    found, cut = moulds.find(body, end) if rest is None else (None, None)
+    if found is None:
+        document = _document(body[:end], moulds.limits, has_header=length is not None)
+        binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
+        said, own_id, inputs = _read(document, binary, moulds.limits)
+        if cut is not None:
+            moulds.keep(cut, said, own_id, inputs)
+    else:
+        said, own_id, inputs = found
+    parameters = said.parameters
+    return InferRequest(
+        model=model,
+        context=inference_context(wire, fields, said.form, request_id),
+        inputs=inputs,
+        outputs=said.outputs,
+        id=own_id,
+        sequence=parameters.sequence,
+        priority=parameters.priority,
+        timeout_us=parameters.timeout_us,
+        parameters=parameters.custom,
+    )
+
+
+def _read(
+    document: Document, binary: BinaryPart, limits: MessageLimits
+) -> tuple[RequestSaid, str, tuple[Tensor, ...]]:
+    """Read a request that no mould is known of."""
+    members = document.members
+    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
+    inputs = TensorReader("input", binary, limits).read(document)
+    outputs, listed = _requested(members, limits)
+    form = ALL_JSON
+    if parameters.binary_data_output or True in listed.values():
+        form = ReplyForm(parameters.binary_data_output, listed)
+    return RequestSaid(parameters, outputs, form), text_member(members, "id", limits), inputs
+
+
+def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> Document:
+    try:
+        return read_document(view, _WHAT, limits)
+    except MalformedMessage as error:
+        if has_header or " twice " in error.message:
+            raise
+        if bytes(view[:64]).lstrip()[:1] == b"{":
+            hint = (
+                f"if binary tensors follow the JSON, the header {LENGTH_HEADER} must say "
+                "where it ends"
+            )
+        else:
+            hint = _HOW_BINARY
+        raise MalformedMessage(f"{error.message}; {hint}") from error
+
+
+def _requested(
+    members: Mapping[str, Any], limits: MessageLimits
+) -> tuple[tuple[RequestedOutput, ...], dict[str, bool]]:
+    found = list_member(members, "outputs")
+    if not found:
+        return (), {}
+    check_count("requested outputs", len(found), limits.outputs, "outputs")
+    outputs: list[RequestedOutput] = []
+    listed: dict[str, bool] = {}
+    for index, member in enumerate(found):
+        name = tensor_name("output", index, member, limits)
+        value = member.get("parameters")
+        if value is None or _is_json(value):  # the usual ones, told first
+            listed[name] = False
+            outputs.append(RequestedOutput(name, 0, NO_PARAMETERS))
+            continue
+        parameters = read_parameters(value, f"output {name!r}", limits)
+        listed[name] = _takes_binary(name, parameters)
+        outputs.append(requested_output(name, parameters, limits, least_classes=0))
+    if len(listed) != len(outputs):
+        refuse_twice("output", [output.name for output in outputs])
+    return tuple(outputs), listed
+
+
+def _is_json(parameters: Any) -> bool:
+    """Tell whether `binary_data` is false, and nothing else is said."""
+    return (
+        type(parameters) is dict and len(parameters) == 1 and parameters.get(BINARY_DATA) is False
+    )
+
+
+def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
+    """Take the parameter of the message's form out; tell whether the output shall be binary."""
+    binary = parameters.pop(BINARY_DATA, False)
+    if type(binary) is not bool:
+        raise InvalidRequest(
+            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}, "
+            "needed is true or false"
+        )
+    return binary
+
+
+def encode_request(
+    call: InferRequest, request_id: str, dialect: Dialect, *, binary_out: bool = True
+) -> tuple[Headers, Sequence[Buffer]]:
+    """Write an inference request in a server's dialect; raw inputs are passed on as views.
+
+    Args:
+        call: Its inputs have name, datatype and shape.
+        request_id: Sent as `id`; "" for none.
+        dialect: The server's.
+        binary_out: Ask for binary outputs, where the dialect has them.
+
+    Raises:
+        Unsupported: The dialect cannot carry something in it.
+    """
+    asked, inputs = call.outputs, call.inputs
+    binary_out = binary_out and dialect.binary
+    text = [
+        b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{",
+        _parameters(call, dialect, all_binary=binary_out and not asked),
+    ]
+    binary: list[memoryview] = []
+    before = b'"inputs":['
+    is_long = False
+    for tensor in inputs:
+        text.append(before)
+        before = b","
+        if _put_input(text, binary, tensor, dialect):
+            is_long = True
+    if not inputs:
+        text.append(before)
+    if asked:
+        outputs = [_output(output, dialect, binary=binary_out) for output in asked]
+        text.append(b'],"outputs":%b}' % dump(outputs))
+    else:
+        text.append(b"]}")
+    whole = gathered(text) if is_long else (b"".join(text),)
+    if inputs and type(inputs[-1].data) is ArrivingData:
+        return binary_headers(size_of(whole)), (*whole, *[view for view in binary if len(view)])
+    return body_of(whole, binary, always=True)
+
+
+def _parameters(call: InferRequest, dialect: Dialect, *, all_binary: bool) -> bytes:
+    """Return the member `parameters` of a request, with a comma behind it; b"" for none."""
+    reserved = call.priority or call.sequence is not None or call.timeout_us is not None
+    if not reserved and not call.parameters:
+        return _ALL_BINARY if all_binary else b""
+    parameters: dict[str, Any] = join_parameters(call)
+    if all_binary:
+        parameters[BINARY_DATA_OUTPUT] = True
+    _check_parameters(_WHAT, parameters, dialect)
+    return b'"parameters":%b,' % dump(parameters)
+
+
+def _put_input(
+    text: list[bytes], binary: list[memoryview], tensor: Tensor, dialect: Dialect
+) -> bool:
+    """Append one input to the text, or to what stands behind it; tell whether its text is long."""
+    datatype, shape, data = tensor.datatype, tensor.shape, tensor.data
+    if not tensor.name or datatype is None or shape is None:
+        raise Unsupported(
+            f"input {tensor.name!r} has no name, datatype or shape: Open Inference needs all three"
+        )
+    parameters = tensor.parameters
+    if parameters:
+        _check_parameters(f"input {tensor.name!r}", parameters, dialect)
+    if type(data) is SharedData:
+        check_extended(f"input {tensor.name!r}", None, dialect)
+        parameters = {**parameters, **join_shared(data)}
+        text += (described("input", tensor.name, datatype, shape, parameters), b"}")
+    elif type(data) is ArrivingData:  # last, after all that is here
+        text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
+    elif dialect.binary:
+        if dialect.text_only and datatype is Datatype.BYTES:
+            _check_text(tensor, dialect)
+        put_binary(text, binary, "input", tensor, datatype, shape)
+    else:
+        hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
+        taker = Taker("input", hint, half=dialect.half_in_json)
+        return put_elements(text, taker, tensor, datatype, shape)
+    return False
+
+
+def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:
+    if output.classes or output.shared is not None:
+        check_extended(f"output {output.name!r}", output, dialect)
+    member: dict[str, Any] = {"name": output.name}
+    parameters = output_parameters(output)
+    _check_parameters(f"output {output.name!r}", parameters, dialect)
+    if binary and output.shared is None:
+        parameters[BINARY_DATA] = True
+    if parameters:
+        member["parameters"] = parameters
+    return member
+
+
+def _check_text(tensor: Tensor, dialect: Dialect) -> None:
+    for index, item in enumerate(as_items(tensor)):
+        try:
+            str(item, "utf-8")
+        except UnicodeDecodeError as error:
+            raise Unsupported(
+                f"input {tensor.name!r} has bytes that are not UTF-8 at index {index}, "
+                f"{dialect.name} takes text only over HTTP, choose its gRPC port"
+            ) from error
+
+
+def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: Dialect) -> None:
+    for key, value in parameters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Unsupported(f"parameter {key!r} of {what} is {value}, which JSON cannot carry")
+        if dialect.signed_parameters and type(value) is int and value > INT64_MAX:
+            # `sequence_id` is read as an unsigned integer; only custom ones lose precision.
+            if key == "sequence_id":
+                continue
+            raise Unsupported(
+                f"parameter {key!r} of {what} is {value}, {dialect.name} takes integers up to "
+                f"{INT64_MAX} over HTTP"
+            )

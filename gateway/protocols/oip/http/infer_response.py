@@ -1,0 +1,233 @@
+"""Inference answers and error answers over HTTP, both ways.
+
+Source: Open Inference Protocol, "Inference Response JSON Object"; dossier, sections 5, 7, 12, 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Origin, Parameters
+from gateway.ir.data import SharedData
+from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import Tensor
+from gateway.protocols.oip.errors import HTTP_OK, clip
+from gateway.protocols.oip.http.context import NAME
+from gateway.protocols.oip.http.infer_request import ReplyForm
+from gateway.protocols.oip.json.binary_tensors import (
+    JSON_HEADERS,
+    BinaryPart,
+    body_of,
+    told_length,
+    too_short,
+)
+from gateway.protocols.oip.json.parse import Document, dump, read_leniently
+from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, read_parameters, text_member
+from gateway.protocols.oip.json.write import Taker, described, gathered, put_binary, put_elements
+from gateway.protocols.oip.outputs import with_c_values
+from gateway.protocols.oip.shared_memory import placed
+from gateway.wire.http import HttpResponse, view_of
+
+_WHAT = "the answer"
+_READ_BYTES = 64 * 1024
+_REMEMBERED = 512
+_TRACEBACK = "Traceback (most recent call last)"
+_USE_BINARY = (
+    "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
+    "request) or over gRPC"
+)
+_CLIENT = Taker("output", _USE_BINARY, nan=True)
+
+
+class ReplySaid(Struct, frozen=True):
+    """What an answer says beside its id and its outputs; the model's name may be ""."""
+
+    model: ModelRef
+    parameters: Parameters
+
+
+ReplyMoulds = Moulds[ReplySaid]
+
+
+def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -> HttpResponse:
+    """Write the answer to *call*; binary outputs are passed on as views.
+
+    The id is the client's own: one made up on the way is left out. In JSON NaN becomes `null`, see
+    elements.py.
+
+    Raises:
+        Unsupported: An output has no JSON form, or an infinity, and the client asked for JSON.
+    """
+    text = [b'{"id":%b,' % orjson.dumps(call.id) if call.id else b"{", _model(reply.model)]
+    if reply.parameters:
+        text.append(b'"parameters":%b,' % dump(reply.parameters))
+    binary: list[memoryview] = []
+    outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
+    before = b'"outputs":['
+    is_long = False
+    for tensor in outputs:
+        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+        if datatype is None or shape is None:
+            raise Unsupported(
+                f"output {name!r} has no datatype or shape: Open Inference needs both, and the "
+                "model's metadata does not tell"
+            )
+        text.append(before)
+        before = b","
+        if type(tensor.data) is SharedData:
+            text += (described("output", name, datatype, shape, tensor.parameters), b"}")
+        elif form.listed.get(name, form.default):
+            put_binary(text, binary, "output", tensor, datatype, shape)
+        elif put_elements(text, _CLIENT, tensor, datatype, shape):
+            is_long = True
+    text.append(b"]}" if outputs else b'"outputs":[]}')
+    whole = gathered(text) if is_long else (b"".join(text),)
+    if binary:
+        headers, body = body_of(whole, binary, always=False)
+        return HttpResponse(HTTP_OK, headers, body, compressible=True)
+    return HttpResponse(HTTP_OK, JSON_HEADERS, whole, compressible=True)
+
+
+@lru_cache(_REMEMBERED)  # the same few, answer for answer
+def _model(model: ModelRef) -> bytes:
+    """Return what an answer says of its model, as it stands within the object."""
+    members = {"model_name": model.name}
+    if model.version:
+        members["model_version"] = model.version
+    return dump(members)[1:-1] + b","
+
+
+def decode_response(
+    call: InferRequest, sent_id: str, wire: HttpResponse, moulds: ReplyMoulds
+) -> InferResponse:
+    """Read the answer to *call*; binary outputs are views of the body.
+
+    Args:
+        call: What was asked.
+        sent_id: The id it was sent with.
+        wire: An answer of status 200.
+        moulds: Of answers; limits for requests hold for answers too.
+
+    Raises:
+        MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        UpstreamProtocolError: It is the answer to another request.
+    """
+    body = view_of(wire.body)
+    length = wire.headers.read_by(told_length)
+    end = len(body) if length is None else length
+    if end > len(body):
+        raise too_short(end, len(body))
+    places = placed(call.outputs) if call.outputs else NOWHERE
+    # What lies in shared memory is known from the call, not from the answer.
+    known, cut = (None, None) if places else moulds.find(body, end)
+    if known is None:
+        binary = BinaryPart("output", body[end:], has_header=length is not None)
+        document = read_leniently(body[:end], _WHAT, moulds.limits)
+        found = text_member(document.members, "id", moulds.limits)
+        _check_id(call, sent_id, found)
+        said, outputs = _read(document, binary, moulds.limits, places)
+        if cut is not None:
+            moulds.keep(cut, said, found, outputs)
+    else:
+        said, found, outputs = known
+        if found != sent_id:
+            _check_id(call, sent_id, found)
+    if call.outputs:
+        outputs = _selected(call, outputs)
+    model = said.model
+    if not model.name and call.model is not None:
+        model = ModelRef(call.model.name, model.version)
+    return InferResponse(
+        model=model,
+        outputs=outputs,
+        id=call.id,
+        parameters=said.parameters,
+        origin=Origin(NAME, wire),
+    )
+
+
+def _read(
+    document: Document,
+    binary: BinaryPart,
+    limits: MessageLimits,
+    places: Mapping[str, SharedData],
+) -> tuple[ReplySaid, tuple[Tensor, ...]]:
+    """Read an answer that no mould is known of."""
+    members = document.members
+    reader = TensorReader("output", binary, limits, lenient=True, placed=places)
+    outputs = reader.read(document)
+    model = ModelRef(
+        text_member(members, "model_name", limits), text_member(members, "model_version", limits)
+    )
+    parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
+    return ReplySaid(model, parameters), outputs
+
+
+def _check_id(call: InferRequest, sent_id: str, found: str) -> None:
+    if sent_id and found and found != sent_id:
+        raise UpstreamProtocolError(
+            f"the answer has the id {clip(found, 64)!r}, the request was sent with {sent_id!r}",
+            model=call.model,
+        )
+
+
+def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the outputs that were asked for; servers may send others as well."""
+    wanted = {output.name for output in call.outputs}
+    missing = wanted.difference([tensor.name for tensor in outputs])
+    if missing:
+        raise MalformedMessage(
+            f"the answer has no output {min(missing)!r}, which was asked for; "
+            f"it has {len(outputs)} outputs"
+        )
+    return tuple([tensor for tensor in outputs if tensor.name in wanted])
+
+
+def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
+    """Return what an error answer says, whatever its form and content type.
+
+    Members `error`, `detail` (text, or FastAPI's list) and `message`; else the text itself, of a
+    traceback the last line; never empty.
+    """
+    text = str(wire.view[:_READ_BYTES], "utf-8", "replace").strip()
+    found = _said(text) or f"HTTP status {wire.status} without a text"
+    return clip(found, limits.error_text_bytes)
+
+
+def _said(text: str) -> str:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if _TRACEBACK in text:
+            return text.splitlines()[-1].strip()
+        return text
+    if type(document) is dict:
+        for key in ("error", "detail", "message"):
+            value = document.get(key)
+            if value:
+                return _flat(value)
+    return text if type(document) is not str else document
+
+
+def _flat(value: Any) -> str:
+    """Return an error value as one text."""
+    if type(value) is str:
+        return value
+    if type(value) is list:
+        return "; ".join(_flat(item) for item in value[:8])
+    if type(value) is dict and type(value.get("msg")) is str:
+        where = value.get("loc")
+        if type(where) is list:
+            return f"{'.'.join(map(str, where[:8]))}: {value['msg']}"
+        return str(value["msg"])
+    if type(value) is dict and type(value.get("message")) is str:
+        return str(value["message"])
+    return dump({"error": value}).decode()

@@ -1,0 +1,80 @@
+"""Requests over HTTP that are not modelled: passed on to a server of the same protocol and carrier.
+
+They take the same way as every other call, with its limits, time-outs and routes. A model in the
+path is routed and renamed; other questions are the servers'. Only what belongs to the message
+itself crosses beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote_to_bytes
+
+from gateway.ir.calls import OpaqueCall
+from gateway.ir.context import ModelRef, Origin
+from gateway.ir.errors import NotFound, Unsupported
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.http.context import NAME, context_of
+from gateway.protocols.oip.http.paths import model_path
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_headers
+from gateway.wire.url_names import decoded_name
+
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+_OF_MODELS = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(.+)")
+_OF_THE_MESSAGE = frozenset({"accept", "content-type", "inference-header-content-length"})
+_UP = frozenset({b"", b".", b".."})
+_SHOWN = 200
+
+
+def read_opaque(wire: HttpRequest, limits: MessageLimits) -> OpaqueCall:
+    """Return a request of a path that is not modelled as a call.
+
+    Raises:
+        NotFound: A part of the path could lead elsewhere at the server, or the method is odd.
+        MalformedMessage, InvalidRequest, TooLarge: The model's name is not allowed.
+    """
+    if wire.method not in _METHODS or not all(map(_is_plain, wire.path.split("/")[1:])):
+        raise NotFound(f"there is no path {wire.path[:_SHOWN]!r} in Open Inference")
+    model, rest = None, ""
+    found = _OF_MODELS.fullmatch(wire.path)
+    if found is not None:
+        version = decoded_name("model version", found[2], limits) if found[2] else ""
+        model, rest = ModelRef(decoded_name("model name", found[1], limits), version), found[3]
+    message = Origin(NAME, wire, rest)
+    return OpaqueCall(model=model, context=context_of(wire, None), message=message)
+
+
+def _is_plain(segment: str) -> bool:
+    decoded = unquote_to_bytes(segment)
+    return decoded not in _UP and b"/" not in decoded and b"\\" not in decoded
+
+
+def write_opaque(call: OpaqueCall) -> HttpRequest:
+    """Return the request that passes *call* on, under the target's name of the model.
+
+    Raises:
+        Unsupported: It came in another protocol, or over another carrier.
+    """
+    message = call.message
+    if message.codec != NAME:
+        raise Unsupported(
+            f"a request that only {message.codec} understands does not go over {NAME}",
+            model=call.model,
+        )
+    asked: HttpRequest = message.wire
+    path = asked.path if call.model is None else model_path(call.model, message.form)
+    pairs = (*_kept(asked.headers), *http_headers(call.context))
+    return HttpRequest(
+        asked.method, path, asked.query, Headers(pairs), asked.body, call.context.deadline
+    )
+
+
+def write_answer(reply: Origin) -> HttpResponse:
+    """Return the server's answer as the client gets it, status and body as they are."""
+    wire: HttpResponse = reply.wire
+    return HttpResponse(wire.status, Headers(_kept(wire.headers)), wire.body)
+
+
+def _kept(headers: Headers) -> tuple[tuple[str, str], ...]:
+    return tuple([pair for pair in headers.pairs if pair[0].lower() in _OF_THE_MESSAGE])

@@ -1,0 +1,229 @@
+"""The paths of Open Inference over HTTP: which question a path asks, and the path of a question.
+
+Paths are matched exactly, as Triton does; a trailing slash is another path. Names are decoded
+strictly and never become file paths.
+
+Source: dossier, section 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    StreamInferRequest,
+    TraceSettingRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import NotFound, Unsupported
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.errors import MethodNotAllowed
+from gateway.wire.url_names import decoded_name
+
+SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
+    "/v2": ServerMetadataRequest,
+    "/v2/health/live": ServerLiveRequest,
+    "/v2/health/ready": ServerReadyRequest,
+    "/v2/models": RepositoryIndexRequest,
+}
+
+# Triton's and MLServer's index: the same question as /v2/models, with more in the answer.
+INDEX_PATH = "/v2/repository/index"
+
+STATISTICS_PATH = "/v2/models/stats"
+TRACE_PATH = "/v2/trace/setting"
+LOG_PATH = "/v2/logging"
+
+_MODEL_CALLS: Mapping[str, type[Call[Any]]] = {
+    "": ModelMetadataRequest,
+    "ready": ModelReadyRequest,
+    "infer": InferRequest,
+    "generate": InferRequest,
+    "infer_stream": StreamInferRequest,
+    "generate_stream": StreamInferRequest,
+    "config": ModelConfigRequest,
+    "stats": ModelStatisticsRequest,
+    "trace/setting": TraceSettingRequest,
+}
+
+_NAMED_REPOSITORY = re.compile(r"/v2/repository/[^/]+/(index|models/[^/]+/(load|unload))")
+
+_GET, _POST = ("GET",), ("POST",)
+# Questions that are not asked with GET alone.
+_METHODS: Mapping[type[Call[Any]], tuple[str, ...]] = {
+    InferRequest: _POST,
+    StreamInferRequest: _POST,
+    TraceSettingRequest: _GET + _POST,
+}
+
+_MODELS = "/v2/models/"
+_VERSIONS = "versions"
+_SHOWN = 200
+_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a path asks.
+
+    Attributes:
+        call: The question's type.
+        model: None when it is about the server.
+        methods: The HTTP methods it is asked with.
+        action: The end of a path about a model.
+        region: Of shared memory, by name; "" for none or all.
+        cuda: Whether it is about CUDA's shared memory.
+    """
+
+    call: type[Call[Any]]
+    model: ModelRef | None
+    methods: tuple[str, ...] = _GET
+    action: str = ""
+    region: str = ""
+    cuda: bool = False
+
+
+_SERVER_EXTENSIONS: Mapping[str, Route] = {
+    STATISTICS_PATH: Route(ModelStatisticsRequest, None),
+    TRACE_PATH: Route(TraceSettingRequest, None, _GET + _POST),
+    LOG_PATH: Route(LogSettingsRequest, None, _GET + _POST),
+}
+_CONTROL = re.compile(r"/v2/repository/models/([^/]+)/(load|unload)")
+_CONTROLS: Mapping[str, type[Call[Any]]] = {"load": ModelLoadRequest, "unload": ModelUnloadRequest}
+_SHARED = re.compile(
+    r"/v2/(system|cuda)sharedmemory(?:/region/([^/]+))?/(status|register|unregister)"
+)
+_SHARED_CALLS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
+    "status": (SharedStatusRequest, _GET),
+    "register": (SharedRegisterRequest, _POST),
+    "unregister": (SharedUnregisterRequest, _POST),
+}
+
+
+def find_route(method: str, path: str, limits: MessageLimits) -> Route:
+    """Return what *method* and *path* ask.
+
+    Args:
+        method: In capitals.
+        path: As on the wire, percent-encoded, without the query.
+        limits: For the length of names.
+
+    Raises:
+        NotFound: There is no such path.
+        MethodNotAllowed: There is, with another method.
+        Unsupported: It belongs to an extension this gateway does not serve.
+        MalformedMessage: A name in it is not percent-encoded UTF-8.
+    """
+    route = _model_route(path, limits) if path.startswith(_MODELS) else None
+    if route is None:
+        route = _server_route(path, limits)
+    if method not in route.methods:
+        allow = ", ".join(route.methods)
+        raise MethodNotAllowed(
+            f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {allow}", allow=allow
+        )
+    return route
+
+
+def server_path(call: type[Call[Any]]) -> str | None:
+    """Return the path of a question to the server; None when it has none."""
+    return next((path for path, asked in SERVER_PATHS.items() if asked is call), None)
+
+
+@lru_cache(_REMEMBERED)  # the same few, call for call
+def model_path(model: ModelRef, action: str) -> str:
+    """Return the path of a question about *model*; *action* is "", "ready", "infer" ..."""
+    path = _MODELS + quote(model.name, safe="")
+    if model.version:
+        path += f"/{_VERSIONS}/{quote(model.version, safe='')}"
+    return f"{path}/{action}" if action else path
+
+
+def control_path(call: ModelLoadRequest | ModelUnloadRequest, model: ModelRef) -> str:
+    """Return the path that loads or unloads *model*."""
+    action = "load" if isinstance(call, ModelLoadRequest) else "unload"
+    return f"/v2/repository/models/{quote(model.name, safe='')}/{action}"
+
+
+def shared_path(region: str, action: str, *, cuda: bool) -> str:
+    """Return the path about a region of shared memory, or with "" about all of one kind."""
+    path = f"/v2/{'cuda' if cuda else 'system'}sharedmemory"
+    return f"{path}/region/{quote(region, safe='')}/{action}" if region else f"{path}/{action}"
+
+
+def _model_route(path: str, limits: MessageLimits) -> Route | None:
+    """Return the route of a path below /v2/models/, None when it asks nothing known."""
+    if path == STATISTICS_PATH:  # a model of this name is shadowed, as it is in Triton
+        return None
+    name, _, rest = path[len(_MODELS) :].partition("/")
+    version = ""
+    if rest.startswith(f"{_VERSIONS}/"):
+        version, _, action = rest[len(_VERSIONS) + 1 :].partition("/")
+        known = bool(version)
+    else:
+        action = rest
+        known = True
+    # A path that ends in a slash is another path than the one without.
+    if not name or not known or path.endswith("/"):
+        return None
+    call = _MODEL_CALLS.get(action)
+    if call is None:
+        return None
+    model = ModelRef(
+        decoded_name("model name", name, limits), decoded_name("model version", version, limits)
+    )
+    return Route(call, model, _METHODS.get(call, _GET), action)
+
+
+def _server_route(path: str, limits: MessageLimits) -> Route:
+    if path == INDEX_PATH:
+        return Route(RepositoryIndexRequest, None, _POST)
+    call = SERVER_PATHS.get(path)
+    if call is not None:
+        return Route(call, None)
+    route = _extension_route(path, limits)
+    if route is not None:
+        return route
+    if _NAMED_REPOSITORY.fullmatch(path):
+        raise Unsupported(f"{path[:_SHOWN]}: no support for repositories by name")
+    raise NotFound(f"there is no path {path[:_SHOWN]!r} in Open Inference")
+
+
+def _extension_route(path: str, limits: MessageLimits) -> Route | None:
+    """Return the route of a path of Triton's extensions that is about the server or a region."""
+    route = _SERVER_EXTENSIONS.get(path)
+    if route is not None:
+        return route
+    control = _CONTROL.fullmatch(path)
+    if control is not None:
+        model = ModelRef(decoded_name("model name", control[1], limits))
+        return Route(_CONTROLS[control[2]], model, _POST)
+    shared = _SHARED.fullmatch(path)
+    if shared is None:
+        return None
+    region = decoded_name("region name", shared[2], limits) if shared[2] else ""
+    call, methods = _SHARED_CALLS[shared[3]]
+    if call is SharedRegisterRequest and not region:
+        return None
+    return Route(call, None, methods, "", region, shared[1] == "cuda")

@@ -1,0 +1,157 @@
+"""The binary tensor extension: JSON first, then the bytes of its binary tensors, in order.
+
+Source: Triton extension "binary_tensor_data"; dossier, section 7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from gateway.ir.data import ArrivingData
+from gateway.ir.errors import InvalidTensor, MalformedMessage
+from gateway.ir.streaming_body import Arriving
+from gateway.wire.http import Buffer, Headers, size_of
+
+BINARY_SIZE = "binary_data_size"
+BINARY_DATA = "binary_data"
+LENGTH_HEADER = "Inference-Header-Content-Length"
+JSON_HEADERS = Headers((("Content-Type", "application/json"),))
+
+_LENGTH_KEY = LENGTH_HEADER.lower()
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_SHOWN = 32
+_REMEMBERED = 1024
+
+
+class NeededWhole(Exception):  # no error: it is read again when all of it is here
+    """A request of which only the head has come has an input that must be looked at."""
+
+
+def is_length(text: str) -> bool:
+    """Tell whether *text* is a length."""
+    return _DIGITS.fullmatch(text) is not None
+
+
+def too_short(length: int, body_bytes: int) -> MalformedMessage:
+    """Return the error for a body that is shorter than the JSON in it."""
+    return MalformedMessage(
+        f"{LENGTH_HEADER} is {length}, but the whole body has {body_bytes} bytes"
+    )
+
+
+def told_length(headers: Headers) -> int | None:
+    """Return the length of the JSON part, whatever that of the body; None for no header.
+
+    Raises:
+        MalformedMessage: The header is there twice, or is no number.
+    """
+    text = headers.get(_LENGTH_KEY)
+    if text is None:
+        return None
+    if headers.repeats(_LENGTH_KEY):
+        raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
+    if not is_length(text):
+        raise MalformedMessage(
+            f"{LENGTH_HEADER} is {text[:_SHOWN]!r}, needed is the length of the JSON in bytes"
+        )
+    return int(text)
+
+
+@lru_cache(_REMEMBERED)  # a few lengths are sent again and again
+def binary_headers(json_bytes: int) -> Headers:
+    """Return the headers of a message with a binary part."""
+    return Headers((("Content-Type", "application/octet-stream"), (LENGTH_HEADER, str(json_bytes))))
+
+
+class BinaryPart:
+    """The bytes after the JSON, handed out in order; no copies.
+
+    Args:
+        kind: "input" or "output", for errors.
+        view: Those bytes.
+        has_header: The length header was there.
+        rest: Those bytes, where they are still to come; *view* is empty then.
+
+    Attributes:
+        arrives: They are still to come.
+    """
+
+    def __init__(
+        self, kind: str, view: memoryview, *, has_header: bool, rest: Arriving | None = None
+    ) -> None:
+        self._kind = kind
+        self._view = view
+        self._at = 0
+        self._has_header = has_header
+        self._rest = rest
+        self._size = view.nbytes if rest is None else rest.end - rest.start
+        self.arrives = rest is not None
+
+    def await_(self, name: str, size: Any) -> ArrivingData:
+        """Return the next *size* bytes as what they will be; otherwise as `take`."""
+        self._pass(name, size)
+        assert self._rest is not None  # noqa: S101  # they are still to come
+        return ArrivingData(self._rest, self._rest.start + self._at - size, size)
+
+    def take(self, name: str, size: Any) -> memoryview:
+        """Return the next *size* bytes, which are the tensor *name*.
+
+        Raises:
+            MalformedMessage: *size* is no size.
+            InvalidTensor: There are not so many bytes left.
+        """
+        self._pass(name, size)
+        return self._view[self._at - size : self._at]
+
+    def _pass(self, name: str, size: Any) -> None:
+        if type(size) is not int or size < 0:
+            raise MalformedMessage(
+                f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}, "
+                "needed is a number of bytes"
+            )
+        self._at += size
+        if self._at > self._size:
+            missing = self._at - self._size
+            hint = (
+                ""
+                if self._has_header
+                else f"; the header {LENGTH_HEADER} is missing, it says where the JSON ends"
+            )
+            raise InvalidTensor(
+                f"{self._kind} {name!r} has {BINARY_SIZE} {size}, "
+                f"{missing} bytes of it are missing after the JSON{hint}"
+            )
+
+    def finish(self) -> None:
+        """Make sure that nothing is left.
+
+        Raises:
+            MalformedMessage: Something is.
+        """
+        left = self._size - self._at
+        if left:
+            raise MalformedMessage(
+                f"{left} bytes are left after the binary {self._kind}s: each needs its "
+                f"{BINARY_SIZE}, and {LENGTH_HEADER} the exact length of the JSON"
+            )
+
+
+def body_of(
+    text: Sequence[bytes], binary: Sequence[memoryview], *, always: bool
+) -> tuple[Headers, Sequence[Buffer]]:
+    """Return headers and body of a message; its buffers are not joined.
+
+    Args:
+        text: The JSON part.
+        binary: The binary tensors, in order.
+        always: Send the length header although all of *binary* is empty; Triton's answers then
+            go without it, as plain JSON.
+    """
+    filled = binary if all(map(len, binary)) else [view for view in binary if len(view)]
+    if filled or (binary and always):
+        size = len(text[0]) if len(text) == 1 else size_of(text)
+        return binary_headers(size), (*text, *filled)
+    return JSON_HEADERS, tuple(text)

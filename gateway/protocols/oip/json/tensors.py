@@ -1,0 +1,287 @@
+"""Members of JSON messages: names, parameters, and the tensors of `inputs` and `outputs`.
+
+What requests and answers have in common. Requests are read strictly; answers with `lenient`, since
+servers write `null` members and values that are no parameters (dossier, sections 5 and 14).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.ir.context import NO_PARAMETERS, Parameter
+from gateway.ir.data import RawData, SharedData, split_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import Shape, Tensor, arriving_tensor, raw_tensor
+from gateway.protocols.oip.datatypes import parse_datatype
+from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE, BinaryPart, NeededWhole
+from gateway.protocols.oip.json.elements import ElementReader
+from gateway.protocols.oip.json.parse import Document
+from gateway.protocols.oip.parameters import check_integer
+from gateway.protocols.oip.shared_memory import KEYS, located
+
+NOTHING = RawData(memoryview(b""))
+NOWHERE: Mapping[str, SharedData] = {}
+_INT = {int}
+_SHOWN = 40
+
+
+class TensorReader:
+    """Reads a list of tensors, JSON and binary in any mix.
+
+    Args:
+        kind: "input" or "output": the list is called so with an s.
+        binary: The bytes after the JSON.
+        limits: All on tensors, names and parameters are enforced.
+        lenient: Read what servers write.
+        placed: Tensors that are expected in shared memory, by name.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        binary: BinaryPart,
+        limits: MessageLimits,
+        *,
+        lenient: bool = False,
+        placed: Mapping[str, SharedData] = NOWHERE,
+    ) -> None:
+        self._kind = kind
+        self._placed = placed
+        self._binary = binary
+        self._limits = limits
+        self._lenient = lenient
+        self._elements = ElementReader(kind, limits, lenient=lenient)
+
+    def read(self, document: Document) -> tuple[Tensor, ...]:
+        """Read the document's tensors.
+
+        Raises:
+            MalformedMessage: A member is missing or of a wrong type, or bytes are left over.
+            InvalidTensor: Datatype, shape and data do not agree.
+            TooLarge: A limit is exceeded.
+        """
+        kind, limits = self._kind, self._limits
+        members = list_member(document.members, f"{kind}s", required=True)
+        if len(members) > limits.tensors:
+            check_count(f"{kind}s", len(members), limits.tensors, "tensors")
+        tensors = tuple([self._tensor(index, member) for index, member in enumerate(members)])
+        if len(tensors) > 1:
+            refuse_twice(kind, [tensor.name for tensor in tensors])
+        self._binary.finish()
+        if document.arrays_left is not None:
+            outside = 1 + len(tensors) + (type(document.members.get("outputs")) is list)
+            if kind == "output":
+                outside -= 1
+            self._elements.check_brackets(document.arrays_left - outside)
+        return tensors
+
+    def _tensor(self, index: int, member: Any) -> Tensor:
+        kind = self._kind
+        name = tensor_name(kind, index, member, self._limits)
+        text = member.get("datatype")
+        if type(text) is not str:
+            raise MalformedMessage(_wrong(f"{kind} {name!r}", "datatype", text, "a string"))
+        datatype = parse_datatype(name, text)
+        shape = self._shape(name, member.get("shape"))
+        count = check_shape(name, datatype, shape, self._limits)
+        data = member.get("data")
+        found = member.get("parameters")
+        if found is None and type(data) is list:  # the usual case, told first
+            data = self._elements.read(name, datatype, shape, data)
+            return Tensor(name, datatype, shape, data, NO_PARAMETERS)
+        parameters = read_parameters(found, f"{kind} {name!r}", self._limits, lenient=self._lenient)
+        if self._kind == "input" and not KEYS.isdisjoint(parameters):
+            if data is not None or BINARY_SIZE in parameters:
+                raise InvalidTensor(
+                    f"input {name!r} has data and lies in shared memory, needed is one of the two"
+                )
+        elif BINARY_SIZE in parameters:
+            if data is not None:
+                raise InvalidTensor(
+                    f"{kind} {name!r} has both data and {BINARY_SIZE}, needed is one of them"
+                )
+            custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
+            if self._binary.arrives:
+                if datatype is Datatype.BYTES or datatype is Datatype.BOOL:
+                    raise NeededWhole
+                awaited = self._binary.await_(name, parameters[BINARY_SIZE])
+                return arriving_tensor(name, datatype, shape, awaited, custom)
+            view = self._binary.take(name, parameters[BINARY_SIZE])
+            return self._raw(name, datatype, shape, count, view, custom)
+        if data is None:
+            return self._elsewhere(Tensor(name, datatype, shape, NOTHING, parameters))
+        return Tensor(
+            name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
+        )
+
+    def _raw(
+        self,
+        name: str,
+        datatype: Datatype,
+        shape: Shape,
+        count: int,
+        view: memoryview,
+        parameters: Mapping[str, Parameter],
+    ) -> Tensor:
+        if datatype is not Datatype.BYTES:
+            return raw_tensor(name, datatype, shape, view, parameters)
+        most = self._limits.bytes_element_size
+        for index, item in enumerate(split_items(name, view, count)):
+            if len(item) > most:
+                raise TooLarge(
+                    f"{self._kind} {name!r} has {len(item)} bytes at index {index}, "
+                    f"at most {most} are allowed",
+                    limit="bytes_element_size",
+                )
+        return Tensor(name, datatype, shape, RawData(view), parameters)
+
+    def _elsewhere(self, tensor: Tensor) -> Tensor:
+        """Return a tensor without data as one in shared memory, if that is where it is."""
+        name = tensor.name
+        place = self._placed.get(name)
+        if place is not None:
+            return Tensor(name, tensor.datatype, tensor.shape, place, tensor.parameters)
+        found = located(tensor, self._limits) if self._kind == "input" else None
+        if found is None:
+            raise InvalidTensor(
+                f"{self._kind} {name!r} has no data: needed is 'data', "
+                f"or the parameter {BINARY_SIZE!r} and its bytes after the JSON"
+            )
+        return found
+
+    def _shape(self, name: str, value: Any) -> Shape:
+        if type(value) is not list or (value and set(map(type, value)) != _INT):
+            raise MalformedMessage(
+                _wrong(f"{self._kind} {name!r}", "shape", value, "a list of integers")
+            )
+        return tuple(value)
+
+
+def list_member(members: Mapping[str, Any], key: str, *, required: bool = False) -> list[Any]:
+    """Return a list member; empty when absent or null and not *required*.
+
+    Raises:
+        MalformedMessage: It is something else.
+    """
+    value = members.get(key)
+    if type(value) is list:
+        return value
+    if value is None and not required:
+        return []
+    raise MalformedMessage(_wrong("the message", key, value, "a list"))
+
+
+def text_member(members: Mapping[str, Any], key: str, limits: MessageLimits) -> str:
+    """Return a text member, checked as a name; "" when absent or null.
+
+    Raises:
+        MalformedMessage: It is no text.
+        InvalidRequest: It has control characters.
+        TooLarge: It is too long.
+    """
+    value = members.get(key)
+    if value is None:
+        return ""
+    if type(value) is not str:
+        raise MalformedMessage(_wrong("the message", key, value, "a string"))
+    if not is_plain(value, limits):
+        check_name(key, value, limits.name_bytes, "name_bytes")
+    return value
+
+
+def is_plain(name: str, limits: MessageLimits) -> bool:
+    """Tell whether `check_name` need not look at *name*; saves writing what it is the name of."""
+    return len(name) <= limits.name_bytes and name.isascii() and name.isprintable()
+
+
+def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> str:
+    """Return the name of the tensor object *member*.
+
+    Raises:
+        MalformedMessage: It is no object, or has no name.
+        InvalidRequest: The name has control characters.
+        TooLarge: It is too long.
+    """
+    if type(member) is not dict:
+        raise MalformedMessage(f"{kind} {index} is {_show(member)}, needed is an object")
+    name = member.get("name")
+    if type(name) is not str or not name:
+        raise MalformedMessage(_wrong(f"{kind} {index}", "name", name, "a string"))
+    if not is_plain(name, limits):
+        check_name(f"name of {kind} {index}", name, limits.name_bytes, "name_bytes")
+    return name
+
+
+def refuse_twice(kind: str, names: list[str]) -> None:
+    """Refuse a name that comes twice.
+
+    Raises:
+        MalformedMessage: One does.
+    """
+    if len(set(names)) != len(names):
+        name = next(name for index, name in enumerate(names) if name in names[:index])
+        raise MalformedMessage(f"{kind} {name!r} is there twice")
+
+
+def read_parameters(
+    found: Any, what: str, limits: MessageLimits, *, lenient: bool = False
+) -> dict[str, Parameter]:
+    """Return the `parameters` of a message or tensor, reserved ones included.
+
+    Args:
+        found: The member; None when it is absent or null.
+        what: Names the message or tensor in errors.
+        limits: On count and names.
+        lenient: Leave null out, and keep lists and objects as their JSON text.
+
+    Raises:
+        MalformedMessage: They are no object, or a value is no scalar.
+        InvalidRequest: A name has control characters, or an integer has more than 64 bits.
+        TooLarge: They are too many, or a name is too long.
+    """
+    if found is None:
+        return {}
+    if type(found) is not dict:
+        raise MalformedMessage(_wrong(what, "parameters", found, "an object"))
+    check_count(f"parameters of {what}", len(found), limits.parameters, "parameters")
+    parameters: dict[str, Parameter] = {}
+    for key, value in found.items():
+        if not is_plain(key, limits):
+            check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
+        if type(value) is int:
+            check_integer(key, value)
+        elif type(value) is str:
+            value = _clean(value) if lenient and not value.isascii() else value  # noqa: PLW2901
+        elif type(value) not in (float, bool):
+            if not lenient:
+                raise MalformedMessage(
+                    f"parameter {key!r} of {what} is {_show(value)}, "
+                    "needed is a string, a number, true or false"
+                )
+            if value is None:
+                continue
+            # Not orjson: it refuses long integers and what is not UTF-8, which servers write.
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            value = _clean(text)  # noqa: PLW2901
+        parameters[key] = value
+    return parameters
+
+
+def _clean(text: str) -> str:
+    """Return *text* with U+FFFD for bytes of a server that were not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _wrong(what: str, key: str, value: Any, needed: str) -> str:
+    if value is None:
+        return f"{what} has no {key!r}, needed is {needed}"
+    return f"{key!r} of {what} is {_show(value)}, needed is {needed}"
+
+
+def _show(value: Any) -> str:
+    text = {type(None): "null", list: "a list", dict: "an object"}.get(type(value), repr(value))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

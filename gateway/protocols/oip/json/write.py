@@ -1,0 +1,251 @@
+"""Inference messages into JSON text: tensors without their elements, and elements.
+
+What describes a tensor is the same from message to message: its text is remembered, and messages
+are put together from such texts. Only requests.py and replies.py know in which order.
+
+Written in JSON, NaN becomes `null`, which is what MLServer and KServe write and what tritonclient
+and kserve read as NaN. An infinity would be read as NaN too, so it is refused: who needs infinities
+asks for binary outputs.
+
+Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from msgspec import Struct
+
+from gateway.ir.context import Parameters
+from gateway.ir.data import ArrayData, RawData, as_items, as_numpy, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.ir.tensor import Shape, Tensor
+from gateway.protocols.oip.datatypes import NOT_IN_JSON
+from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
+from gateway.protocols.oip.json.elements import CODES
+from gateway.protocols.oip.json.parse import dump
+
+_REMEMBERED: Final = 512
+_BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
+# Of integers: fewer are written faster by way of Python's than by way of an array.
+_FEW_BYTES: Final = 512
+# Longer texts go out as they are: another buffer to carry costs less than a copy.
+_COPIED_BYTES: Final = 1 << 16
+# Python reads raw elements itself, of either byte order, where it has a code for them.
+_INTEGERS: Final = {datatype: code for datatype, code in CODES.items() if datatype.is_integer}
+
+
+def described(
+    kind: str, name: str, datatype: Datatype, shape: Shape, parameters: Parameters
+) -> bytes:
+    """Return what is said of a tensor before its data; the object stays open.
+
+    Args:
+        kind: "input" or "output", whose members have their own order.
+        name: Of the tensor.
+        datatype: Of its elements.
+        shape: As it is sent.
+        parameters: All that are sent.
+    """
+    text = _described(kind, name, datatype, shape)
+    return b'%b,"parameters":%b' % (text, dump(parameters)) if parameters else text
+
+
+def described_binary(
+    kind: str, tensor: Tensor, datatype: Datatype, shape: Shape, size: int
+) -> bytes:
+    """Return the whole object of a tensor whose *size* bytes stand behind the JSON."""
+    if not tensor.parameters:
+        return _described_binary(kind, tensor.name, datatype, shape, size)
+    parameters = {**tensor.parameters, BINARY_SIZE: size}
+    return described(kind, tensor.name, datatype, shape, parameters) + b"}"
+
+
+@lru_cache(_REMEMBERED)  # the same few, message for message
+def _described(kind: str, name: str, datatype: Datatype, shape: Shape) -> bytes:
+    if kind == "input":
+        return dump({"name": name, "shape": shape, "datatype": datatype.value})[:-1]
+    return dump({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
+
+
+@lru_cache(_REMEMBERED)
+def _described_binary(kind: str, name: str, datatype: Datatype, shape: Shape, size: int) -> bytes:
+    return described(kind, name, datatype, shape, {BINARY_SIZE: size}) + b"}"
+
+
+def put_binary(
+    text: list[bytes],
+    binary: list[memoryview],
+    kind: str,
+    tensor: Tensor,
+    datatype: Datatype,
+    shape: Shape,
+) -> None:
+    """Append the object of a tensor to *text*, and its bytes to what stands behind the JSON."""
+    data = tensor.data
+    view = data.view if type(data) is RawData else as_raw(tensor)
+    binary.append(view)
+    if tensor.parameters:
+        text.append(described_binary(kind, tensor, datatype, shape, len(view)))
+    else:
+        text.append(_described_binary(kind, tensor.name, datatype, shape, len(view)))
+
+
+class Taker(Struct, frozen=True):
+    """Who gets elements in JSON, and what it takes; see `elements_for_json`."""
+
+    kind: str
+    hint: str
+    half: bool = False
+    nan: bool = False
+
+
+def put_elements(
+    text: list[bytes], taker: Taker, tensor: Tensor, datatype: Datatype, shape: Shape
+) -> bool:
+    """Append the object of a tensor to *text*, its elements within; as `elements_for_json`.
+
+    Returns:
+        Whether the text of its elements is long.
+    """
+    data, kind = tensor.data, taker.kind
+    if not tensor.parameters:
+        if type(data) is RawData:
+            few = _few_integers(kind, tensor.name, datatype, shape, len(data.view))
+            if few is not None:
+                opened, unpack = few
+                text += (opened, orjson.dumps(unpack(data.view)), b"}")
+                return False
+        elif type(data) is ArrayData:
+            few = _few_integers(kind, tensor.name, datatype, shape, data.array.nbytes)
+            if few is not None:
+                text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
+                return False
+    opened = described(kind, tensor.name, datatype, shape, tensor.parameters)
+    elements = elements_text(kind, tensor, taker.hint, half=taker.half, nan=taker.nan)
+    text += (opened, b',"data":', elements, b"}")
+    return len(elements) > _COPIED_BYTES
+
+
+def gathered(text: Sequence[bytes]) -> list[bytes]:
+    """Join a text, but for its long pieces."""
+    if sum(map(len, text)) <= _COPIED_BYTES:
+        return [b"".join(text)]
+    buffers: list[bytes] = []
+    short: list[bytes] = []
+    for piece in text:
+        if len(piece) <= _COPIED_BYTES:
+            short.append(piece)
+        else:
+            buffers += (b"".join(short), piece)
+            short.clear()
+    return [*buffers, b"".join(short)]
+
+
+def elements_text(
+    kind: str, tensor: Tensor, hint: str, *, half: bool = False, nan: bool = False
+) -> bytes:
+    """Return the text of a tensor's elements, a flat list; as `elements_for_json`."""
+    datatype = tensor.datatype
+    if datatype is None or not datatype.is_float:
+        return dump(elements_for_json(kind, tensor, hint, half=half, nan=nan))
+    flat = _elements(kind, tensor, hint, half=half)
+    text = dump(flat)
+    # What is not finite is written as null. To look for that in a short text costs a tenth of
+    # asking numpy; in a long one it is the other way around.
+    if len(text) > _COPIED_BYTES or b"null" in text:
+        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+    return text
+
+
+@lru_cache(_REMEMBERED)
+def _few_integers(
+    kind: str, name: str, datatype: Datatype, shape: Shape, size: int
+) -> tuple[bytes, Callable[[memoryview], tuple[int, ...]]] | None:
+    """Return what is said before elements of *size* bytes, and what reads them where they are raw.
+
+    None for those that are no integers, or are many.
+    """
+    if datatype not in _INTEGERS or size > _FEW_BYTES:
+        return None
+    opened = _described(kind, name, datatype, shape) + b',"data":'
+    count = size // datatype.size_bytes
+    return opened, struct.Struct(f"<{count}{_INTEGERS[datatype]}").unpack
+
+
+def elements_for_json(
+    kind: str, tensor: Tensor, hint: str, *, half: bool = False, nan: bool = False
+) -> Any:
+    """Return a tensor's elements, flat, in a form that `json.dump` writes.
+
+    Args:
+        kind: "input" or "output", for errors.
+        tensor: Datatype and shape known.
+        hint: How else it can be carried; ends the error's sentence.
+        half: FP16 may be written as numbers.
+        nan: NaN may be written as `null`: only infinities are refused.
+
+    Raises:
+        Unsupported: FP16, BF16, or BYTES that are not UTF-8; it has an infinity, or NaN: names the
+            first index.
+    """
+    flat = _elements(kind, tensor, hint, half=half)
+    if tensor.datatype is not None and tensor.datatype.is_float:
+        _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+    return flat
+
+
+def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
+    datatype = tensor.datatype
+    if datatype is _BYTES:
+        return _texts(kind, tensor, hint)
+    if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
+        raise Unsupported(
+            f"{kind} {tensor.name!r} is {datatype.name}, which JSON has no element for: {hint}"
+        )
+    data = tensor.data
+    if type(data) is RawData and datatype is not None:
+        flat = np.frombuffer(data.view, datatype.numpy_dtype)
+    else:
+        array = data.array if type(data) is ArrayData else as_numpy(tensor)
+        flat = np.ascontiguousarray(array).reshape(-1)
+    if not flat.dtype.isnative:
+        # An array may have either byte order; orjson writes the machine's own only.
+        flat = flat.astype(flat.dtype.newbyteorder("="))
+    if datatype is _BOOL:
+        # Raw bytes other than 0 and 1 are true as well; numpy must not see them as booleans.
+        flat = flat.view(np.uint8) != 0
+    if not flat.flags.aligned:
+        flat = flat.copy()
+    return flat
+
+
+def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
+    texts: list[str] = []
+    try:
+        for item in as_items(tensor):
+            texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index
+    except UnicodeDecodeError as error:
+        raise Unsupported(
+            f"{kind} {tensor.name!r} has bytes that are not UTF-8 at index {len(texts)}, "
+            f"JSON carries text only: {hint}"
+        ) from error
+    return texts
+
+
+def _refuse_non_finite(
+    kind: str, name: str, flat: npt.NDArray[Any], hint: str, *, nan: bool
+) -> None:
+    lost = np.isinf(flat) if nan else ~np.isfinite(flat)
+    if lost.any():
+        index = int(np.argmax(lost))
+        raise Unsupported(
+            f"{kind} {name!r} has {flat[index]} at index {index}, which JSON cannot carry: {hint}"
+        )

@@ -1,0 +1,364 @@
+"""TensorRT v1 over gRPC, both directions.
+
+Here lives the codec: which method a message belongs to, and inference, whose tensors are found
+without copying them.  Not here: the other messages (messages.py), what they mean.
+
+Every call ends well: what went wrong stands in `request_status`, field 1 of every answer.  Of a
+client's stream each message is a call of its own; a wrong one is answered in its place with its
+id, for the client knows answers by their ids alone and waits for ever for one that does not come.
+
+Pure but for a counter, since every answer carries a number of its own, and a memory of headers
+that repeat.
+
+Source: dossier, sections 4, 5.3, 7 and 11.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import DecodeError
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    SharedStatusRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Origin
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.protocols.trtis import management as messages
+from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
+from gateway.protocols.trtis.extension_policy import check_allowed
+from gateway.protocols.trtis.grpc.context import NAME, NEEDS, context_of
+from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
+from gateway.protocols.trtis.grpc.single_reply import OneAnswer
+from gateway.protocols.trtis.http.paths import checked_version
+from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
+from gateway.protocols.trtis.infer_request_header import (
+    HeaderReader,
+    id_of_message,
+    number_of,
+    write_header,
+)
+from gateway.protocols.trtis.infer_response import read_reply
+from gateway.protocols.trtis.management import SERVICE
+from gateway.protocols.trtis.options import read_options
+from gateway.protocols.trtis.response_header_cache import HeadWriter
+from gateway.protocols.trtis.status_replies import (
+    CONTROLS,
+    STATUS_READERS,
+    error_of,
+    named,
+    unknown,
+)
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.metadata import grpc_metadata
+from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
+
+R = TypeVar("R")
+
+_INFER, _STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
+
+METHODS: Mapping[str, MethodKind] = {
+    f"/{method.containing_service.full_name}/{method.name}": (
+        MethodKind.BIDIRECTIONAL if method.client_streaming else MethodKind.UNARY
+    )
+    for method in pb.DESCRIPTOR.services_by_name["GRPCService"].methods
+}
+
+_STATUS = varint(tag(1, LEN))
+_META_DATA, _RAW_OUTPUT = varint(tag(2, LEN)), varint(tag(3, LEN))
+_RAW_INPUT, _INDEX = varint(tag(4, LEN)), varint(tag(2, LEN))
+_NEWEST = -1
+# The id of a stream's only message: real servers take 0 for none.
+_ALONE = 1
+_HEALTH = (ServerLiveRequest, ServerReadyRequest)
+_ABOUT_A_MODEL = frozenset(
+    {ModelReadyRequest, ModelMetadataRequest, ModelLoadRequest, ModelUnloadRequest}
+)
+# How a server says that there is no such model.
+_NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
+
+
+def file_descriptors() -> tuple[bytes, ...]:
+    """Return the serialized FileDescriptorProtos of the service, for server reflection."""
+    return (pb.DESCRIPTOR.serialized_pb,)
+
+
+class GrpcCodec:
+    """Reads and writes the messages of `nvidia.inferenceserver.GRPCService`.
+
+    Args:
+        limits: What one message may hold.
+        options: See options.py.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    name = NAME
+    needs = NEEDS
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._options = read_options(options)
+        self._headers = HeaderReader(limits)
+        self._heads = HeadWriter()
+        self._numbers = itertools.count(1)
+
+    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
+        """Read a client's request; tensors are views into its message.
+
+        Raises:
+            InvalidRequest: The message is wrong; its id, where it has one, is kept for the answer.
+            TooLarge: A limit is exceeded.
+            Unsupported: There is no such method.
+            Forbidden: The listener does not allow the call.
+        """
+        if wire.method in (_INFER, _STREAM):
+            return self._decode_infer(wire)
+        read = messages.CALL_READERS.get(wire.method)
+        if read is None:
+            raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
+        call = read(wire.view, context_of(wire), self._limits)
+        try:
+            check_allowed(call, self._options)
+        except GatewayError as error:
+            error.origin = Origin(NAME, wire, type(call))
+            raise
+        return call
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
+        """Write the answer to *call*; the data of large outputs are not copied.
+
+        Raises:
+            Unsupported: There is no such answer, or no form for an output.
+            UpstreamProtocolError: The answer is not one to this inference.
+        """
+        if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
+            written, views = self._heads.write(call, reply)
+            head = self._head(pb.SUCCESS, "")
+            put_bytes(head, _META_DATA, written.message(number_of(call.id)))
+            parts: Parts = [head]
+            for view in views:
+                put_tail(parts, _RAW_OUTPUT, view)
+            return GrpcResponse(parts)
+        write = messages.REPLY_WRITERS.get(type(call))
+        if write is None:
+            raise unknown(call)
+        body = write(reply, call, self._options).SerializeToString()
+        return GrpcResponse((self._head(pb.SUCCESS, ""), body))
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> GrpcResponse:
+        """Refuse: the messages of a stream are inferences of their own.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise unknown(call)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
+        """Write an error as `request_status`, with the id of an inference; never raises."""
+        status = status_of(call, error, self._limits.error_text_bytes)
+        head = self._head(status.code, status.text)
+        if _asked(call, error) is RepositoryIndexRequest:
+            # Without an index the client finds a wrong answer, and does not look at the status.
+            put_bytes(head, _INDEX, b"")
+        number = _id_of_error(call, error)
+        if number is not None:
+            put_bytes(head, _META_DATA, pb.InferResponseHeader(id=number).SerializeToString())
+        return GrpcResponse((head,))
+
+    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
+        """Write a request to an upstream; raw inputs are not copied.
+
+        Raises:
+            Unsupported: TensorRT v1 cannot carry it, or has no such question.
+        """
+        context = call.context
+        try:
+            method, message = self._written(call)
+        except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
+            raise Unsupported(
+                f"{type(call).__name__} cannot be written: {error}", model=call.model
+            ) from error
+        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
+
+    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
+        """Read an upstream's answer to *call*; tensors are views into its message.
+
+        Raises:
+            GatewayError: What `request_status`, or the gRPC status, says.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        """
+        if wire.status is not GrpcStatus.OK:
+            kind = error_class_of_grpc(wire.status)
+            text = wire.details or f"upstream answered with the gRPC status {wire.status.name}"
+            raise kind(text, model=call.model, origin=Origin(NAME, wire))
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        try:
+            return cast("R", self._answer(call, wire))
+        except InvalidRequest as error:
+            if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
+        """Read the answer of an upstream's stream, of which each request has one.
+
+        Raises:
+            GatewayError: As `decode_reply`.
+            MalformedMessage: It is the answer to another request.
+        """
+        request = call.request.within(needs=call.context.needs)
+        reply = self.decode_reply(request, wire)
+        header = pb.InferResponseHeader.FromString(scan_response(wire.view).meta_data)
+        asked = number_of(request.id) or _ALONE
+        if header.id != asked:
+            raise MalformedMessage(f"the answer has the id {header.id}, the request {asked}")
+        return reply
+
+    def splitter(self) -> OneAnswer:
+        """Return what sees to it that a stream of one request has one answer."""
+        return OneAnswer()
+
+    def _head(self, code: int, text: str) -> bytearray:
+        status = pb.RequestStatus(
+            code=cast("pb.RequestStatusCode", code),
+            msg=text,
+            server_id=self._options.server_id,
+            request_id=next(self._numbers),
+        )
+        head = bytearray()
+        put_bytes(head, _STATUS, status.SerializeToString())
+        return head
+
+    def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
+        context = context_of(wire)
+        meta_data = b""
+        try:
+            message = scan_request(wire.view)
+            meta_data = message.meta_data
+            model = self._model(message)
+            header = self._headers.message(meta_data)
+            return request_of(model, context, header, tensors_of_entries(header, message.raws))
+        except GatewayError as error:
+            error.origin = error.origin or Origin(NAME, wire, id_of_message(meta_data))
+            raise
+
+    def _model(self, message: InferMessage) -> ModelRef:
+        model = messages.checked_model(message.model_name, self._limits)
+        version = message.model_version
+        if version == _NEWEST or (not version and self._options.version_zero == "latest"):
+            return model
+        if version < 0:
+            raise InvalidRequest(
+                f"model version {version}, needed is a version or {_NEWEST} for the newest",
+                model=model,
+            )
+        return ModelRef(model.name, str(version))
+
+    def _written(self, call: Call[Any]) -> tuple[str, Parts | tuple[bytes, ...]]:
+        if isinstance(call, InferRequest):
+            return _INFER, self._written_infer(call)
+        if isinstance(call, StreamInferRequest):
+            request = call.request
+            return _STREAM, self._written_infer(request, number_of(request.id) or _ALONE)
+        found = messages.CALL_WRITERS.get(type(call))
+        if found is None:
+            raise unknown(call)
+        method, write = found
+        if type(call) in _ABOUT_A_MODEL:
+            named(call)
+        return method, (write(call).SerializeToString(),)
+
+    def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
+        name, version = named(call)
+        assert call.model is not None  # noqa: S101  # `named` has refused it
+        number = int(checked_version(call.model)) if version else _NEWEST
+        # An unknown field is no trouble to a server over gRPC, whatever its version.
+        header = write_header(call, schedule=True)
+        header.id = stream_id or header.id
+        message = pb.InferRequest(model_name=name, model_version=number, meta_data=header)
+        parts: Parts = [bytearray(message.SerializeToString())]
+        for view in views_of(call):
+            put_tail(parts, _RAW_INPUT, view)
+        return parts
+
+    def _answer(self, call: Call[Any], wire: GrpcResponse) -> Any:
+        if isinstance(call, InferRequest):
+            return self._infer_answer(call, wire)
+        read = STATUS_READERS.get(type(call))
+        if read is not None:
+            message = messages.parse(wire.view, pb.StatusResponse)
+            if isinstance(call, ModelReadyRequest) and message.request_status.code in _NO_MODEL:
+                return False
+            self._check(call, message.request_status, wire)
+            return read(call, message.server_status, self._limits)
+        if isinstance(call, _HEALTH):
+            health = messages.parse(wire.view, pb.HealthResponse)
+            return health.health and health.request_status.code == pb.SUCCESS
+        if isinstance(call, SharedStatusRequest):
+            shared = messages.parse(wire.view, pb.SharedMemoryControlResponse)
+            self._check(call, shared.request_status, wire)
+            found = shared.shared_memory_status
+            regions = found.shared_memory_region or found.declared_region
+            return messages.read_shared_status(regions, self._limits)
+        if type(call) not in CONTROLS:
+            raise unknown(call)
+        control = messages.parse(wire.view, pb.ModelControlResponse)
+        self._check(call, control.request_status, wire)
+        return None
+
+    def _infer_answer(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+        message = scan_response(wire.view)
+        try:
+            status = pb.RequestStatus.FromString(message.status)
+            header = pb.InferResponseHeader.FromString(message.meta_data)
+        except DecodeError as error:
+            raise MalformedMessage("the message is no InferResponse") from error
+        self._check(call, status, wire)
+        if len(message.raws) != len(header.output):
+            raise MalformedMessage(
+                f"the answer has {len(message.raws)} raw_output for {len(header.output)} outputs"
+            )
+        return read_reply(call, header, message.raws, Origin(NAME, wire), self._limits)
+
+    def _check(self, call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse) -> None:
+        if status.code != pb.SUCCESS:
+            raise error_of(call, status, Origin(NAME, wire), self._limits.error_text_bytes)
+
+
+def _asked(call: Call[Any] | None, error: GatewayError) -> Any:
+    """Return the type of the call that is refused; None where it could not be read."""
+    if call is not None:
+        return type(call)
+    return None if error.origin is None else error.origin.form
+
+
+def _id_of_error(call: Call[Any] | None, error: GatewayError) -> int | None:
+    """Return the id to echo; None for a call that is no inference."""
+    if isinstance(call, InferRequest):
+        return number_of(call.id)
+    if call is None and error.origin is not None and type(error.origin.form) is int:
+        return error.origin.form
+    return None

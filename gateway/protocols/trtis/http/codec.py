@@ -1,0 +1,309 @@
+"""The TensorRT v1 HTTP codec: seven functions between HTTP messages and calls.
+
+Here is who does what; paths, headers, bodies and statuses have files of their own: paths.py,
+header.py, requests.py, replies.py, status.py.
+
+Pure but for a counter, since every answer carries a number of its own, and a memory of headers
+that repeat.
+
+Source: dossier, sections 2, 3, 7 and 11.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from google.protobuf import json_format, text_format
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    SharedStatusRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Need, Origin
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
+from gateway.ir.limits import MessageLimits
+from gateway.ir.streaming_body import arriving_in, can_pass
+from gateway.protocols.trtis.errors import (
+    HTTP_ERROR,
+    HTTP_METHOD_NOT_ALLOWED,
+    HTTP_OK,
+    HeaderMissing,
+    MethodNotAllowed,
+    NoSuchPath,
+    status_of,
+)
+from gateway.protocols.trtis.extension_policy import check_allowed
+from gateway.protocols.trtis.http import paths
+from gateway.protocols.trtis.http import upstream as remote
+from gateway.protocols.trtis.http.context import NAME, NEEDS, REQUEST, RESPONSE, STATUS, context_of
+from gateway.protocols.trtis.infer_request import request_of, tensors_of_body
+from gateway.protocols.trtis.infer_request_header import HeaderReader, id_of_text, number_of
+from gateway.protocols.trtis.management import write_index, write_shared_status
+from gateway.protocols.trtis.options import read_options
+from gateway.protocols.trtis.response_header_cache import HeadWriter
+from gateway.protocols.trtis.server_status import write_status
+from gateway.protocols.trtis.status_replies import CONTROLS
+from gateway.protocols.trtis.textproto.writer import response_line, status_line
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+R = TypeVar("R")
+
+_BINARY, _JSON, _TEXT = "binary", "json", "text"
+_OCTETS = ("Content-Type", "application/octet-stream")
+_JSON_TYPE = ("Content-Type", "application/json")
+_HEALTH = (ServerLiveRequest, ServerReadyRequest)
+_NO_HEADER = b"NV-InferRequest header is required"
+_REQUEST_KEY = REQUEST.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """How a request is answered.
+
+    Attributes:
+        format: "text", "binary" or "json".
+        infer: It is an inference, whose answers have a header of their own.
+        id: Of an inference that could not be read.
+    """
+
+    format: str = _TEXT
+    infer: bool = False
+    id: int = 0
+
+
+_PLAIN = ReplyForm()
+
+
+class HttpCodec:
+    """TensorRT v1 over HTTP, in both directions.
+
+    Args:
+        limits: What a message may hold.
+        options: See options.py.
+
+    Raises:
+        ValueError: An option has a value it cannot have.
+    """
+
+    def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._options = read_options(options)
+        self._headers = HeaderReader(limits)
+        self._heads = HeadWriter()
+        self._numbers = itertools.count(1)
+        self._told = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix("0")
+
+    @property
+    def name(self) -> str:
+        """The codec's name."""
+        return NAME
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """TensorRT v1 names every tensor and output, and keeps the batch size apart."""
+        return NEEDS
+
+    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+        """Read a client's request; inputs are views of its body.
+
+        Raises:
+            InvalidRequest: Path, method, headers or body are wrong.
+            NotFound: There is no such path.
+            TooLarge: A limit is exceeded.
+            Forbidden: The listener does not allow the call.
+        """
+        infer = paths.find_infer(wire.method, wire.path)
+        query = paths.read_query(wire.query)
+        if infer is not None:
+            return self._decode_infer(wire, infer, query)
+        match, read = paths.find_call(wire.method, wire.path)
+        form = ReplyForm(_format_of(query, wire))
+        asked = paths.Asked(match, query, wire.view, context_of(wire, form), self._limits)
+        call = read(asked)
+        check_allowed(call, self._options)
+        return call
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+        """Write the answer to *call*; outputs are not copied.
+
+        Raises:
+            Unsupported: There is no such answer, or no form for an output.
+            UpstreamProtocolError: The answer is not one to this inference.
+        """
+        form = _form_of(call)
+        answer: Any = reply
+        if isinstance(call, InferRequest):
+            return self._encode_infer(call, answer, form)
+        if isinstance(call, _HEALTH):
+            return HttpResponse(HTTP_OK if answer else HTTP_ERROR, Headers((self._success(),)))
+        if isinstance(call, ServerStatusRequest):
+            only = call.about is not None
+            return self._document(write_status(answer, self._options, only=only), form)
+        if isinstance(call, RepositoryIndexRequest):
+            return self._document(write_index(answer), form)
+        if isinstance(call, SharedStatusRequest):
+            regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(answer))
+            return self._document(regions, form)
+        if type(call) in CONTROLS:
+            return HttpResponse(HTTP_OK, Headers((self._success(),)))
+        raise _unknown(call)
+
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
+        """Refuse: TensorRT v1 has no streams over HTTP.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _unknown(call)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error* as status 400 with an empty body; what it is stands in `NV-Status`.
+
+        Never raises.
+        """
+        if isinstance(error, MethodNotAllowed):
+            return HttpResponse(HTTP_METHOD_NOT_ALLOWED)
+        if isinstance(error, NoSuchPath):
+            return HttpResponse(HTTP_ERROR)
+        status = status_of(call, error, self._limits.error_text_bytes)
+        said = (STATUS, self._line(status.code, status.text))
+        if isinstance(error, HeaderMissing):
+            return HttpResponse(HTTP_ERROR, Headers((said,)), (_NO_HEADER,))
+        form = _form_of_error(call, error)
+        if not form.infer:
+            return HttpResponse(HTTP_ERROR, Headers((said,)))
+        number = number_of(call.id) if isinstance(call, InferRequest) else form.id
+        echoed = (RESPONSE, response_line(pb.InferResponseHeader(id=number)))
+        return HttpResponse(HTTP_ERROR, Headers((echoed, said, _OCTETS)))
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream; raw inputs are not copied.
+
+        Raises:
+            Unsupported: TensorRT v1 cannot carry it, or has no such question.
+        """
+        return remote.encode_call(call, self._options)
+
+    def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
+        """Write a request whose last inputs are still arriving; None where it must be whole."""
+        if not isinstance(call, InferRequest) or not can_pass(call):
+            return None
+        return self.encode_call(call).ending_in(arriving_in(call))
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's answer to *call*; outputs are views of its body.
+
+        Raises:
+            GatewayError: What an error answer says, with the answer as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            UpstreamProtocolError: It does not say what became of the request.
+        """
+        # The call's type decides the type of its answer, which mypy cannot follow.
+        try:
+            return cast("R", remote.decode_reply(call, wire, self._limits))
+        except InvalidRequest as error:
+            if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
+                raise
+            raise MalformedMessage(error.message) from error
+
+    def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
+        """Refuse, as `encode_item`.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _unknown(call)
+
+    def _decode_infer(
+        self, wire: HttpRequest, match: Any, query: Mapping[str, str]
+    ) -> InferRequest:
+        form = ReplyForm(query.get("format", _TEXT), infer=True)
+        text = wire.headers.get(_REQUEST_KEY)
+        try:
+            if text is None:
+                raise HeaderMissing("an inference needs the header NV-InferRequest")
+            asked = paths.Asked(match, query, wire.view, context_of(wire, form), self._limits)
+            header = self._headers.text(text)
+            inputs = tensors_of_body(header, asked.body)
+            return request_of(asked.model(), asked.context, header, inputs)
+        except GatewayError as error:
+            # The answer echoes the id even of a request that is refused.
+            refused = ReplyForm(form.format, infer=True, id=id_of_text(text or ""))
+            error.origin = error.origin or Origin(NAME, wire, refused)
+            raise
+
+    def _encode_infer(
+        self, call: InferRequest, reply: InferResponse, form: ReplyForm
+    ) -> HttpResponse:
+        head, views = self._heads.write(call, reply)
+        number = number_of(call.id)
+        trailer = head.message(number) if form.format == _BINARY else head.text(number)
+        headers = Headers(((RESPONSE, head.line(number)), self._success(), _OCTETS))
+        return HttpResponse(HTTP_OK, headers, (*[view for view in views if view.nbytes], trailer))
+
+    def _document(self, message: Message, form: ReplyForm) -> HttpResponse:
+        """Write a message as the body of an answer, in the form asked for."""
+        if form.format == _BINARY:
+            headers = Headers((self._success(), _OCTETS))
+            return HttpResponse(HTTP_OK, headers, (message.SerializeToString(),))
+        if form.format == _JSON:
+            text = json_format.MessageToJson(
+                message, preserving_proto_field_name=self._options.snake_case, indent=None
+            )
+            return HttpResponse(HTTP_OK, Headers((self._success(), _JSON_TYPE)), (text.encode(),))
+        body = text_format.MessageToString(message).encode()
+        return HttpResponse(HTTP_OK, Headers((self._success(),)), (body,))
+
+    def _success(self) -> tuple[str, str]:
+        return STATUS, f"{self._told}{next(self._numbers)}"
+
+    def _line(self, code: int, text: str) -> str:
+        return status_line(code, text, self._options.server_id, next(self._numbers))
+
+
+def _format_of(query: Mapping[str, str], wire: HttpRequest) -> str:
+    """Return the form of a status: as real servers do, text for any that is not known."""
+    asked = query.get("format")
+    if asked is not None:
+        return asked
+    accepted = wire.headers.get("accept") or ""
+    return _JSON if "application/json" in accepted and "/status" in wire.path else _TEXT
+
+
+def _form_of(call: Call[Any]) -> ReplyForm:
+    origin = call.context.origin
+    if origin is not None and isinstance(origin.form, ReplyForm):
+        return origin.form
+    return ReplyForm(_BINARY, infer=isinstance(call, InferRequest))
+
+
+def _form_of_error(call: Call[Any] | None, error: GatewayError) -> ReplyForm:
+    if call is not None:
+        return _form_of(call)
+    if error.origin is not None and isinstance(error.origin.form, ReplyForm):
+        return error.origin.form
+    return _PLAIN
+
+
+def _unknown(call: Call[Any]) -> Unsupported:
+    return Unsupported(
+        f"{type(call).__name__} is not supported over TensorRT v1 HTTP", model=call.model
+    )

@@ -1,0 +1,24 @@
+"""What travels beside a TensorRT v1 message over HTTP: headers, request id, deadline."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.ir.context import Context, Need
+from gateway.wire.http import HttpRequest
+from gateway.wire.metadata import http_context
+
+NAME: Final = "trtis.http"
+REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
+NEEDS: Final = REPLY_NEEDS | {Need.OUTPUTS}
+CALLERS: Final = REPLY_NEEDS | {Need.NUMBERS}
+
+REQUEST, RESPONSE, STATUS = "NV-InferRequest", "NV-InferResponse", "NV-Status"
+
+OWN: Final = "nv-"
+"""Prefix of the headers that this protocol writes itself."""
+
+
+def context_of(wire: HttpRequest, form: Any) -> Context:
+    """Return what travels beside a client's message; *form* is noted for the answer."""
+    return http_context(wire, NAME, CALLERS, form)

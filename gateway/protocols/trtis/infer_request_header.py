@@ -1,0 +1,281 @@
+"""NV-InferRequest: what an inference says of itself, as text and as a message.
+
+Here lives its reading, with the checks that need no model, and its writing for an upstream.  Not
+here: the bytes of the tensors (requests.py), the text format itself (text.py).
+
+Source: dossier, sections 3.1, 5.2 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+from google.protobuf.message import DecodeError
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Sequence
+from gateway.ir.data import SharedData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.protocols.trtis.datatypes import check_carried
+from gateway.protocols.trtis.textproto.parser import parse_text
+from gateway.schema import tensorrt_v1_pb2 as pb
+
+_START = pb.InferRequestHeader.FLAG_SEQUENCE_START
+_END = pb.InferRequestHeader.FLAG_SEQUENCE_END
+_UINT32_END, _UINT64_END = 1 << 32, 1 << 64
+
+# Headers repeat from request to request: those of some hundred models. Longer ones are rare.
+_REMEMBERED = 512
+_REMEMBERED_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class InputEntry:
+    """An input as the header tells of it.
+
+    Attributes:
+        dims: Of one item; None where the model's own are meant.
+        given_bytes: Of the whole batch; None where it is not told.
+        shared: Where in shared memory it lies; None for an input in the message.
+    """
+
+    name: str
+    dims: Shape | None
+    given_bytes: int | None
+    shared: SharedData | None
+
+
+@dataclass(frozen=True, slots=True)
+class InferHeader:
+    """An inference without its tensors' bytes."""
+
+    batch_size: int
+    inputs: tuple[InputEntry, ...]
+    outputs: tuple[RequestedOutput, ...]
+    sequence: Sequence | None
+    id: int
+    priority: int
+    timeout_us: int | None
+
+
+class HeaderReader:
+    """Reads headers, and remembers the last few hundred.
+
+    Args:
+        limits: Of names and counts.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._limits = limits
+        self._text = lru_cache(_REMEMBERED)(self._of_text)
+        self._message = lru_cache(_REMEMBERED)(self._of_message)
+
+    def text(self, text: str) -> InferHeader:
+        """Read a header in text format.
+
+        Raises:
+            MalformedMessage: It is none.
+            InvalidRequest: A value is not allowed, or a name is there twice.
+            TooLarge: A limit is exceeded.
+        """
+        return self._text(text) if len(text) <= _REMEMBERED_LENGTH else self._of_text(text)
+
+    def message(self, data: bytes) -> InferHeader:
+        """Read a header as a serialized message; raises as `text`."""
+        if len(data) <= _REMEMBERED_LENGTH:
+            return self._message(data)
+        return self._of_message(data)
+
+    def _of_text(self, text: str) -> InferHeader:
+        return _checked(parse_text(text, pb.InferRequestHeader), self._limits)
+
+    def _of_message(self, data: bytes) -> InferHeader:
+        return _checked(_parse(data), self._limits)
+
+
+def id_of_text(text: str) -> int:
+    """Return the id in a header that was refused; 0 where it cannot be read."""
+    try:
+        return parse_text(text, pb.InferRequestHeader).id
+    except MalformedMessage:
+        return 0
+
+
+def id_of_message(data: bytes) -> int:
+    """Return the id in a header that was refused; 0 where it cannot be read."""
+    try:
+        return _parse(data).id
+    except MalformedMessage:
+        return 0
+
+
+def _parse(data: bytes) -> pb.InferRequestHeader:
+    try:
+        return pb.InferRequestHeader.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessage(f"{len(data)} bytes are no InferRequestHeader") from error
+
+
+def _checked(header: pb.InferRequestHeader, limits: MessageLimits) -> InferHeader:
+    if not header.batch_size:
+        raise InvalidRequest("batch_size is 0 or absent, needed is at least 1")
+    check_count("inputs", len(header.input), limits.tensors, "tensors")
+    check_count("requested outputs", len(header.output), limits.outputs, "outputs")
+    inputs = tuple([_input(entry, header.batch_size, limits) for entry in header.input])
+    outputs = tuple([_output(entry, limits) for entry in header.output])
+    _check_unique("input", [entry.name for entry in inputs])
+    _check_unique("output", [output.name for output in outputs])
+    sequence = None
+    if header.correlation_id:
+        flags = header.flags
+        sequence = Sequence(header.correlation_id, bool(flags & _START), bool(flags & _END))
+    return InferHeader(
+        header.batch_size,
+        inputs,
+        outputs,
+        sequence,
+        header.id,
+        header.priority,
+        header.timeout_microseconds or None,
+    )
+
+
+def _input(
+    entry: pb.InferRequestHeader.Input, batch_size: int, limits: MessageLimits
+) -> InputEntry:
+    name = entry.name
+    _check_tensor_name("input", name, limits)
+    dims = tuple(entry.dims) or None
+    if dims is not None:
+        check_shape(name, None, (batch_size, *dims), limits)
+    given = entry.batch_byte_size or None
+    if not entry.HasField("shared_memory"):
+        return InputEntry(name, dims, given, None)
+    shared = _shared(name, entry.shared_memory, limits)
+    if given is not None and given != shared.size_bytes:
+        raise InvalidTensor(
+            f"input {name!r} has {shared.size_bytes} bytes in shared memory and a batch_byte_size "
+            f"of {given}: needed are equal numbers"
+        )
+    return InputEntry(name, dims, given, shared)
+
+
+def _output(entry: pb.InferRequestHeader.Output, limits: MessageLimits) -> RequestedOutput:
+    name = entry.name
+    _check_tensor_name("output", name, limits)
+    classes = entry.cls.count
+    if entry.HasField("cls") and not classes:
+        raise InvalidRequest(f"output {name!r} asks for 0 classes, needed is at least 1")
+    if not entry.HasField("shared_memory"):
+        return RequestedOutput(name, classes)
+    if classes:
+        raise InvalidRequest(f"output {name!r} asks for classes in shared memory: one of the two")
+    return RequestedOutput(name, shared=_shared(name, entry.shared_memory, limits))
+
+
+def _check_tensor_name(kind: str, name: str, limits: MessageLimits) -> None:
+    if not name:
+        raise InvalidRequest(f"an {kind} has no name, TensorRT v1 goes by names")
+    check_name(f"{kind} name", name, limits.name_bytes, "name_bytes")
+
+
+def _shared(name: str, memory: pb.InferSharedMemory, limits: MessageLimits) -> SharedData:
+    check_name(f"region of {name!r}", memory.name, limits.name_bytes, "name_bytes")
+    return SharedData(memory.name, memory.offset, memory.byte_size)
+
+
+def _check_unique(kind: str, names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
+
+
+# The other direction.
+
+
+def write_header(call: InferRequest, *, schedule: bool) -> pb.InferRequestHeader:
+    """Write the header of a request to an upstream.
+
+    Args:
+        call: Its batch size stands apart, its inputs have name, datatype and shape.
+        schedule: The server knows priority and timeout. One that does not would not use them.
+
+    Raises:
+        Unsupported: Something in it is not known or has no form in TensorRT v1.
+    """
+    if call.batch_size is None:
+        raise Unsupported("the request does not tell its batch size: TensorRT v1 needs it")
+    if not 0 < call.batch_size < _UINT32_END:
+        raise Unsupported(f"batch size {call.batch_size}: TensorRT v1 needs 1 to 2**32 - 1")
+    header = pb.InferRequestHeader(
+        batch_size=call.batch_size,
+        input=[_written_input(tensor) for tensor in call.inputs],
+        output=_written_outputs(call.outputs),
+        id=number_of(call.id),
+    )
+    if call.sequence is not None:
+        header.correlation_id = _correlation_id(call.sequence.id)
+        header.flags = _START * call.sequence.start + _END * call.sequence.end
+    if schedule and call.priority < _UINT32_END and (call.timeout_us or 0) < _UINT64_END:
+        header.priority = call.priority
+        header.timeout_microseconds = call.timeout_us or 0
+    return header
+
+
+def number_of(text: str) -> int:
+    """Return the id that *text* is the decimal form of; 0, which is none, for any other text."""
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(_UINT64_END)):
+        number = int(text)
+        if number < _UINT64_END and str(number) == text:
+            return number
+    return 0
+
+
+def _correlation_id(sequence: int | str) -> int:
+    if isinstance(sequence, str):
+        # v1 has numbers only. A hash needs no table, and two that meet are 2**32 sequences away.
+        return int.from_bytes(blake2b(sequence.encode("utf-8", "replace"), digest_size=8).digest())
+    if not 0 < sequence < _UINT64_END:
+        raise Unsupported(f"sequence {sequence}: TensorRT v1 has ids from 1 to 2**64 - 1")
+    return sequence
+
+
+def _written_input(tensor: Tensor) -> pb.InferRequestHeader.Input:
+    datatype, shape = tensor.datatype, tensor.shape
+    if not tensor.name or datatype is None or shape is None:
+        raise Unsupported(
+            f"input {tensor.name!r} has no name, datatype or shape: TensorRT v1 needs all three"
+        )
+    check_carried("input", tensor.name, datatype)
+    entry = pb.InferRequestHeader.Input(name=tensor.name, dims=shape or (1,))
+    if isinstance(tensor.data, SharedData):
+        entry.shared_memory.CopyFrom(_written_shared(tensor.data))
+    elif datatype is Datatype.BYTES:
+        entry.batch_byte_size = tensor.nbytes
+    return entry
+
+
+def _written_outputs(
+    outputs: Iterable[RequestedOutput],
+) -> list[pb.InferRequestHeader.Output]:
+    written = []
+    for output in outputs:
+        entry = pb.InferRequestHeader.Output(name=output.name)
+        if output.classes:
+            entry.cls.count = output.classes
+        if output.shared is not None:
+            entry.shared_memory.CopyFrom(_written_shared(output.shared))
+        written.append(entry)
+    return written
+
+
+def _written_shared(shared: SharedData) -> pb.InferSharedMemory:
+    return pb.InferSharedMemory(
+        name=shared.region, offset=shared.offset, byte_size=shared.size_bytes
+    )

@@ -1,0 +1,226 @@
+"""Inference answers: what NV-InferResponse says, both ways, and which bytes belong to which output.
+
+Source: dossier, sections 3.2, 4.1, 5.2 and 10.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Origin
+from gateway.ir.data import RawData, SharedData, TensorData, as_items, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
+from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor, items_tensor
+from gateway.protocols.trtis.datatypes import DATATYPES, check_carried
+from gateway.protocols.trtis.infer_request_header import number_of
+from gateway.protocols.trtis.textproto.writer import float_text
+from gateway.schema import tensorrt_v1_pb2 as pb
+
+_CLASS = re.compile(rb"([^:]*):([0-9]{1,10})(?::(.*))?", re.DOTALL)
+_INT32_END, _INT64_END = 1 << 31, 1 << 63
+_NOTHING = memoryview(b"")
+
+Written = tuple[pb.InferResponseHeader, list[memoryview]]
+
+
+def write_reply(call: InferRequest, reply: InferResponse) -> Written:
+    """Describe the answer to *call*: only outputs that were asked for, in that order.
+
+    Returns:
+        The header without its id, and a view for each output: empty for classes and for shared
+        memory.
+
+    Raises:
+        UpstreamProtocolError: An output that was asked for is missing, or the batch is another.
+        Unsupported: An output has no form in TensorRT v1.
+    """
+    batch_size = 1 if reply.batch_size is None else reply.batch_size
+    if call.batch_size not in (None, batch_size):
+        raise UpstreamProtocolError(
+            f"the answer has batch size {batch_size}, the request {call.batch_size}",
+            model=call.model,
+        )
+    name = reply.model.name if call.model is None else call.model.name
+    header = pb.InferResponseHeader(
+        model_name=name,
+        model_version=version_number(reply.model.version),
+        batch_size=batch_size,
+    )
+    outputs = {tensor.name: tensor for tensor in reply.outputs}
+    views = []
+    for asked in call.outputs:
+        tensor = outputs.get(asked.name)
+        if tensor is None:
+            raise UpstreamProtocolError(
+                f"the answer lacks output {asked.name!r}, which was asked for; "
+                f"it has {len(outputs)} outputs",
+                model=call.model,
+            )
+        entry = header.output.add(name=asked.name)
+        if asked.classes:
+            _write_classes(entry, tensor, batch_size)
+            views.append(_NOTHING)
+        else:
+            views.append(_write_raw(entry, tensor))
+    return header, views
+
+
+def version_number(version: str) -> int:
+    """Return a model version as the number that v1 knows it by: 1 for one that is no number."""
+    number = number_of(version)
+    return number if 0 < number < _INT64_END else 1
+
+
+def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryview:
+    datatype, shape = tensor.datatype, tensor.shape
+    if shape is None:
+        raise Unsupported(
+            f"output {tensor.name!r} has no shape: TensorRT v1 needs one, and the model's metadata "
+            "does not tell"
+        )
+    if datatype is not None:
+        check_carried("output", tensor.name, datatype)
+    entry.raw.dims.extend(shape or (1,))
+    if isinstance(tensor.data, SharedData):
+        entry.raw.batch_byte_size = tensor.data.size_bytes
+        return _NOTHING
+    view = as_raw(tensor)
+    entry.raw.batch_byte_size = view.nbytes
+    return view
+
+
+def _write_classes(entry: pb.InferResponseHeader.Output, tensor: Tensor, batch_size: int) -> None:
+    """Write elements "value:index:label", as many for each item of the batch."""
+    items = as_items(tensor)
+    each, rest = divmod(len(items), batch_size)
+    if rest:
+        raise UpstreamProtocolError(
+            f"output {tensor.name!r} has {len(items)} classes, which a batch of {batch_size} items "
+            "does not share"
+        )
+    for start in range(0, len(items) if each else 0, each or 1):
+        classes = entry.batch_classes.add()
+        for item in items[start : start + each]:
+            classes.cls.append(_class(tensor.name, bytes(item)))
+    if not each:
+        entry.batch_classes.extend([pb.InferResponseHeader.Output.Classes()] * batch_size)
+
+
+def _class(name: str, item: bytes) -> pb.InferResponseHeader.Output.Class:
+    found = _CLASS.fullmatch(item)
+    broken = UpstreamProtocolError(
+        f"output {name!r} has the class {item[:64]!r}, needed is value:index:label"
+    )
+    if found is None or int(found[2]) >= _INT32_END:
+        raise broken
+    try:
+        value, label = float(found[1]), (found[3] or b"").decode()
+    except ValueError:
+        raise broken from None
+    return pb.InferResponseHeader.Output.Class(idx=int(found[2]), value=value, label=label)
+
+
+# The other direction.
+
+
+def read_reply(
+    call: InferRequest,
+    header: pb.InferResponseHeader,
+    raws: Sequence[memoryview],
+    origin: Origin,
+    limits: MessageLimits,
+) -> InferResponse:
+    """Read an upstream's answer to *call*.
+
+    Args:
+        call: Tells which outputs are in shared memory.
+        header: The whole one, classes included.
+        raws: A view for each output, empty where it has no bytes in the message.
+        origin: Of the answer.
+        limits: Those for requests hold for answers too.
+
+    Raises:
+        MalformedMessage: An output that was asked for is missing, or neither raw nor classes.
+        InvalidTensor, TooLarge: Sizes do not fit.
+    """
+    check_count("outputs", len(header.output), limits.outputs, "outputs")
+    asked = {output.name: output for output in call.outputs}
+    outputs = [
+        _read_output(entry, raw, asked.get(entry.name), header.batch_size, limits)
+        for entry, raw in zip(header.output, raws, strict=True)
+    ]
+    missing = asked.keys() - {tensor.name for tensor in outputs}
+    if missing:
+        raise MalformedMessage(
+            f"the answer lacks output {min(missing)!r}, which was asked for; "
+            f"it has {len(outputs)} outputs"
+        )
+    check_name("model name", header.model_name, limits.model_name_bytes, "model_name_bytes")
+    version = str(header.model_version) if header.model_version > 0 else ""
+    name = header.model_name or ("" if call.model is None else call.model.name)
+    return InferResponse(
+        model=ModelRef(name, version),
+        outputs=tuple(outputs),
+        id=call.id,
+        batch_size=header.batch_size or 1,
+        origin=origin,
+    )
+
+
+def sizes_in_band(call: InferRequest, header: pb.InferResponseHeader) -> list[int]:
+    """Return how many bytes each output has in the message itself."""
+    elsewhere = {output.name for output in call.outputs if output.shared is not None}
+    return [
+        entry.raw.batch_byte_size if entry.HasField("raw") and entry.name not in elsewhere else 0
+        for entry in header.output
+    ]
+
+
+def _read_output(
+    entry: pb.InferResponseHeader.Output,
+    raw: memoryview,
+    asked: RequestedOutput | None,
+    batch_size: int,
+    limits: MessageLimits,
+) -> Tensor:
+    name = entry.name
+    check_name("output name", name, limits.name_bytes, "name_bytes")
+    if entry.batch_classes:
+        return _read_classes(entry, limits)
+    if not entry.HasField("raw"):
+        raise MalformedMessage(f"output {name!r} is neither raw nor classes")
+    shape = tuple(entry.raw.dims)
+    check_shape(name, None, (max(batch_size, 1), *shape), limits)
+    data: TensorData = RawData(raw)
+    if asked is not None and asked.shared is not None:
+        shared = asked.shared
+        data = SharedData(shared.region, shared.offset, entry.raw.batch_byte_size)
+    elif raw.nbytes != entry.raw.batch_byte_size:
+        raise MalformedMessage(
+            f"output {name!r} has {raw.nbytes} bytes where {entry.raw.batch_byte_size} are told"
+        )
+    return Tensor(name, DATATYPES.get(entry.data_type), shape, data)
+
+
+def _read_classes(entry: pb.InferResponseHeader.Output, limits: MessageLimits) -> Tensor:
+    counts = {len(classes.cls) for classes in entry.batch_classes}
+    if len(counts) != 1:
+        raise MalformedMessage(
+            f"output {entry.name!r} has from {min(counts)} to {max(counts)} classes for an item, "
+            "needed are as many for each"
+        )
+    shape: Shape = (counts.pop(),)
+    check_shape(entry.name, Datatype.BYTES, (len(entry.batch_classes), *shape), limits)
+    items = [_class_item(found) for classes in entry.batch_classes for found in classes.cls]
+    whole = items_tensor(entry.name, (len(items),), items)
+    return Tensor(entry.name, Datatype.BYTES, shape, whole.data)
+
+
+def _class_item(found: Any) -> bytes:
+    text = f"{float_text(found.value)}:{found.idx}"
+    return (f"{text}:{found.label}" if found.label else text).encode()

@@ -1,0 +1,326 @@
+"""The small messages of TensorRT v1: regions, the index, and over gRPC all that is no inference.
+
+Here lives their translation, both ways, by the protobuf library: they hold no tensors.  Not here:
+ServerStatus (status.py).
+
+Source: dossier, sections 4, 5.3 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from gateway.ir.calls import (
+    Call,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.errors import InvalidRequest, MalformedMessage
+from gateway.ir.limits import MessageLimits, check_count, check_name
+from gateway.ir.metadata import RepositoryEntry, SharedRegion
+from gateway.protocols.trtis.errors import UnknownMode
+from gateway.protocols.trtis.http.paths import CUDA_HANDLE_BYTES
+from gateway.protocols.trtis.options import TrtisOptions
+from gateway.protocols.trtis.server_status import write_status
+from gateway.schema import tensorrt_v1_pb2 as pb
+
+SERVICE = "/nvidia.inferenceserver.GRPCService/"
+
+M = TypeVar("M", bound=Message)
+_LISTED = 10_000
+_Register = pb.SharedMemoryControlRequest.Register
+
+
+def parse(view: memoryview, kind: type[M]) -> M:
+    """Read a message by the protobuf library; copies.
+
+    Raises:
+        MalformedMessage: The bytes are no such message.
+    """
+    message = kind()
+    try:
+        message.ParseFromString(bytes(view))
+    except DecodeError as error:
+        raise MalformedMessage(
+            f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.name}"
+        ) from error
+    return message
+
+
+def checked_model(name: str, limits: MessageLimits) -> ModelRef:
+    """Return the model a message names.
+
+    Raises:
+        InvalidRequest, TooLarge: There is none, or its name is not allowed.
+    """
+    if not name:
+        raise InvalidRequest("the request names no model")
+    check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
+    return ModelRef(name)
+
+
+def write_index(entries: Iterable[RepositoryEntry]) -> pb.ModelRepositoryIndex:
+    """Write the index of models, each once."""
+    names = dict.fromkeys(entry.name for entry in entries)
+    return pb.ModelRepositoryIndex(
+        models=[pb.ModelRepositoryIndex.ModelEntry(name=name) for name in names]
+    )
+
+
+def write_shared_status(regions: Iterable[SharedRegion]) -> list[pb.SharedMemoryRegion]:
+    """Write the registered regions."""
+    found = []
+    for region in regions:
+        entry = pb.SharedMemoryRegion(name=region.name, byte_size=region.size_bytes)
+        if region.device is None:
+            entry.system_shared_memory.shared_memory_key = region.key
+            entry.system_shared_memory.offset = region.offset
+        else:
+            entry.cuda_shared_memory.device_id = region.device
+        found.append(entry)
+    return found
+
+
+def read_shared_status(
+    entries: Iterable[pb.SharedMemoryRegion], limits: MessageLimits
+) -> tuple[SharedRegion, ...]:
+    """Read an upstream's registered regions.
+
+    Raises:
+        InvalidRequest, TooLarge: A name is not allowed, or there are too many.
+    """
+    found = list(entries)
+    check_count("regions", len(found), _LISTED, "regions")
+    regions = []
+    for entry in found:
+        system = entry.system_shared_memory
+        for text in (entry.name, system.shared_memory_key):
+            check_name("region", text, limits.name_bytes, "name_bytes")
+        device = (
+            entry.cuda_shared_memory.device_id if entry.HasField("cuda_shared_memory") else None
+        )
+        regions.append(
+            SharedRegion(
+                name=entry.name,
+                size_bytes=entry.byte_size,
+                key=system.shared_memory_key,
+                offset=system.offset,
+                device=device,
+            )
+        )
+    return tuple(regions)
+
+
+# Requests, as a server reads them over gRPC.
+
+
+def _read_status(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
+    name = parse(view, pb.StatusRequest).model_name
+    about = checked_model(name, limits) if name else None
+    return ServerStatusRequest(about=about, context=context)
+
+
+def _read_health(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
+    mode = parse(view, pb.HealthRequest).mode
+    if mode == "live":
+        return ServerLiveRequest(context=context)
+    if mode == "ready":
+        return ServerReadyRequest(context=context)
+    raise UnknownMode(f"health mode {mode[:40]!r}, there is live and ready")
+
+
+def _read_profile(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
+    """Do nothing, as servers do from 1.5 on; that the server lives is all there is to say."""
+    command = parse(view, pb.ProfileRequest).cmd
+    if command not in ("start", "stop"):
+        raise UnknownMode(f"profile command {command[:40]!r}, there is start and stop")
+    return ServerLiveRequest(context=context)
+
+
+def _read_control(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
+    message = parse(view, pb.ModelControlRequest)
+    if message.type not in (pb.ModelControlRequest.LOAD, pb.ModelControlRequest.UNLOAD):
+        raise UnknownMode(f"model control action {message.type}, there is LOAD 1 and UNLOAD 0")
+    model = checked_model(message.model_name, limits)
+    if message.type == pb.ModelControlRequest.LOAD:
+        return ModelLoadRequest(model=model, context=context)
+    return ModelUnloadRequest(model=model, context=context)
+
+
+def _read_repository(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
+    if parse(view, pb.RepositoryRequest).WhichOneof("request_type") != "index":
+        raise UnknownMode("the repository request asks nothing, there is index")
+    return RepositoryIndexRequest(context=context)
+
+
+def _read_shared(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
+    message = parse(view, pb.SharedMemoryControlRequest)
+    which = message.WhichOneof("shared_memory_control")
+    if which == "register":
+        return SharedRegisterRequest(region=_region(message.register, limits), context=context)
+    if which == "unregister":
+        name = _region_name(message.unregister.name, limits)
+        return SharedUnregisterRequest(region=name, context=context)
+    if which == "unregister_all":
+        return SharedUnregisterRequest(context=context)
+    if which == "status":
+        return SharedStatusRequest(context=context)
+    raise UnknownMode(
+        "the shared memory request asks nothing, there is register, unregister, unregister_all "
+        "and status"
+    )
+
+
+def _region_name(name: str, limits: MessageLimits) -> str:
+    if not name:
+        raise InvalidRequest("the request names no region")
+    check_name("region", name, limits.name_bytes, "name_bytes")
+    return name
+
+
+def _region(message: pb.SharedMemoryControlRequest.Register, limits: MessageLimits) -> SharedRegion:
+    name = _region_name(message.name, limits)
+    which = message.WhichOneof("shared_memory_types")
+    if which == "system_shared_memory":
+        system = message.system_shared_memory
+        check_name("shared memory key", system.shared_memory_key, limits.name_bytes, "name_bytes")
+        return SharedRegion(
+            name=name,
+            size_bytes=message.byte_size,
+            key=system.shared_memory_key,
+            offset=system.offset,
+        )
+    cuda = message.cuda_shared_memory
+    if which is None or len(cuda.raw_handle) != CUDA_HANDLE_BYTES or cuda.device_id < 0:
+        raise InvalidRequest(
+            f"region {name!r} has neither a system key nor a CUDA handle of {CUDA_HANDLE_BYTES} "
+            "bytes with a device of 0 or more"
+        )
+    return SharedRegion(
+        name=name, size_bytes=message.byte_size, device=cuda.device_id, handle=cuda.raw_handle
+    )
+
+
+Read = Callable[[memoryview, Context, MessageLimits], Call[Any]]
+CALL_READERS: Mapping[str, Read] = {
+    SERVICE + "Status": _read_status,
+    SERVICE + "Health": _read_health,
+    SERVICE + "Profile": _read_profile,
+    SERVICE + "ModelControl": _read_control,
+    SERVICE + "Repository": _read_repository,
+    SERVICE + "SharedMemoryControl": _read_shared,
+}
+
+
+# Answers, as a server writes them over gRPC: without their request_status, which is field 1 of all.
+
+
+def _health(healthy: bool, _call: Call[Any], _options: TrtisOptions) -> Message:
+    return pb.HealthResponse(health=healthy)
+
+
+def _status(status: Any, call: Call[Any], options: TrtisOptions) -> Message:
+    only = isinstance(call, ServerStatusRequest) and call.about is not None
+    return pb.StatusResponse(server_status=write_status(status, options, only=only))
+
+
+def _index(entries: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
+    return pb.RepositoryResponse(index=write_index(entries))
+
+
+def _shared_status(regions: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
+    written = write_shared_status(regions)
+    found = pb.SharedMemoryControlResponse.Status(
+        declared_region=written, shared_memory_region=written
+    )
+    return pb.SharedMemoryControlResponse(shared_memory_status=found)
+
+
+def _nothing(_reply: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
+    return pb.ModelControlResponse()
+
+
+REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Call[Any], TrtisOptions], Message]] = {
+    ServerLiveRequest: _health,
+    ServerReadyRequest: _health,
+    ServerStatusRequest: _status,
+    RepositoryIndexRequest: _index,
+    SharedStatusRequest: _shared_status,
+    SharedRegisterRequest: _nothing,
+    SharedUnregisterRequest: _nothing,
+    ModelLoadRequest: _nothing,
+    ModelUnloadRequest: _nothing,
+}
+
+
+# Requests, as a client writes them over gRPC: the method and the message.
+
+
+def _one_status(call: Any) -> Message:
+    return pb.StatusRequest(model_name=call.model.name)
+
+
+def _any_status(call: Any) -> Message:
+    return _one_status(call) if call.model is not None else pb.StatusRequest()
+
+
+def _control(kind: pb.ModelControlRequest.Type) -> Callable[[Any], Message]:
+    return lambda call: pb.ModelControlRequest(model_name=call.model.name, type=kind)
+
+
+def _register(call: Any) -> Message:
+    region: SharedRegion = call.region
+    message = _Register(name=region.name, byte_size=region.size_bytes)
+    if region.device is None:
+        message.system_shared_memory.shared_memory_key = region.key
+        message.system_shared_memory.offset = region.offset
+    else:
+        message.cuda_shared_memory.raw_handle = region.handle
+        message.cuda_shared_memory.device_id = region.device
+    return pb.SharedMemoryControlRequest(register=message)
+
+
+def _unregister(call: Any) -> Message:
+    message = pb.SharedMemoryControlRequest()
+    if call.region:
+        message.unregister.name = call.region
+    else:
+        message.unregister_all.SetInParent()
+    return message
+
+
+def _ask_shared(_call: Any) -> Message:
+    message = pb.SharedMemoryControlRequest()
+    message.status.SetInParent()
+    return message
+
+
+CALL_WRITERS: Mapping[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
+    ServerLiveRequest: (SERVICE + "Health", lambda _: pb.HealthRequest(mode="live")),
+    ServerReadyRequest: (SERVICE + "Health", lambda _: pb.HealthRequest(mode="ready")),
+    ServerMetadataRequest: (SERVICE + "Status", lambda _: pb.StatusRequest()),
+    RepositoryIndexRequest: (SERVICE + "Status", lambda _: pb.StatusRequest()),
+    ModelReadyRequest: (SERVICE + "Status", _one_status),
+    ModelMetadataRequest: (SERVICE + "Status", _one_status),
+    ModelStatisticsRequest: (SERVICE + "Status", _any_status),
+    ModelLoadRequest: (SERVICE + "ModelControl", _control(pb.ModelControlRequest.LOAD)),
+    ModelUnloadRequest: (SERVICE + "ModelControl", _control(pb.ModelControlRequest.UNLOAD)),
+    SharedRegisterRequest: (SERVICE + "SharedMemoryControl", _register),
+    SharedUnregisterRequest: (SERVICE + "SharedMemoryControl", _unregister),
+    SharedStatusRequest: (SERVICE + "SharedMemoryControl", _ask_shared),
+}

@@ -1,0 +1,103 @@
+"""What an answer says of itself, written once for each shape of answer that a model gives.
+
+Names, shapes and sizes repeat from answer to answer; only the id differs, and it stands last in
+every form of the header.
+
+Source: dossier, sections 3.2 and 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from google.protobuf import text_format
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.data import SharedData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.protocols.trtis.infer_response import write_reply
+from gateway.protocols.trtis.textproto.writer import response_line
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.protobuf import VARINT, tag, varint
+
+_ID = varint(tag(5, VARINT))
+# Those of some hundred models with a few batch sizes each. Longer ones are rare.
+_REMEMBERED = 512
+_REMEMBERED_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A header in each of its forms, to which an id is added."""
+
+    _line: str
+    _text: bytes
+    _message: bytes
+
+    def line(self, number: int) -> str:
+        """Return NV-InferResponse with an id; 0 is none."""
+        return f"{self._line} id: {number}" if number else self._line
+
+    def text(self, number: int) -> bytes:
+        """Return the text at the end of a body."""
+        return b"%sid: %d\n" % (self._text, number) if number else self._text
+
+    def message(self, number: int) -> bytes:
+        """Return the message."""
+        return self._message + _ID + varint(number) if number else self._message
+
+
+class HeadWriter:
+    """Writes the heads of answers, and remembers the last few hundred."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Head] = {}
+
+    def write(self, call: InferRequest, reply: InferResponse) -> tuple[Head, list[memoryview]]:
+        """Describe the answer to *call*.
+
+        Returns:
+            Its head, and a view for each output; raises as `write_reply` does.
+        """
+        found = _plain(call, reply)
+        if found is None:
+            header, views = write_reply(call, reply)
+            return _head(header), views
+        key, views = found
+        head = self._known.get(key)
+        if head is None:
+            header, views = write_reply(call, reply)
+            head = _head(header)
+            if header.ByteSize() <= _REMEMBERED_LENGTH:
+                if len(self._known) >= _REMEMBERED:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = head
+        return head, views
+
+
+def _plain(call: InferRequest, reply: InferResponse) -> tuple[Hashable, list[memoryview]] | None:
+    """Return all that a head depends on, and the outputs' bytes.
+
+    None for outputs whose sizes hardly repeat (BYTES), for classes and shared memory, and for
+    answers that lack something.
+    """
+    outputs = {tensor.name: tensor for tensor in reply.outputs}
+    described: list[Hashable] = []
+    views = []
+    for asked in call.outputs:
+        tensor = outputs.get(asked.name)
+        if tensor is None or asked.classes or tensor.datatype is Datatype.BYTES:
+            return None
+        if tensor.shape is None or type(tensor.data) is SharedData:
+            return None
+        view = as_raw(tensor)
+        views.append(view)
+        described.append((asked.name, tensor.datatype, tensor.shape, view.nbytes))
+    key = (call.model, reply.model, call.batch_size, reply.batch_size, *described)
+    return key, views
+
+
+def _head(header: pb.InferResponseHeader) -> Head:
+    text = text_format.MessageToString(header).encode()
+    return Head(response_line(header), text, header.SerializeToString())

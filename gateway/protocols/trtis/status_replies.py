@@ -1,0 +1,114 @@
+"""What an upstream's status messages answer to the questions of the gateway, for both carriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    ServerMetadataRequest,
+    SharedRegisterRequest,
+    SharedUnregisterRequest,
+)
+from gateway.ir.context import Origin
+from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
+from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ModelMetadata, RepositoryEntry
+from gateway.protocols.trtis.errors import Status, error_class_of
+from gateway.protocols.trtis.server_status import (
+    is_ready,
+    model_of,
+    read_entries,
+    read_model,
+    read_server,
+)
+from gateway.protocols.trtis.statistics import read_counters
+from gateway.schema import tensorrt_v1_pb2 as pb
+
+# Calls that are answered by their success alone.
+CONTROLS = frozenset(
+    {ModelLoadRequest, ModelUnloadRequest, SharedRegisterRequest, SharedUnregisterRequest}
+)
+
+Read = Callable[[Call[Any], pb.ServerStatus, MessageLimits], Any]
+
+
+def _model_ready(call: Call[Any], status: pb.ServerStatus, _limits: MessageLimits) -> bool:
+    name, version = named(call)
+    return name in status.model_status and is_ready(status.model_status[name], version)
+
+
+def _model_metadata(
+    call: Call[Any], status: pb.ServerStatus, limits: MessageLimits
+) -> ModelMetadata:
+    name, version = named(call)
+    metadata = read_model(name, model_of(status, name), limits)
+    if version and version not in metadata.versions:
+        raise ModelNotFound(
+            f"model {name!r} has no version {version!r}, there is {', '.join(metadata.versions)}",
+            model=call.model,
+        )
+    return metadata
+
+
+def _index(
+    call: Call[Any], status: pb.ServerStatus, limits: MessageLimits
+) -> tuple[RepositoryEntry, ...]:
+    entries = read_entries(status, limits)
+    if isinstance(call, RepositoryIndexRequest) and call.ready_only:
+        return tuple([entry for entry in entries if entry.state.value == "READY"])
+    return entries
+
+
+# Questions that a ServerStatus answers.
+STATUS_READERS: Mapping[type[Call[Any]], Read] = {
+    ServerMetadataRequest: lambda _, status, limits: read_server(status, limits),
+    RepositoryIndexRequest: _index,
+    ModelReadyRequest: _model_ready,
+    ModelMetadataRequest: _model_metadata,
+    ModelStatisticsRequest: read_counters,
+}
+
+
+def named(call: Call[Any]) -> tuple[str, str]:
+    """Return name and version of the model *call* is about.
+
+    Raises:
+        Unsupported: It names none.
+    """
+    if call.model is None or not call.model.name:
+        raise Unsupported(f"{type(call).__name__} names no model, TensorRT v1 needs one")
+    return call.model.name, call.model.version
+
+
+def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: int) -> GatewayError:
+    """Return what an upstream's request status says went wrong, at most *most* bytes of it.
+
+    The origin keeps code and text, for a caller of the same protocol.
+    """
+    text = status.msg.encode()[:most].decode("utf-8", "ignore")
+    shown = text or f"upstream answered with request status {status.code} and no text"
+    form = Status(status.code if status.code in _KNOWN else pb.UNKNOWN, text)
+    kind = error_class_of(call, status.code)
+    return kind(shown, model=call.model, origin=Origin(origin.codec, origin.wire, form))
+
+
+_KNOWN = frozenset(
+    value.number
+    for value in pb.DESCRIPTOR.enum_types_by_name["RequestStatusCode"].values
+    if value.number not in (pb.INVALID, pb.SUCCESS)
+)
+
+
+def unknown(call: Call[Any]) -> Unsupported:
+    """Return the refusal of a call that v1 has no question for."""
+    kind = "an inference" if isinstance(call, InferRequest) else type(call).__name__
+    return Unsupported(f"{kind} cannot be asked over TensorRT v1", model=call.model)

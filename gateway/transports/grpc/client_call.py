@@ -1,0 +1,356 @@
+"""One call of a client: what is sent, and what of the answer has come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    MalformedMessage,
+    NotSent,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.streaming_body import Arriving
+from gateway.transports.grpc.compression import plain
+from gateway.transports.grpc.headers import ResponseHead, status_of_http
+from gateway.transports.grpc.messages import Message, MessageReader, whole_message
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.receiver import STREAM_WINDOW
+from gateway.transports.http2.streams import Stream
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+
+# By a name of our own: to look a member up in its Enum costs as much as a call does.
+_OK: Final = GrpcStatus.OK
+_RATIO: Final = 200
+_RATIO_FLOOR_BYTES: Final = 1 << 20
+# Source: gRPC over HTTP/2, "Errors".
+_OF_RESET: Final = {
+    h2.CANCEL: GrpcStatus.CANCELLED,
+    h2.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
+    h2.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
+}
+
+
+class Line(Protocol):
+    """The part of a connection that a call uses."""
+
+    core: Http2
+    loop: asyncio.AbstractEventLoop
+    name: str
+
+    def flush_soon(self) -> None:
+        """Write soon what the core has to say."""
+
+    def flush(self) -> None:
+        """Write it now."""
+
+
+class Exchange:
+    """A call under way.
+
+    Args:
+        line: Its connection.
+        limit_bytes: Of an answer.
+
+    Attributes:
+        stream: Its stream.
+        turn: The connection's turn in which it was written.
+    """
+
+    __slots__ = (
+        "_end",
+        "_error",
+        "_head",
+        "_limit",
+        "_line",
+        "_messages",
+        "_reader",
+        "_rest",
+        "_single",
+        "_waiter",
+        "stream",
+        "turn",
+    )
+
+    def __init__(self, line: Line, stream: Stream, limit_bytes: int, turn: int) -> None:
+        self._line = line
+        self._limit = limit_bytes
+        self.stream = stream
+        self.turn = turn
+        self._head: ResponseHead | None = None
+        self._reader: MessageReader | None = None
+        self._messages: deque[Message] = deque()
+        self._single = False
+        self._end: ResponseHead | None = None
+        self._error: GatewayError | None = None
+        self._waiter: asyncio.Future[GrpcResponse | None] | None = None
+        self._rest: Arriving | None = None
+
+    # -- what the connection tells
+
+    def head(self, head: ResponseHead, *, end: bool) -> None:
+        """Take the fields before the messages, or those after."""
+        if self._head is None:
+            if head.http_status is not None and 100 <= head.http_status < 200:  # noqa: PLR2004
+                return  # an interim answer says nothing of the call
+            if head.http_status is None:
+                self._error = self._broken("header fields without :status")
+            self._head = head
+            if head.http_status != 200 and head.status is None:  # noqa: PLR2004  # OK
+                status = status_of_http(head.http_status or 0)
+                details = f"HTTP status {head.http_status} without a gRPC status"
+                self._end = ResponseHead(None, True, status, details, head.metadata, "")
+            elif not head.is_grpc and head.status is None:
+                self._error = self._broken("an answer that is no gRPC")
+        elif head.http_status is not None or not end:
+            self._error = self._broken("header fields where only trailers may be")
+        if end or self._end is not None or self._error is not None:
+            self._finish(head)
+
+    def whole(self, head: ResponseHead, view: memoryview, tail: ResponseHead) -> None:
+        """Take all of an answer: what `head`, `data` and `head` again would be told."""
+        message = whole_message(view, self._limit)
+        if (
+            message is not None
+            and self._single
+            and self._head is None
+            and self._error is None
+            and self._waiter is not None
+            and head.http_status == 200  # noqa: PLR2004  # OK
+            and head.is_grpc
+            and head.status is None
+            and tail.status is _OK
+            and tail.http_status is None
+        ):
+            self._end = tail
+            if not self._waiter.done():
+                self._waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
+            if not self.stream.ended_here:
+                self.abandon()
+            return
+        self.head(head, end=False)
+        self.data(view, end=False)
+        self.head(tail, end=True)
+
+    def data(self, view: memoryview, *, end: bool) -> None:
+        """Take a part of the answer."""
+        if self._end is not None or self._error is not None:
+            return
+        message = whole_message(view, self._limit) if self._reader is None else None
+        if message is not None and self._head is not None and not end:
+            self._messages.append(Message(message))
+            self._came()
+        else:
+            self._piece(view, end=end)
+
+    def run(self, views: Sequence[memoryview]) -> None:
+        """Take parts of the answer."""
+        if self._reader is not None and self._reader.fill(views):
+            return
+        for view in views:
+            self.stream.coming -= len(view)
+            self.data(view, end=False)
+
+    def _piece(self, view: memoryview, *, end: bool) -> None:
+        """Take data that is not just one message."""
+        if self._head is None:
+            self.fail(self._broken("data before header fields"))
+            return
+        if self._reader is None:
+            self._reader = MessageReader(self._limit, self._head.coding)
+        reader = self._reader
+        try:
+            self._messages += reader.feed(view)
+        except TooLarge as error:
+            why = f"the answer of {self._line.name} is too large: {error.message}"
+            self.fail(TooLarge(why, limit=error.limit))
+            return
+        except GatewayError as error:
+            self.fail(self._broken(error.message))
+            return
+        if end:
+            self.fail(self._broken("an answer that ends without a status"))
+        elif self._messages:
+            self._came()
+        elif self.stream.short_by(reader.missing) > 0:
+            self._line.core.grant(self.stream, self.stream.short_by(reader.missing))
+            reader.reserve()
+            self._line.flush_soon()
+
+    def _came(self) -> None:
+        """Tell of messages that have come; of the one answer, once it has ended."""
+        if not self._single:
+            self._wake()
+        elif len(self._messages) > 1:
+            self.fail(self._broken("two answers where one was asked for"))
+        elif self._reader is not None or self.stream.window < STREAM_WINDOW // 2:
+            self._widen()  # for the end to come, or what should not
+
+    def reset(self, code: int) -> None:
+        """The stream is gone."""
+        if code == h2.REFUSED_STREAM:
+            self.fail(NotSent(f"{self._line.name} refused the call before it looked at it"))
+        elif not self._done:
+            details = f"{self._line.name} reset the stream: {h2.code_name(code)}"
+            status = _OF_RESET.get(code, GrpcStatus.INTERNAL)
+            self._end = ResponseHead(None, True, status, details, (), "")
+            self._wake()
+
+    def sent(self) -> None:
+        """The server has room for more of the message."""
+        if self._rest is not None:  # not at once: the core is in the middle of writing
+            asyncio.get_running_loop().call_soon(self._rest.go_on)
+
+    def ring(self) -> None:
+        """The deadline has passed."""
+        self.fail(DeadlineExceeded(f"no answer from {self._line.name} in time"))
+
+    def fail(self, error: GatewayError) -> None:
+        """End the call with *error*, unless it has ended."""
+        if not self._done:
+            self._error = error
+            self.abandon()
+            self._wake()
+
+    def lost(self, why: str, *, written: bool) -> None:
+        """The connection is lost."""
+        kind = Unavailable if written else NotSent
+        self.fail(kind(f"{self._line.name} broke the connection before it answered: {why}"))
+
+    # -- a message that is arriving
+
+    def send_rest(self, rest: Arriving) -> None:
+        """Send *rest* as it comes, and the end of the message after it."""
+        self._rest = rest
+        rest.pour(self)
+
+    def take(self, piece: memoryview) -> None:
+        """Send the next piece."""
+        stream, outlet, rest = self.stream, self._line.core.outlet, self._rest
+        if rest is None or stream.number not in self._line.core.streams:
+            return
+        outlet.data(stream, (piece,))
+        if not rest.left:
+            outlet.end(stream, None)
+        elif stream.waiting is not None:
+            rest.hold()
+        self._line.flush_soon()
+
+    # -- what the client asks
+
+    def abandon(self) -> None:
+        """Reset the stream unless it has ended."""
+        core = self._line.core
+        if self.stream.number in core.streams:
+            core.reset(self.stream, h2.CANCEL)
+            self._line.flush()
+
+    def forget(self) -> None:
+        """Let go of the stream, which has ended: otherwise the two would hold one another."""
+        self.stream.owner = None
+        if self._rest is not None:
+            self._rest.leave()
+            self._rest = None
+
+    def ending(self) -> asyncio.Future[GrpcResponse | None]:
+        """Return what is done when the call has ended; to be asked for at once.
+
+        It has the one answer, where that came whole; else `one` says what came.
+        """
+        self._single = True
+        self._waiter = waiter = self._line.loop.create_future()
+        if self._error is not None or self._end is not None:
+            waiter.set_result(None)
+        return waiter
+
+    async def one(self) -> GrpcResponse:
+        """Return the one answer of a call that has ended, or the status that came instead."""
+        if self._error is not None:
+            raise self._error
+        end = self._end
+        assert end is not None  # noqa: S101  # there was no error
+        if end.status is not _OK:
+            return self._ended()
+        if not self._messages:
+            raise self._broken("status OK without an answer")
+        message = self._messages[0]
+        view = message.view if message.coding is None else await self._plain(message)
+        return GrpcResponse((view,), metadata=end.metadata)
+
+    async def next(self) -> GrpcResponse | None:
+        """Return the next of many answers; a status other than OK; None after the last."""
+        found = await self._next()
+        if found is None:
+            end = self._ended()
+            return None if end.status is _OK else end
+        self._widen()
+        return GrpcResponse((await self._plain(found),))
+
+    async def _next(self) -> Message | None:
+        """Return the next message; None at the end."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._end is not None:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._messages.popleft()
+
+    def _widen(self) -> None:
+        """Let more come once what has come is taken."""
+        stream = self.stream
+        if (self._messages and not self._single) or self._done:
+            return
+        missing = 0 if self._reader is None else self._reader.missing
+        wanted = max(missing, STREAM_WINDOW if stream.window < STREAM_WINDOW // 2 else 0)
+        if stream.short_by(wanted) > 0:
+            self._line.core.grant(stream, stream.short_by(wanted))
+            self._line.flush_soon()
+
+    def _finish(self, head: ResponseHead) -> None:
+        """Take the end of the call."""
+        if self._end is None and self._error is None:
+            if head.status is None:
+                self._error = self._broken("an answer that ends without a status")
+            elif self._reader is not None and not self._reader.empty:
+                self._error = self._broken("an answer that ends in the middle of a message")
+            else:
+                self._end = head
+        if not (self.stream.ended_here and self.stream.ended_there):
+            self.abandon()  # what was not sent yet need not be
+        self._wake()
+
+    @property
+    def _done(self) -> bool:
+        return self._end is not None or self._error is not None
+
+    def _wake(self) -> None:
+        """Let whoever waits look at what came."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _ended(self) -> GrpcResponse:
+        end = self._end
+        assert end is not None  # noqa: S101  # `_next` returned None
+        assert end.status is not None  # noqa: S101  # `_finish` looked
+        return GrpcResponse(status=end.status, details=end.details, metadata=end.metadata)
+
+    async def _plain(self, message: Message) -> Any:
+        if message.coding is None:
+            return message.view
+        try:
+            return await plain(message, self._limit, _RATIO, _RATIO_FLOOR_BYTES)
+        except (MalformedMessage, Unsupported) as error:
+            raise self._broken(f"a message that cannot be decoded: {error.message}") from error
+
+    def _broken(self, what: str) -> UpstreamProtocolError:
+        return UpstreamProtocolError(f"answer of {self._line.name}: {what}")

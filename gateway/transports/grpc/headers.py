@@ -1,0 +1,284 @@
+"""The header fields of gRPC over HTTP/2: what a call says before its messages, and after.
+
+Pure: fields in, values out, and back.  Reading depends on the fields alone, so that what equal
+bytes said once may be remembered.
+
+Source: gRPC over HTTP/2; gRPC, "HTTP to gRPC status code mapping".
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
+
+from gateway import __version__
+from gateway.transports.grpc.metadata import kind_of
+from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_timeout
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.field_rules import broken_fields, content_length
+from gateway.transports.http2.frames import NoHead, StreamFault
+from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field, indexed, literal, text
+from gateway.wire.grpc import GrpcStatus, Metadata
+
+_CONTENT_TYPE: Final = b"application/grpc"
+_CODINGS: Final = b"identity,deflate,gzip"
+_AGENT: Final = f"tensor-gateway/{__version__}".encode()
+# Fields that are the transport's: no frontend sees them.
+_OURS: Final = frozenset({b"te", b"content-type", b"content-length", b"host"})
+_OF_A_REQUEST: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_AN_ANSWER: Final = frozenset({b":status"})
+_TE: Final = b"trailers"
+_NAME: Final = re.compile(rb"[0-9a-z_.\-]+\Z")
+_MOST_STATUS: Final = max(GrpcStatus)
+_SHORT: Final = 127
+_SIZES: Final = [bytes((size,)) for size in range(_SHORT)]
+_UNSAFE: Final = re.compile(rb"[^ -$&-~]")
+# What an HTTP status means where no gRPC status is beside it.
+_OF_HTTP: Final = {
+    400: GrpcStatus.INTERNAL,
+    401: GrpcStatus.UNAUTHENTICATED,
+    403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.UNIMPLEMENTED,
+    429: GrpcStatus.UNAVAILABLE,
+    502: GrpcStatus.UNAVAILABLE,
+    503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.UNAVAILABLE,
+}
+# A timeout that long is told in hundredths of a second: equal heads cost their reader less.
+_COARSE_FROM_S: Final = 1.0
+
+
+class RequestHead(Struct, frozen=True):
+    """What a call says before its first message.
+
+    Attributes:
+        path: "/package.Service/Method".
+        metadata: Without what is the transport's.
+        timeout_s: The client's; None for none.
+        coding: Of messages that are marked as compressed.
+        http_status: An answer other than 200 where this is no gRPC call.
+        oversized: The metadata has more bytes than the limit, which is here; else 0.
+        length: Content-Length; None for none.
+    """
+
+    path: str
+    metadata: Metadata
+    timeout_s: float | None
+    coding: str
+    http_status: int
+    oversized: int
+    length: int | None = None
+
+
+class ResponseHead(Struct, frozen=True):
+    """What an answer says before its first message, or after the last.
+
+    Attributes:
+        http_status: Of the first; None in trailers.
+        is_grpc: By its content type.
+        status: How the call ended; None where it has not.
+        details: Text of the status.
+        metadata: Without what is the transport's.
+        coding: Of messages that are marked as compressed.
+    """
+
+    http_status: int | None
+    is_grpc: bool
+    status: GrpcStatus | None
+    details: str
+    metadata: Metadata
+    coding: str
+
+
+def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead | StreamFault:
+    """Return what the fields of a request say; a fault where HTTP/2 forbids them."""
+    why = broken_fields(fields, _OF_A_REQUEST)
+    if why is not None:
+        return StreamFault(h2.PROTOCOL_ERROR, why)
+    pseudo: dict[bytes, bytes] = {}
+    found: dict[bytes, bytes] = {}
+    metadata: list[tuple[str, str | bytes]] = []
+    size = 0
+    for name, value in fields:
+        size += len(name) + len(value) + FIELD_OVERHEAD
+        if name[:1] == b":":
+            pseudo[name] = value
+        elif name in _OURS or name.startswith(b"grpc-"):
+            found[name] = value
+        else:
+            metadata += _pair(name, value)
+    if not pseudo:
+        return NoHead(h2.PROTOCOL_ERROR, "a request without pseudo-header fields")
+    if not (pseudo.get(b":path") and b":method" in pseudo and b":scheme" in pseudo):
+        return StreamFault(h2.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
+    try:
+        length = content_length(fields) if b"content-length" in found else None
+    except ValueError:
+        return StreamFault(h2.PROTOCOL_ERROR, "Content-Length is no number, or several")
+    if found.get(b"te", _TE) != _TE:
+        return StreamFault(h2.PROTOCOL_ERROR, "TE is not trailers")
+    timeout = found.get(b"grpc-timeout")
+    return RequestHead(
+        pseudo[b":path"].decode("utf-8", "replace"),
+        tuple(metadata),
+        None if timeout is None else grpc_timeout(timeout.decode("latin-1")),
+        found.get(b"grpc-encoding", b"identity").decode("latin-1").lower(),
+        _http_status(pseudo[b":method"], found.get(b"content-type", b"")),
+        limit_bytes if size > limit_bytes else 0,
+        length,
+    )
+
+
+def _http_status(method: bytes, content_type: bytes) -> int:
+    if method != b"POST":
+        return 405
+    return 200 if content_type.startswith(_CONTENT_TYPE) else 415
+
+
+def read_response_head(fields: Sequence[Field]) -> ResponseHead | StreamFault:
+    """Return what the fields of an answer say, or those after it; a fault as for a request."""
+    why = broken_fields(fields, _OF_AN_ANSWER)
+    if why is not None:
+        return StreamFault(h2.PROTOCOL_ERROR, why)
+    http_status: int | None = None
+    is_grpc = False
+    status: GrpcStatus | None = None
+    details, coding = "", "identity"
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name == b"grpc-status":
+            status = _status(value)
+        elif name == b"grpc-message":
+            details = unquote_to_bytes(value).decode("utf-8", "replace")
+        elif name == b":status":
+            http_status = int(value) if value.isdigit() and len(value) == 3 else 0  # noqa: PLR2004
+        elif name == b"content-type":
+            is_grpc = value.startswith(_CONTENT_TYPE)
+        elif name == b"grpc-encoding":
+            coding = value.decode("latin-1").lower()
+        elif not name.startswith((b"grpc-", b":")) and name not in _OURS:
+            metadata += _pair(name, value)
+    return ResponseHead(http_status, is_grpc, status, details, tuple(metadata), coding)
+
+
+def status_of_http(status: int) -> GrpcStatus:
+    """Return what an HTTP status other than 200 means for a call."""
+    return _OF_HTTP.get(status, GrpcStatus.UNKNOWN)
+
+
+def _status(value: bytes) -> GrpcStatus:
+    if value.isdigit() and int(value[:4]) <= _MOST_STATUS:
+        return GrpcStatus(int(value[:4]))
+    return GrpcStatus.UNKNOWN
+
+
+def _pair(name: bytes, value: bytes) -> Iterable[tuple[str, str | bytes]]:
+    """Return a field as metadata: none where it is illegal, several where values were joined."""
+    if _NAME.match(name) is None:
+        return ()
+    key = name.decode("ascii")
+    if key.endswith("-bin"):
+        return [(key, data) for data in map(_unbased, value.split(b",")) if data is not None]
+    if not value.isascii():
+        return ()
+    text = value.decode("ascii")
+    return ((key, text),) if text.isprintable() else ()
+
+
+def _unbased(value: bytes) -> bytes | None:
+    try:
+        return b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        return None
+
+
+RESPONSE_HEAD: Final = indexed(b":status", b"200") + literal(b"content-type", _CONTENT_TYPE)
+"""What a server says before its first message."""
+
+TRAILERS_OK: Final = literal(b"grpc-status", b"0")
+"""What it says after an answer, before metadata."""
+
+
+def request_block(
+    path: str, authority: str, scheme: str, metadata: Metadata, left_s: float | None
+) -> bytes:
+    """Return the header block of a call; metadata that gRPC cannot carry is left out."""
+    if left_s is None or left_s < _COARSE_FROM_S:
+        block = _request_prefix(path, authority, scheme, None)
+        if left_s is not None:
+            block += literal(b"grpc-timeout", format_grpc_timeout(left_s).encode())
+    else:
+        block = _request_prefix(path, authority, scheme, int(left_s * 100))
+    return with_metadata(block, metadata) if metadata else block
+
+
+def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> bytes:
+    """Return the header block that ends a call; metadata that gRPC cannot carry is left out."""
+    block = TRAILERS_OK
+    if status is not GrpcStatus.OK:
+        block = literal(b"grpc-status", b"%d" % status)
+    if details:
+        block += literal(b"grpc-message", _percent(details))
+    if status is GrpcStatus.UNIMPLEMENTED:
+        block += literal(b"grpc-accept-encoding", _CODINGS)
+    return with_metadata(block, metadata)
+
+
+def only_block(
+    status: GrpcStatus, details: str, metadata: Metadata, *, http_status: int = 200
+) -> bytes:
+    """Return the one header block of an answer without messages."""
+    head = RESPONSE_HEAD
+    if http_status != 200:  # noqa: PLR2004  # OK
+        head = literal(b":status", b"%d" % http_status) + literal(b"content-type", _CONTENT_TYPE)
+    return head + trailers_block(status, details, metadata)
+
+
+@lru_cache(1024)  # the same few, call for call
+def _request_prefix(path: str, authority: str, scheme: str, hundredths: int | None) -> bytes:
+    timeout = b""
+    if hundredths is not None:
+        timeout = literal(b"grpc-timeout", format_grpc_timeout(hundredths / 100).encode())
+    return b"".join(
+        (
+            indexed(b":method", b"POST"),
+            indexed(b":scheme", scheme.encode()),
+            literal(b":path", path.encode("utf-8", "replace")),
+            literal(b":authority", authority.encode()),
+            literal(b"te", b"trailers"),
+            literal(b"content-type", _CONTENT_TYPE),
+            literal(b"user-agent", _AGENT),
+            timeout,
+        )
+    )
+
+
+def with_metadata(block: bytes, metadata: Metadata) -> bytes:
+    """Return *block* with fields after it; metadata that gRPC cannot carry is left out."""
+    for key, value in metadata:
+        kind, start = _key_start(key)
+        if isinstance(value, str):
+            if kind is str and value.isascii() and value.isprintable():
+                raw = value.encode()
+                block += start + (_SIZES[len(raw)] + raw if len(raw) < _SHORT else text(raw))
+        elif kind is bytes:
+            block += start + text(b64encode(value).rstrip(b"="))
+    return block
+
+
+@lru_cache(1024)  # the same few keys, call for call
+def _key_start(key: str) -> tuple[type[str | bytes] | None, bytes]:
+    """Return the type of the values of *key*, None for one that is not sent, and its own bytes."""
+    return kind_of(key), b"\0" + text(key.encode("utf-8", "replace"))
+
+
+def _percent(text: str) -> bytes:
+    """Return *text* as a `grpc-message`: UTF-8, percent-encoded but for printable ASCII."""
+    return _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], text.encode("utf-8", "replace"))

@@ -1,0 +1,121 @@
+"""The gRPC health service, on raw bytes, as a frontend like any other.
+
+Written by hand because its two messages have one field each, and a generated module would put
+them into protobuf's process-wide pool.
+
+Source: grpc/health/v1/health.proto; gRPC, "Health Checking Protocol".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from gateway.ir.errors import DeadlineExceeded, GatewayError
+from gateway.transports.contract import GrpcMount
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
+
+Status = Callable[[str], Awaitable[bool | None]]
+"""Whether a service answers; "" asks for the whole server, None means there is no such service."""
+
+_CHECK = "/grpc.health.v1.Health/Check"
+_WATCH = "/grpc.health.v1.Health/Watch"
+_SERVING = 1
+_NOT_SERVING = 2
+_SERVICE_UNKNOWN = 3
+_SERVICE = tag(1, LEN)
+_STATUS_KEY = varint(tag(1, VARINT))
+_MAX_WATCHES = 32
+_MAX_FIELDS = 16
+
+
+class Health:
+    """Answers Check and Watch of grpc.health.v1.Health.
+
+    Args:
+        status: Asked for each check, and once per interval for each watch.
+        interval_s: How soon a watch tells of a change.
+    """
+
+    def __init__(self, status: Status, *, interval_s: float = 1.0) -> None:
+        self._status = status
+        self._interval_s = interval_s
+        self._watches = 0
+
+    @property
+    def mount(self) -> GrpcMount:
+        """The service, for a server's *extras*."""
+        return GrpcMount({_CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
+
+    async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
+        """Answer a check once, and a watch for as long as its client likes."""
+        try:
+            service = _service(wire.view)
+        except WireError as error:
+            yield _ended(GrpcStatus.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
+            return
+        if wire.method == _CHECK:
+            yield await self._check(service)
+            return
+        if self._watches >= _MAX_WATCHES:
+            yield _ended(
+                GrpcStatus.RESOURCE_EXHAUSTED,
+                f"{self._watches} watches are open, at most {_MAX_WATCHES} may be",
+            )
+            return
+        self._watches += 1
+        try:
+            async with aclosing(self._changes(service)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            self._watches -= 1
+
+    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+        """Say why a question was not read whole."""
+        return refused(error)
+
+    async def _check(self, service: str) -> GrpcResponse:
+        status = await self._status(service)
+        if status is None:
+            return _ended(GrpcStatus.NOT_FOUND, "no such service here")
+        return _answer(_SERVING if status else _NOT_SERVING)
+
+    async def _changes(self, service: str) -> AsyncGenerator[GrpcResponse, None]:
+        """Give the status now and after every change, for ever."""
+        last = None
+        while True:
+            found = await self._status(service)
+            status = _SERVICE_UNKNOWN if found is None else _SERVING if found else _NOT_SERVING
+            if status != last:
+                last = status
+                yield _answer(status)
+            await asyncio.sleep(self._interval_s)
+
+
+def refused(error: GatewayError) -> GrpcResponse:
+    """Return the answer to a question about the server itself that was not read whole."""
+    late = isinstance(error, DeadlineExceeded)
+    status = GrpcStatus.DEADLINE_EXCEEDED if late else GrpcStatus.INVALID_ARGUMENT
+    return _ended(status, error.message)
+
+
+def _service(message: memoryview) -> str:
+    """Read the service's name. Raises WireError."""
+    name = ""
+    for key, value in fields(message, _MAX_FIELDS):
+        if key == _SERVICE:
+            name = text(value, "service")
+    return name
+
+
+def _ended(status: GrpcStatus, details: str) -> GrpcResponse:
+    return GrpcResponse(status=status, details=details)
+
+
+def _answer(status: int) -> GrpcResponse:
+    head = bytearray()
+    put_varint(head, _STATUS_KEY, status)
+    return GrpcResponse((bytes(head),))

@@ -1,0 +1,38 @@
+"""One method that a gRPC server serves."""
+
+from __future__ import annotations
+
+from gateway.concurrency.timer_wheel import Wheel
+from gateway.transports.contract import Budget, GrpcFrontend, ServerLimits, asking
+from gateway.transports.grpc.admission import Admission
+from gateway.wire.grpc import MethodKind
+
+
+class Method:
+    """How calls of one path are answered.
+
+    Attributes:
+        unary: One message each way.
+        bidirectional: Any number both ways.
+        ask: Gives the one answer, or a generator of answers.
+    """
+
+    def __init__(  # all of one mount
+        self,
+        path: str,
+        kind: MethodKind,
+        frontend: GrpcFrontend,
+        admission: Admission,
+        budget: Budget,
+        limits: ServerLimits,
+        wheel: Wheel,
+    ) -> None:
+        self.path = path
+        self.unary = kind is MethodKind.UNARY
+        self.bidirectional = kind is MethodKind.BIDIRECTIONAL
+        self.frontend = frontend
+        self.ask = asking(frontend)
+        self.admission = admission
+        self.budget = budget
+        self.limits = limits
+        self.wheel = wheel

@@ -1,0 +1,400 @@
+"""One call on a server: from its header fields to its trailers.
+
+A call that brings one message has a task only once that message is whole, so slow senders hold
+none, and no place either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from time import monotonic
+from typing import Final
+
+import structlog
+
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    MalformedMessage,
+    TooLarge,
+)
+from gateway.transports.contract import refuse, session
+from gateway.transports.grpc.admission import Gate
+from gateway.transports.grpc.compression import plain
+from gateway.transports.grpc.headers import (
+    RESPONSE_HEAD,
+    TRAILERS_OK,
+    RequestHead,
+    only_block,
+    trailers_block,
+    with_metadata,
+)
+from gateway.transports.grpc.messages import PREFIX_BYTES, Message, framed, whole_message
+from gateway.transports.grpc.method import Method
+from gateway.transports.grpc.server_messages import Incoming, Line
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.streams import Stream
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
+from gateway.wire.http import size_of
+
+log = structlog.get_logger(__name__)
+
+# By a name of our own: to look a member up in its Enum costs as much as a call does.
+_OK: Final = GrpcStatus.OK
+# The frontend ends the call at its deadline, in its own words; this is for one that does not.
+_GRACE_S: Final = 0.01
+
+
+class Call:
+    """A call that a server answers.
+
+    Args:
+        line: Its connection.
+        stream: Its stream.
+        head: What it began with.
+        method: Who answers.
+    """
+
+    __slots__ = (
+        "_answering",
+        "_began",
+        "_deadline",
+        "_ending",
+        "_head",
+        "_incoming",
+        "_line",
+        "_method",
+        "_running",
+        "_sent",
+        "_step",
+        "_stream",
+        "task",
+    )
+
+    def __init__(self, line: Line, stream: Stream, head: RequestHead, method: Method) -> None:
+        self._line = line
+        self._stream = stream
+        self._head = head
+        self._method = method
+        # A call of one message that comes in one piece, as most are, needs none.
+        self._incoming: Incoming | None = None
+        self._began = monotonic()
+        self._sent: asyncio.Future[None] | None = None
+        self._ending: GrpcResponse | None = None
+        self._answering = False
+        self._running = False
+        self._step = 0
+        self._deadline: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        if head.timeout_s is not None:
+            self._deadline = self._began + head.timeout_s
+
+    def begin(self) -> None:
+        """Take the call up, of which the head has come."""
+        if self._is_in_time() and self._method.bidirectional:
+            self._start(None)
+
+    def whole(self, view: memoryview) -> None:
+        """Take the call up, all of which has come."""
+        if self._deadline is not None and not self._is_in_time():
+            return
+        method = self._method
+        message = whole_message(view, method.limits.message_bytes)
+        if message is not None and method.unary:
+            self._start(Message(message))
+            return
+        if method.bidirectional:
+            self._start(None)
+        self.data(view, end=True)
+
+    def _is_in_time(self) -> bool:
+        """Watch the client's deadline, if there is one; False when it is past: the call is over."""
+        if self._deadline is not None:
+            if self._deadline <= self._began:
+                self.ring()
+                return False
+            self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
+        return True
+
+    # -- what the connection tells
+
+    def data(self, view: memoryview, *, end: bool) -> None:
+        """Take a part of the request."""
+        method = self._method
+        one = not method.bidirectional
+        if one and self.task is not None:
+            return  # the one message was there: nobody reads what follows
+        if one and self._incoming is None:
+            whole = whole_message(view, method.limits.message_bytes)
+            if whole is not None:
+                self._start(Message(whole))
+                return
+        incoming = self._receiving()
+        try:
+            incoming.feed(view, end=end)
+        except GatewayError as error:
+            self._fail(error)
+            return
+        if one and incoming.messages:
+            self._start(incoming.messages.popleft())
+        elif one and end:
+            self._fail(MalformedMessage("the call ended without a message"))
+
+    def run(self, views: Sequence[memoryview]) -> None:
+        """Take parts of the request."""
+        if self._incoming is not None and self._incoming.fill(views):
+            return
+        stream = self._stream
+        for view in views:
+            if stream.owner is not None:  # else the call has ended with one of them
+                stream.coming -= len(view)
+                self.data(view, end=False)
+
+    def reset(self) -> None:
+        """The client left, or its connection is lost."""
+        if self.task is not None:
+            self.task.cancel()
+        if not self._running:
+            self._leave()
+
+    def give_up(self) -> None:
+        """End the call with a status that says the server is stopping."""
+        details = "the gateway is shutting down"
+        self._end(GrpcResponse(status=GrpcStatus.UNAVAILABLE, details=details))
+
+    def ring(self) -> None:
+        """The client's deadline has passed."""
+        self._fail(DeadlineExceeded("the call's time is over"))
+
+    def sent(self) -> None:
+        """The client has taken what waited."""
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
+
+    def overdue(self, now: float) -> None:
+        """Give up on a message that comes too slowly."""
+        error = None if self.task is not None else self._receiving().overdue(now)
+        if error is not None:
+            self._fail(error)
+
+    # -- reading
+
+    def _receiving(self) -> Incoming:
+        """Return what receives messages that come in pieces, or several."""
+        incoming = self._incoming
+        if incoming is None:
+            method, coding = self._method, self._head.coding
+            incoming = self._incoming = Incoming(
+                self._line,
+                self._stream,
+                coding,
+                method.limits,
+                method.budget,
+                self._fail,
+                self._began,
+            )
+        return incoming
+
+    def _start(self, message: Message | None) -> None:
+        method = self._method
+        if message is not None and method.unary:
+            answering = self._unary(message)
+        else:
+            answering = self._streaming(message)
+        # Not the loop's `create_task`: it takes longer, and so does making up a name.
+        self.task = asyncio.Task(answering, loop=self._line.loop, name=method.path)
+
+    async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
+        """Give the messages of a bidirectional stream as they come."""
+        async with aclosing(self._receiving().read()) as messages:
+            async for message in messages:
+                yield self._request(await self._plain(message))
+
+    async def _plain(self, message: Message) -> memoryview:
+        """Return a message as it was before it was compressed."""
+        limits = self._method.limits
+        ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
+        return await plain(message, limits.message_bytes, ratio, floor)
+
+    def _request(self, view: memoryview) -> GrpcRequest:
+        return GrpcRequest(self._method.path, (view,), self._head.metadata, self._deadline)
+
+    # -- answering
+
+    async def _unary(self, message: Message) -> None:
+        """Answer one message with one; a frame more on every step of the way would be felt."""
+        self._running = True
+        method = self._method
+        admission = method.admission
+        try:
+            view = message.view if message.coding is None else await self._plain(message)
+            size = len(view)
+            held = 0 if self._incoming is None else self._incoming.take_reserved()
+            if held or not admission.admit(size):
+                await admission.enter(size, held)
+            try:
+                request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
+                found = await method.ask(request)
+                if not isinstance(found, GrpcResponse):
+                    found = await self._first(found)
+                answer_bytes = size_of(found.message)
+                if answer_bytes > admission.message_bytes:
+                    found = self._checked(found, request)
+                    answer_bytes = size_of(found.message)
+                self._finish(found, answer_bytes)
+                if self._stream.waiting is not None:
+                    await self._taken()
+            finally:
+                admission.leave(size)
+        except BaseException as error:
+            if not self._ended_by(error):
+                raise
+        finally:
+            self._leave()
+
+    async def _streaming(self, message: Message | None) -> None:
+        """Answer one message, or as many as come, with any number."""
+        self._running = True
+        try:
+            if message is None:
+                await self._bidirectional()
+            else:
+                await self._server_stream(message)
+        except BaseException as error:
+            if not self._ended_by(error):
+                raise
+        finally:
+            self._leave()
+
+    def _ended_by(self, error: BaseException) -> bool:
+        """See to it that the call ends; return whether that was all there is to do."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._ending is None:
+                self._line.core.reset(self._stream, h2.CANCEL)
+                self._line.flush_soon()
+                return False
+            self._finish(self._ending)
+        elif isinstance(error, GatewayError):
+            self._finish(self._method.frontend.refuse(error))
+        elif isinstance(error, Exception):  # a bug of ours ends one call, not the server
+            log.error("internal error", exc_info=error, method=self._method.path)
+            self._finish(GrpcResponse(status=GrpcStatus.INTERNAL, details="internal error"))
+        else:
+            return False
+        return True
+
+    async def _first(self, answers: AsyncGenerator[GrpcResponse, None]) -> GrpcResponse:
+        async with aclosing(answers):
+            async for answer in answers:
+                return answer
+        raise InternalError(f"{self._method.path} was given no answer")
+
+    async def _server_stream(self, message: Message) -> None:
+        view = await self._plain(message)
+        held = 0 if self._incoming is None else self._incoming.take_reserved()
+        request = self._request(view)
+        async with (
+            self._method.admission.place(len(view), held),
+            aclosing(self._method.frontend(request)) as answers,
+        ):
+            await self._relay(answers, request)
+
+    async def _bidirectional(self) -> None:
+        gate = Gate(self._method.admission)
+        wires = self._read()
+        answering = session(self._method.frontend, wires, gate)
+        async with aclosing(wires), aclosing(answering) as answers:
+            await self._relay(answers, None)
+
+    async def _relay(
+        self, answers: AsyncGenerator[GrpcResponse, None], request: GrpcRequest | None
+    ) -> None:
+        """Write the answers of a stream one after the other, each once its forerunner is out."""
+        metadata: Metadata = ()
+        outlet = self._line.core.outlet
+        async for given in answers:
+            answer = given if request is None else self._checked(given, request)
+            metadata = answer.metadata or metadata
+            if answer.status is not _OK:
+                self._finish(answer)
+                return
+            if not self._answering:
+                outlet.head(self._stream, RESPONSE_HEAD)
+                self._answering = True
+            outlet.data(self._stream, framed(answer.message))
+            self._line.flush_soon()
+            await self._taken()
+        self._finish(GrpcResponse(metadata=metadata), message=False)
+
+    def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
+        """Return *answer*, or the refusal to send so much."""
+        try:
+            self._method.admission.check(answer)
+        except TooLarge as error:
+            return refuse(self._method.frontend, request, error)
+        return answer
+
+    async def _taken(self) -> None:
+        """Wait until the client's windows have let everything pass."""
+        while self._stream.waiting is not None:
+            self._sent = asyncio.get_running_loop().create_future()
+            await self._sent
+
+    def _fail(self, error: GatewayError) -> None:
+        """End the call for what came, or did not come in time."""
+        self._end(self._method.frontend.refuse(error))
+
+    def _end(self, answer: GrpcResponse) -> None:
+        """End the call with *answer*, whatever is being done for it."""
+        if self._running:
+            self._ending = self._ending or answer
+        else:
+            self._finish(answer)
+            self._leave()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _finish(
+        self, answer: GrpcResponse, size: int | None = None, *, message: bool = True
+    ) -> None:
+        """Write the last of the call; *size* is that of its message, where it is known."""
+        stream, core = self._stream, self._line.core
+        if stream.number not in core.streams or stream.ended_here or stream.end_waits:
+            return
+        metadata = answer.metadata
+        if answer.status is _OK and message:
+            if size is None:
+                size = size_of(answer.message)
+            tail = with_metadata(TRAILERS_OK, metadata)
+            buffers = framed(answer.message, size)
+            if self._answering:  # a refusal that the protocol says in an answer, after others
+                core.outlet.data(stream, buffers)
+                core.outlet.end(stream, tail)
+            else:
+                core.outlet.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
+        elif self._answering:
+            core.outlet.end(stream, trailers_block(answer.status, answer.details, metadata))
+        else:
+            block = only_block(answer.status, answer.details, metadata)
+            core.outlet.head(stream, block, end=True)
+        if core.streams:
+            if not self._line.flushing:
+                self._line.flush_soon()
+        else:  # nothing else will be said in this turn
+            self._line.flush()
+
+    def _leave(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+        if self._step:
+            self._method.wheel.leave(self, self._step)
+        core, stream = self._line.core, self._stream
+        if stream.ended_here and not stream.ended_there:
+            core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
+            self._line.flush_soon()
+        stream.owner = None
+        if self._line.final and not core.streams:
+            self._line.left()

@@ -1,0 +1,265 @@
+"""One connection of a gRPC server: its calls, its age and its patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Final
+
+from gateway.ir.errors import GatewayError, InvalidRequest
+from gateway.transports.admission import ConnectionCount, address_of, too_many
+from gateway.transports.contract import ServerLimits
+from gateway.transports.grpc.headers import RequestHead, only_block, read_request_head
+from gateway.transports.grpc.method import Method
+from gateway.transports.grpc.server_call import Call
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.frames import H2Fault
+from gateway.transports.http2.protocol import H2Protocol
+from gateway.transports.http2.streams import Stream
+from gateway.wire.grpc import GrpcStatus
+
+_AGE_GRACE_S: Final = 30.0
+_LAST_CHANCE_S: Final = 0.25
+_TICK_S: Final = 1.0
+_BLOCK_OVERHEAD: Final = 2
+"""Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
+
+
+class ServerConnection(H2Protocol):
+    """A connection of a listener.
+
+    Args:
+        methods: By path.
+        limits: Of the listener.
+        count: Of its connections.
+        refused: Told of what is refused here.
+        age_s: When it is to be replaced.
+
+    Attributes:
+        final: It takes no new calls, and closes after the last.
+    """
+
+    def __init__(  # all of the listener
+        self,
+        methods: Mapping[str, Method],
+        limits: ServerLimits,
+        count: ConnectionCount,
+        refused: Callable[[GatewayError], None],
+        age_s: float,
+    ) -> None:
+        super().__init__()
+        self._methods = methods
+        self._limits = limits
+        self._count = count
+        self._refused = refused
+        self._address: str | None = None
+        self._born = self._idle_since = monotonic()
+        self._last_seen = 0
+        self._age_s = age_s
+        self._reading_since: float | None = None
+        self._ticked = self._born
+        self._leaving_since: float | None = None
+        self._grace_s: float | None = None
+        self.final = False
+        self._ended = False
+        self.core = Http2(
+            self,
+            partial(read_request_head, limit_bytes=limits.grpc_metadata_bytes),
+            client=False,
+            streams=limits.h2_streams,
+            header_bytes=_BLOCK_OVERHEAD * limits.grpc_metadata_bytes,
+        )
+
+    # -- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or close it at once when there are too many."""
+        address = address_of(transport)
+        refusal = too_many(self._count, transport, address)
+        if refusal is not None:
+            self._refused(refusal)
+        if refusal is not None or self._ended:
+            transport.abort()  # type: ignore[attr-defined]  # it is a stream's
+            return
+        self._address = address
+        self._count.enter(address)
+        super().connection_made(transport)
+
+    def connection_lost(self, _error: BaseException | None) -> None:
+        """Cancel what is still being answered."""
+        self.transport = None
+        if self._address is not None:
+            self._count.leave(self._address)
+            self._address = None
+        streams = [*self.core.streams.values()]
+        self.core.streams.clear()
+        for stream in streams:
+            self.core.outlet.forget(stream)
+            if stream.owner is not None:
+                stream.owner.reset()
+        self.core.close()
+
+    def broken(self, fault: H2Fault) -> None:
+        """Count a peer that broke the protocol."""
+        self._refused(InvalidRequest(fault.message, limit="h2"))
+
+    # -- what the core tells
+
+    def settled(self) -> None:
+        """Do nothing: the client has its own pace."""
+
+    def head(self, stream: Stream, head: RequestHead, *, end: bool) -> None:
+        """Begin a call, or refuse it by its head."""
+        if head.length is not None:
+            stream.owed = head.length
+            if end and head.length:
+                self.core.reset(stream, h2.PROTOCOL_ERROR)
+                return
+        method = self._methods.get(head.path)
+        if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
+            self._turn_away(stream, head)
+            return
+        call = stream.owner = Call(self, stream, head, method)
+        call.begin()
+        if end and stream.owner is not None:
+            call.data(memoryview(b""), end=True)
+
+    def whole(self, stream: Stream, head: RequestHead, view: memoryview, _tail: object) -> None:
+        """Begin a call whose one message is here."""
+        method = self._methods.get(head.path)
+        if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
+            self._turn_away(stream, head)
+        elif head.length is not None and head.length != len(view):
+            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+        else:
+            call = stream.owner = Call(self, stream, head, method)
+            call.whole(view)
+
+    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+        """Give a call what came of it."""
+        if stream.owner is not None:
+            stream.owner.data(view, end=end)
+
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        """Give a call what came of it in several frames."""
+        if stream.owner is not None:
+            stream.owner.run(views)
+
+    def reset(self, stream: Stream, _code: int) -> None:
+        """End a call whose client left it."""
+        if stream.owner is not None:
+            stream.owner.reset()
+
+    def sent(self, stream: Stream) -> None:
+        """Let a call go on."""
+        if stream.owner is not None:
+            stream.owner.sent()
+        if self.final and not self.core.streams:
+            self.left()
+
+    def went_away(self, _code: int, _message: str) -> None:
+        """A client opens no more streams: nothing changes for those there are."""
+
+    # -- life
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What answers on this connection."""
+        owners = [stream.owner for stream in self.core.streams.values() if stream.owner]
+        return [call.task for call in owners if call.task is not None]
+
+    def left(self) -> None:
+        """The last call is over, and so is the connection."""
+        self.loop.call_soon(self._close_if_idle)
+
+    def leave(self, grace_s: float | None = None) -> None:
+        """Take no new calls, and close after the last, or after *grace_s*; harmless again."""
+        if self._leaving_since is None:
+            self._leaving_since = monotonic()
+            self._grace_s = grace_s
+            self.core.goaway(final=False)
+            self.flush_soon()
+            # Calls on their way when GOAWAY left are still taken.
+            self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
+
+    def give_up(self) -> None:
+        """End every call with a status."""
+        self._leave_now()
+        for stream in list(self.core.streams.values()):
+            if stream.owner is not None:
+                stream.owner.give_up()
+
+    def end(self) -> None:
+        """Cancel every call, and close after what was written; before it is made, too."""
+        self._ended = True
+        self.close()
+        for stream in list(self.core.streams.values()):
+            if stream.owner is not None:
+                stream.owner.reset()
+
+    def sweep(self, now: float) -> None:
+        """End what takes too long. To be called often enough for the shortest limit."""
+        if self.transport is None:
+            return
+        limits = self._limits
+        if now - self._ticked >= _TICK_S:
+            self._ticked = now
+            self.core.credit.tick()
+        if self._too_slow(now):
+            self.cut()
+            return
+        for stream in list(self.core.streams.values()):
+            if stream.owner is not None:
+                stream.owner.overdue(now)
+            if stream.stalled(now) > limits.write_idle_timeout_s:
+                self.core.reset(stream, h2.CANCEL)
+                self.flush_soon()
+                if stream.owner is not None:
+                    stream.owner.reset()
+        if self.core.streams or self.core.last != self._last_seen:
+            self._idle_since, self._last_seen = now, self.core.last
+        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
+            self.leave(_AGE_GRACE_S)
+
+    def _too_slow(self, now: float) -> bool:
+        limits = self._limits
+        if not self.core.reading_block:
+            self._reading_since = None
+        elif self._reading_since is None:
+            self._reading_since = now
+        stuck, reading = self.stuck_since, self._reading_since
+        leaving, grace = self._leaving_since, self._grace_s
+        return (
+            (stuck is not None and now - stuck > limits.write_idle_timeout_s)
+            or (reading is not None and now - reading > limits.header_timeout_s)
+            or (leaving is not None and grace is not None and now - leaving > grace)
+        )
+
+    def _leave_now(self) -> None:
+        if not self.final and self.transport is not None:
+            self.final = True
+            self.core.goaway(final=True)
+            self.flush_soon()
+            self.loop.call_soon(self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if not self.core.streams:
+            self.close()
+
+    def _turn_away(self, stream: Stream, head: RequestHead) -> None:
+        status, details, http = GrpcStatus.UNIMPLEMENTED, "no protocol here serves this method", 200
+        if head.http_status != 200:  # noqa: PLR2004  # OK
+            status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status
+        elif head.oversized:
+            status = GrpcStatus.RESOURCE_EXHAUSTED
+            details = f"the metadata is too large, at most {head.oversized} bytes are allowed"
+        self._refused(
+            InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
+        )
+        self.core.outlet.head(stream, only_block(status, details, (), http_status=http), end=True)
+        if not stream.ended_there:
+            self.core.reset(stream, h2.NO_ERROR)
+        self.flush_soon()

@@ -1,0 +1,69 @@
+"""Requests that are begun before their bodies have come: which they are, and what is asked of them.
+
+A frontend that can begin with the head of a large body is given it early, and the rest as it
+comes. Bodies in chunks or with a content coding, and those of which little is missing, are
+received whole; and so are those beyond a share of the places, because a request that was begun
+holds its place while its client sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.ir.streaming_body import Arriving
+from gateway.transports.admission import Slots
+from gateway.transports.contract import HttpFrontend, ServerLimits, head_bytes
+from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.request_head import Head
+from gateway.wire.http import HttpRequest
+
+LARGEST_HEAD_BYTES: Final = 64 * 1024
+_SHARE: Final = 4
+
+Broken = Callable[[HttpFault], None]
+"""Told that a body comes too slowly."""
+
+
+class Arrival(Arriving, Protocol):
+    """A body of which a part has come, as an exchange sees it."""
+
+    @property
+    def head(self) -> memoryview:
+        """What was waited for."""
+        ...
+
+    async def drop(self) -> None:
+        """Let the rest come and go. Raises ConnectionError when the client has left."""
+        ...
+
+    def close(self) -> None:
+        """Forget all of it; harmless the second time."""
+        ...
+
+
+def early_places(limits: ServerLimits) -> Slots:
+    """Return the places of requests that were begun early."""
+    return Slots("requests_in_flight", limits.requests_in_flight // _SHARE, 0)
+
+
+def begins_with(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int | None:
+    """Return how much of its body a request is begun with; None for all of it."""
+    length, least = head.length, limits.cut_through_bytes
+    if length is None or not least or not least < length <= limits.message_bytes:
+        return None
+    if head.coded:
+        return None
+    wire = HttpRequest(head.method, head.path, head.query, head.headers)
+    start = head_bytes(frontend, wire)
+    if start is None or start > LARGEST_HEAD_BYTES or length - start < least:
+        return None
+    return start
+
+
+async def whole_of(wire: HttpRequest) -> HttpRequest:
+    """Return *wire* with its body once that has come. Raises as `Arriving.whole`."""
+    if wire.rest is None:
+        return wire
+    body = (await wire.rest.whole(),)
+    return HttpRequest(wire.method, wire.path, wire.query, wire.headers, body, wire.deadline)

@@ -1,0 +1,397 @@
+"""One request and its answer: check the head, read the body, ask the frontend, write.
+
+The body's bytes are held against the budget from before they are read until the answer is in the
+kernel; the place among the requests in flight is taken only once the body is whole, so that slow
+senders hold none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import structlog
+
+from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
+from gateway.transports.admission import Lease
+from gateway.transports.contract import HttpAsk, HttpFrontend, ask_early
+from gateway.transports.http.content_coding import ACCEPTED, coding_of, compress
+from gateway.transports.http.cut_through import Arrival, begins_with, whole_of
+from gateway.transports.http.faults import HttpFault, plain
+from gateway.transports.http.interfaces import Connection, Incoming, Listener
+from gateway.transports.http.request_body import EMPTY, check_declared, undo_coding
+from gateway.transports.http.request_head import Head
+from gateway.transports.http.response_writer import (
+    write_end,
+    write_part,
+    write_response,
+    write_stream_head,
+)
+from gateway.transports.net.write_drain import NotTaken, flushed
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+log = structlog.get_logger(__name__)
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def failure(error: BaseException | None) -> HttpResponse:
+    """Return the answer for what went wrong in an exchange past all that it foresees; log it."""
+    if isinstance(error, GatewayError):
+        log.warning("stream cut", code=error.code.value, error=error.message)
+        return plain(500, error.message)
+    log.error("internal error", exc_info=error)
+    return plain(500, "internal error of the gateway")
+
+
+class Exchange:
+    """A request of a connection, until its answer is written.
+
+    Args:
+        listener: Of the server.
+        connection: Where it came from.
+        incoming: The request.
+        task: What will run it.
+    """
+
+    __slots__ = (
+        "_arrival",
+        "_ask",
+        "_body",
+        "_close",
+        "_connection",
+        "_deadline",
+        "_drops",
+        "_fault",
+        "_frontend",
+        "_given_up",
+        "_head",
+        "_held",
+        "_incoming",
+        "_lease",
+        "_listener",
+        "_task",
+    )
+
+    def __init__(
+        self,
+        listener: Listener,
+        connection: Connection,
+        incoming: Incoming,
+        task: asyncio.Task[Any] | None,
+    ) -> None:
+        self._listener = listener
+        self._connection = connection
+        self._incoming = incoming
+        self._task = task
+        self._close = incoming.closes
+        self._head: Head | None = None
+        self._frontend: HttpFrontend | None = None
+        self._ask: HttpAsk
+        self._deadline: float | None = None
+        self._body: memoryview | None = None
+        self._held = 0
+        self._lease = incoming.lease
+        self._arrival: Arrival | None = None
+        self._drops = False
+        self._fault: HttpFault | None = None
+        self._given_up = False
+
+    async def run(self) -> bool:
+        """Answer the request, whatever it is; return whether the connection goes on."""
+        connection, listener = self._connection, self._listener
+        connection.head_sent = False
+        connection.give_up = self._give_up
+        try:
+            # Written out: each frame that a request waits in is gone through twice.
+            wire = self._at_hand() or await self._in_time()
+            if wire is not None:
+                try:
+                    found = await (self._ask(wire) if wire.rest is None else self._early(wire))
+                    if isinstance(found, HttpResponse):
+                        await self._send(found)
+                    else:
+                        await self._relay(found)
+                finally:
+                    listener.slots.release()
+            if self._arrival is not None and self._drops:
+                await self._arrival.drop()
+        except (HttpFault, OSError, asyncio.CancelledError) as error:
+            if not await self._ended(error):
+                raise
+        finally:
+            connection.give_up = None
+            # Its own cancellation would keep it, and the body, till the next collection.
+            self._task = None
+            connection.answered += 1
+            if self._held:
+                listener.budget.release(self._held)
+            if self._lease is not None:
+                self._free(self._lease)
+        return not self._close
+
+    def _free(self, lease: Lease) -> None:
+        """Give back what a body took that was not at hand."""
+        if self._arrival is not None:
+            self._arrival.close()
+            self._listener.early.release()
+        lease.close()
+
+    async def _ended(self, error: BaseException) -> bool:
+        """Tell the client of *error*, if it is there to hear of it; False: it must be raised."""
+        try:
+            if isinstance(error, OSError):
+                self._left(error)
+            elif isinstance(error, HttpFault):
+                await self._say(error)
+            elif self._ends_in_words():
+                await self._last_words()
+            else:
+                return False
+        except OSError as later:
+            self._left(later)
+        return True
+
+    def _left(self, error: OSError) -> None:
+        """Note that there is nobody to tell anything."""
+        self._close = True
+        if isinstance(error, NotTaken):
+            self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
+        else:
+            self._connection.cut()
+
+    def _ends_in_words(self) -> bool:
+        """Return whether a request that was cancelled is still answered; if not, it is cut."""
+        wanted = self._given_up or self._fault is not None
+        if not wanted or self._connection.head_sent or self._task is None:
+            self._connection.cut()
+            return False
+        self._task.uncancel()
+        return True
+
+    async def _last_words(self) -> None:
+        if self._fault is not None:
+            await self._say(self._fault)
+        else:
+            await self._refuse(Unavailable("the gateway is shutting down"))
+
+    async def _say(self, fault: HttpFault) -> None:
+        self._listener.refused(fault.error)
+        self._close |= fault.close
+        await self._send(fault.response)
+
+    def _broken(self, fault: HttpFault) -> None:
+        """End a request, begun already, whose body comes too slowly."""
+        if self._fault is None and self._task is not None:
+            self._fault = fault
+            if self._connection.head_sent:
+                self._listener.refused(fault.error)
+            self._task.cancel()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _at_hand(self) -> HttpRequest | None:
+        """Return a request all of which is here, with a place for it taken: the common way.
+
+        If something is to be waited for, return None: `_in_time` goes on from here.
+
+        Raises:
+            HttpFault: Its head is not answered.
+        """
+        listener, incoming = self._listener, self._incoming
+        head = self._head = incoming.head(listener.limits)
+        self._frontend, self._ask = listener.find(head.path)
+        if head.timeout_s is not None:
+            self._deadline = time.monotonic() + head.timeout_s
+        body, length = EMPTY, head.length
+        if length is not None:
+            here = incoming.here
+            if here is None:
+                return None
+            if self._lease is None:
+                if head.coded or length > listener.limits.message_bytes:
+                    return None
+                if not listener.budget.take(length):
+                    return None
+                self._held = length
+            body = here
+        elif head.chunked:
+            return None
+        if not listener.slots.take():
+            self._body = body
+            return None
+        return HttpRequest(
+            head.method, head.path, head.query, head.headers, (body,), self._deadline
+        )
+
+    async def _in_time(self) -> HttpRequest | None:
+        """Wait for what is needed of a request, and a place for it; None: it was refused."""
+        head, slots, body = self._head, self._listener.slots, self._body
+        assert head is not None  # noqa: S101  # `_at_hand` came before
+        try:
+            if body is None:
+                body = await self._begin(head)
+            if body is None:
+                body = await self._received(head)
+            if not slots.take():
+                await slots.acquire(self._listener.limits.queue_wait_s)
+        except GatewayError as error:
+            await self._refuse(error)
+            return None
+        return HttpRequest(
+            head.method, head.path, head.query, head.headers, (body,), self._deadline, self._arrival
+        )
+
+    def _early(
+        self, wire: HttpRequest
+    ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+        """Ask the frontend with what has come of a body that is passed on."""
+        assert self._frontend is not None  # noqa: S101  # it said how much it needs
+        return ask_early(self._frontend, wire, partial(whole_of, wire))
+
+    async def _begin(self, head: Head) -> memoryview | None:
+        """Return the beginning of a body that will be passed on as it comes; None to read it."""
+        limits, incoming = self._listener.limits, self._incoming
+        if self._frontend is None or incoming.lease is not None or incoming.whole:
+            return None
+        start = begins_with(self._frontend, head, limits)
+        if start is None or head.length is None or not self._listener.early.take():
+            return None
+        self._continue(head)
+        try:
+            lease = self._lease = Lease(self._listener.budget, limits.queue_wait_s)
+            self._arrival = await incoming.arrive(head.length, start, limits, lease, self._broken)
+        finally:
+            if self._arrival is None:
+                self._listener.early.release()
+        return None if self._arrival is None else self._arrival.head
+
+    def _continue(self, head: Head) -> None:
+        if head.expects and not self._incoming.whole and self._connection.transport is not None:
+            self._connection.transport.write(CONTINUE)
+
+    async def _received(self, head: Head) -> memoryview:
+        limits, incoming = self._listener.limits, self._incoming
+        if incoming.lease is not None:
+            return await incoming.body(head.length, limits, incoming.lease)
+        lease = self._lease = Lease(self._listener.budget, limits.queue_wait_s)
+        codings = head.all("content-encoding") if head.coded else []
+        coding_of(codings)  # an unknown one is refused before its bytes are read
+        check_declared(head.length, limits)
+        self._continue(head)
+        if head.length is not None:
+            await lease.grow(head.length)
+        body = await incoming.body(head.length, limits, lease)
+        return await undo_coding(body, codings, limits, lease) if head.coded else body
+
+    async def _relay(self, found: AsyncGenerator[HttpResponse, None]) -> None:
+        """Relay the frontend's answers: one of known length, or many in chunks.
+
+        Which it is shows when the frontend is asked for the second: a unary one ends without
+        waiting. If it waits, the first goes out as the beginning of a stream.
+        """
+        loop = asyncio.get_running_loop()
+        async with aclosing(found) as answers:
+            first = await anext(answers, None)
+            if first is None:
+                await self._refuse(InternalError("a stream began with nothing to send"))
+                return
+            begin = loop.call_soon(self._begin_stream, first)
+            try:
+                part = await anext(answers, None)
+            finally:
+                begin.cancel()
+            if part is None and not self._connection.head_sent:
+                await self._send(first)
+                return
+            if not self._connection.head_sent:
+                self._begin_stream(first)
+            while part is not None:
+                self._write_part(part)
+                await self._flush()
+                part = await anext(answers, None)
+        transport = self._connection.transport
+        if transport is not None and self._incoming.method != "HEAD":
+            write_end(transport, self._incoming.version)
+        await self._flush()
+
+    def _begin_stream(self, first: HttpResponse) -> None:
+        transport = self._connection.transport
+        if transport is None:
+            return
+        self._close |= self._connection.must_close or self._incoming.version < (1, 1)
+        self._connection.head_sent = True
+        write_stream_head(transport, first, keep=not self._close, version=self._incoming.version)
+        self._write_part(first)
+
+    def _write_part(self, part: HttpResponse) -> None:
+        transport = self._connection.transport
+        if transport is not None and self._incoming.method != "HEAD":
+            write_part(transport, part.body, self._incoming.version)
+
+    async def _refuse(self, error: GatewayError) -> None:
+        """Answer with *error*, of our own making, in the protocol's form."""
+        if self._frontend is None:
+            fault = HttpFault(503, error.message)
+            self._listener.refused(error)
+            await self._send(fault.response)
+            return
+        response = self._frontend.refuse(error)
+        extra: tuple[tuple[str, str], ...] = ()
+        if error.code is ErrorCode.OVERLOADED:
+            extra = (("Retry-After", "1"),)
+        elif error.code is ErrorCode.UNSUPPORTED:
+            extra = (("Accept-Encoding", ACCEPTED),)
+        headers = Headers((*response.headers.pairs, *extra))
+        await self._send(HttpResponse(response.status, headers, response.body))
+
+    async def _send(self, response: HttpResponse) -> None:
+        head, connection, incoming = self._head, self._connection, self._incoming
+        varies = response.compressible and head is not None and bool(response.body)
+        if varies and head is not None and head.wants is not None:
+            response = await _coded(response, head.wants)
+        transport = connection.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        unread = not incoming.whole
+        close = self._close or (connection.ending and connection.must_close)
+        if unread:
+            self._drops = self._arrival is not None and not close
+            close = not self._drops
+        self._close = close
+        connection.head_sent = True
+        write_response(
+            transport,
+            response,
+            keep=not close,
+            version=incoming.version,
+            varies=varies,
+            head_only=incoming.method == "HEAD",
+        )
+        if connection.behind is not None:
+            await self._flush()
+        if unread and not self._drops and transport.can_write_eof():
+            # The client, which is still sending, sees the answer and its end; the connection reads
+            # on for a moment, so that no reset destroys what is on its way.
+            transport.write_eof()
+
+    async def _flush(self) -> None:
+        connection = self._connection
+        if connection.transport is None:
+            raise ConnectionResetError("the client has left")
+        while connection.behind is not None:
+            idle_s = self._listener.limits.write_idle_timeout_s
+            await flushed(connection.transport, connection.behind, idle_s)
+
+
+async def _coded(response: HttpResponse, coding: str) -> HttpResponse:
+    body = (await compress(coding, response.body),)
+    headers = Headers((*response.headers.pairs, ("Content-Encoding", coding)))
+    return HttpResponse(response.status, headers, body, request_id=response.request_id)

@@ -1,0 +1,96 @@
+"""Forwarding of HTTP requests that no protocol claims to an HTTP upstream, as they are.
+
+Only end-to-end fields cross; framing, Host and codings are each hop's own. A body crosses without
+its content coding, and so does an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+
+from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.transports.contract import HttpClient
+from gateway.transports.http.faults import plain
+from gateway.transports.http.headers import end_to_end
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+log = structlog.get_logger(__name__)
+
+_OURS = frozenset({"host", "accept-encoding", "content-encoding", "grpc-timeout"})
+_BAD_GATEWAY = 502
+
+# A proxy's statuses: the request is unread here, so whatever fails is the hop's or the upstream's.
+_STATUS = {
+    ErrorCode.INVALID_ARGUMENT: 400,
+    ErrorCode.TOO_LARGE: 413,
+    ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.OVERLOADED: 503,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
+}
+
+
+class Passthrough:
+    """A frontend that forwards.
+
+    Args:
+        client: Of the upstream.
+        forwarded: Say in X-Forwarded-Host which host the client asked for.
+    """
+
+    def __init__(self, client: HttpClient, *, forwarded: bool = False) -> None:
+        self._client = client
+        self._forwarded = forwarded
+
+    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        """Forward *wire*, and its answer; event streams piece by piece."""
+        begun = False
+        try:
+            request = self._request(wire)
+            if "text/event-stream" not in (wire.headers.get("accept") or ""):
+                yield await self._client.send(request, deadline=wire.deadline)
+                return
+            async with aclosing(_stream(self._client, request, wire.deadline)) as answers:
+                async for answer in answers:
+                    begun = True
+                    yield answer
+        except GatewayError as error:
+            if begun:
+                raise  # the transport cuts the stream: its end must not look like one
+            yield self._failed(error)
+
+    def refuse(self, error: GatewayError, /) -> HttpResponse:
+        """Say *error*, for a request that was never read whole."""
+        return plain(_STATUS.get(error.code, 400), error.message)
+
+    def _failed(self, error: GatewayError) -> HttpResponse:
+        log.debug("passthrough failed", code=error.code.value, error=error.message)
+        # Too large or malformed on this path is the answer, not the request.
+        status = _STATUS.get(error.code, _BAD_GATEWAY)
+        if error.code in (ErrorCode.TOO_LARGE, ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED):
+            status = _BAD_GATEWAY
+        return plain(status, error.message)
+
+    def _request(self, wire: HttpRequest) -> HttpRequest:
+        pairs = [pair for pair in end_to_end(wire.headers) if pair[0].lower() not in _OURS]
+        host = wire.headers.get("host")
+        if self._forwarded and host is not None:
+            pairs.append(("X-Forwarded-Host", host))
+        return HttpRequest(wire.method, wire.path, wire.query, Headers(pairs), wire.body)
+
+
+async def _stream(
+    client: HttpClient, request: HttpRequest, deadline: float | None
+) -> AsyncGenerator[HttpResponse, None]:
+    """Iterate over a client's stream and see to it that it is closed."""
+    answers = client.stream(request, deadline=deadline)
+    try:
+        async for answer in answers:
+            yield answer
+    finally:
+        close = getattr(answers, "aclose", None)
+        if close is not None:
+            await close()

@@ -1,0 +1,113 @@
+"""A request's body within every limit on bytes and time, however it is read.
+
+The order is that of the cost: the declared length before anything is read, then what has arrived
+and how fast, then the content coding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.ir.errors import TooLarge
+from gateway.transports.admission import Lease
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.content_coding import Inflater, coding_of, inflate
+from gateway.transports.http.faults import HttpFault
+
+EMPTY = memoryview(b"")
+
+
+def check_declared(length: int | None, limits: ServerLimits) -> None:
+    """Refuse a body by its Content-Length, before a byte of it is read.
+
+    Raises:
+        TooLarge: It exceeds the limit.
+    """
+    if length is not None and length > limits.message_bytes:
+        raise TooLarge(
+            f"request body has {length} bytes, at most {limits.message_bytes} are allowed",
+            limit="message_bytes",
+        )
+
+
+class Pace:
+    """How long to wait for more of one body: idle, total and by the least rate.
+
+    Args:
+        limits: Of the listener.
+        loop: Its clock.
+    """
+
+    def __init__(self, limits: ServerLimits, loop: asyncio.AbstractEventLoop) -> None:
+        self._limits = limits
+        self._loop = loop
+        self._start = self._last = loop.time()
+        self._received = 0
+
+    def came(self, size: int) -> None:
+        """Note that *size* bytes have come."""
+        self._received += size
+        self._last = self._loop.time()
+
+    def excuse(self, seconds: float) -> None:
+        """Leave out of account a time in which nothing was read."""
+        self._start += seconds
+        self._last += seconds
+
+    def left(self) -> tuple[float, str]:
+        """Return how long to wait for the next bytes, and which limit says so."""
+        limits = self._limits
+        now = self._loop.time()
+        by_rate = limits.body_min_rate_grace_s + self._received / limits.body_min_rate_bytes_s
+        return min(
+            (self._last + limits.body_idle_timeout_s - now, "body_idle_timeout_s"),
+            (self._start + limits.body_timeout_s - now, "body_timeout_s"),
+            (self._start + by_rate - now, "body_min_rate_bytes_s"),
+        )
+
+    def fault(self, limit: str) -> HttpFault:
+        """Return what to answer when the wait for *limit* is over."""
+        return HttpFault(
+            408,
+            f"request body came too slowly: {self._received} bytes in "
+            f"{self._loop.time() - self._start:.1f} s",
+            limit=limit,
+            close=True,
+        )
+
+
+def too_many_bytes(limits: ServerLimits) -> TooLarge:
+    """Return the refusal of a body that has grown past the limit."""
+    return TooLarge(
+        f"request body has more than {limits.message_bytes} bytes", limit="message_bytes"
+    )
+
+
+def too_many_chunks(limits: ServerLimits) -> TooLarge:
+    """Return the refusal of a body in too many chunks."""
+    return TooLarge(f"request body has more than {limits.body_chunks} chunks", limit="body_chunks")
+
+
+async def undo_coding(
+    body: memoryview, codings: Sequence[str], limits: ServerLimits, lease: Lease
+) -> memoryview:
+    """Return *body* without its content coding.
+
+    Raises:
+        Unsupported: The coding is unknown.
+        MalformedMessage: The content is not of its coding.
+        TooLarge: It inflates too far.
+        Overloaded: No room in the budget.
+    """
+    coding = coding_of(codings)
+    if coding is None:
+        return body
+    inflater = Inflater(
+        coding,
+        body,
+        limits.message_bytes,
+        limits.decompressed_ratio,
+        limits.decompressed_ratio_floor_bytes,
+    )
+    return await inflate(inflater, lease.grow)

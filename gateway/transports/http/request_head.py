@@ -1,0 +1,233 @@
+"""A request's head as a parser leaves it: checked once more, and taken over.
+
+What two HTTP parsers might read in two ways is refused here, when the parser has let it pass. Both
+makes of the server read heads by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.content_coding import coding_for
+from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.headers import decode_field
+from gateway.transports.http.timeout_headers import timeout_of
+from gateway.wire.http import Headers
+
+_TARGET = re.compile(r"[!-~]+", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9.\-_~%!$&'()*+,;=:\[\]]*", re.ASCII)
+_LENGTH = re.compile(r"[0-9]{1,19}", re.ASCII)
+_ABSOLUTE = re.compile(
+    r"https?://([A-Za-z0-9.\-_~%!$&'()*+,;=:]*@)?([A-Za-z0-9.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+\])"
+    r"(:(?P<port>[0-9]{1,5})?)?(?P<rest>([/?].*)?)",
+    re.ASCII | re.IGNORECASE,
+)
+_PORTS_END = 65_535
+_FIELD_OVERHEAD = 4  # ": " and the line's end
+_VERSIONS = ((1, 0), (1, 1))
+
+Version = tuple[int, int]
+
+
+class Head(Struct, frozen=True):
+    """The head of a request.
+
+    Attributes:
+        path: As on the wire, without scheme, host and query.
+        length: Content-Length; None for none.
+        chunked: The body comes in chunks.
+        expects: The client waits for "100 Continue" before it sends the body.
+        coded: The body has a content coding.
+        wants: The content coding that the client would have its answer in; None for none.
+        timeout_s: How much time the client gives us; None for no word of it.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    length: int | None
+    chunked: bool
+    expects: bool
+    coded: bool = False
+    wants: str | None = None
+    timeout_s: float | None = None
+
+    def all(self, name: str) -> list[str]:
+        """Return every value of the field *name*, given in lower case."""
+        return [value for key, value in self.headers if key.lower() == name]
+
+
+def read_head(
+    method: str,
+    target: str,
+    version: Version,
+    fields: Sequence[tuple[bytes, bytes]],
+    limits: ServerLimits,
+) -> Head:
+    """Check the head of a request and return it.
+
+    Args:
+        method: In capitals.
+        target: As on the wire.
+        version: Of HTTP.
+        fields: As they were sent, names too.
+        limits: Of the listener.
+
+    Raises:
+        HttpFault: It is not one we answer.
+    """
+    if version not in _VERSIONS:
+        raise HttpFault(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
+    _check_size(fields, limits)
+    headers = Headers([(name.decode("ascii"), decode_field(value)) for name, value in fields])
+    _check_host(fields, headers, version)
+    path, query = _target(method, target)
+    chunked = _chunked(headers, version)
+    return Head(
+        method=method,
+        path=path,
+        query=query,
+        headers=headers,
+        length=_length(headers),
+        chunked=chunked,
+        expects=_expects(headers, version),
+        coded=headers.get("content-encoding") is not None,
+        wants=_wants(headers),
+        timeout_s=timeout_of(headers.get("grpc-timeout"), headers.get("x-request-timeout")),
+    )
+
+
+def head_too_large(limits: ServerLimits) -> HttpFault:
+    """Return the refusal of a head that a parser would not, or should not, read to its end."""
+    return HttpFault(
+        431,
+        f"the head is too large: at most {limits.header_line_bytes} bytes in its first "
+        f"line, {limits.header_field_bytes} in a field and {limits.header_total_bytes} in "
+        "all are allowed",
+        limit="header_total_bytes",
+        close=True,
+    )
+
+
+def too_many_fields(limits: ServerLimits) -> HttpFault:
+    """Return the refusal of a head with too many fields."""
+    return HttpFault(
+        431,
+        f"more than {limits.header_count} header fields",
+        limit="header_count",
+        close=True,
+    )
+
+
+def malformed(text: str) -> HttpFault:
+    """Return the refusal of a request that a parser could not read; *text* is what it says."""
+    return HttpFault(400, f"malformed HTTP request: {first_line(text)}", close=True)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of what a parser says, fit to be shown."""
+    line = text.strip().splitlines()[0] if text.strip() else "unreadable"
+    return line[:200].rstrip(":").encode("ascii", "backslashreplace").decode()
+
+
+def head_too_slow(limits: ServerLimits) -> HttpFault:
+    """Return the refusal of a head that takes too long."""
+    return HttpFault(
+        408,
+        f"the head of a request took more than {limits.header_timeout_s} s",
+        limit="header_timeout_s",
+        close=True,
+    )
+
+
+def _check_size(fields: Sequence[tuple[bytes, bytes]], limits: ServerLimits) -> None:
+    sizes = [len(name) + len(value) for name, value in fields]
+    total = sum(sizes) + _FIELD_OVERHEAD * len(sizes)
+    if total <= limits.header_field_bytes and total <= limits.header_total_bytes:
+        return  # so no single one is too large either
+    largest = max(sizes, default=0)
+    if largest > limits.header_field_bytes:  # the parser counts values without their names
+        raise HttpFault(
+            431,
+            f"a header field has {largest} bytes, at most {limits.header_field_bytes} are allowed",
+            limit="header_field_bytes",
+            close=True,
+        )
+    if total > limits.header_total_bytes:
+        raise HttpFault(
+            431,
+            f"header fields have {total} bytes, at most {limits.header_total_bytes} are allowed",
+            limit="header_total_bytes",
+            close=True,
+        )
+
+
+def _check_host(fields: Sequence[tuple[bytes, bytes]], headers: Headers, version: Version) -> None:
+    hosts = [name for name, _ in fields if len(name) == len("host") and name.lower() == b"host"]
+    if len(hosts) > 1 or (not hosts and version >= (1, 1)):
+        raise HttpFault(400, f"{len(hosts)} Host fields, needed is 1", close=True)
+    host = headers.get("host")
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise HttpFault(400, "the Host field is malformed", close=True)
+
+
+def _target(method: str, target: str) -> tuple[str, str]:
+    if method == "CONNECT":
+        raise HttpFault(405, "CONNECT is not supported", close=True)
+    if _TARGET.fullmatch(target) is None or "#" in target:
+        raise HttpFault(400, "the request target holds characters it must not", close=True)
+    if target == "*":
+        return target, ""
+    if not target.startswith("/"):
+        target = _origin_form(target)
+    path, _, query = target.partition("?")
+    return path, query
+
+
+def _origin_form(target: str) -> str:
+    """Return path and query of a target in absolute form, as proxies get it."""
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None or int(found["port"] or 0) > _PORTS_END:
+        raise HttpFault(400, "the request target is neither a path nor an http URL", close=True)
+    rest = found["rest"]
+    return rest if rest.startswith("/") else f"/{rest}"
+
+
+def _length(headers: Headers) -> int | None:
+    value = headers.get("content-length")
+    if value is None:
+        return None
+    if _LENGTH.fullmatch(value) is None:
+        raise HttpFault(400, "Content-Length is not a number", close=True)
+    return int(value)
+
+
+def _chunked(headers: Headers, version: Version) -> bool:
+    value = headers.get("transfer-encoding")
+    if value is None:
+        return False
+    if version < (1, 1) or headers.get("content-length") is not None:
+        raise HttpFault(400, "Transfer-Encoding cannot stand here", close=True)
+    if value.strip().lower() != "chunked":
+        raise HttpFault(501, "of transfer codings only chunked is supported", close=True)
+    return True
+
+
+def _wants(headers: Headers) -> str | None:
+    if headers.get("accept-encoding") is None:
+        return None
+    return coding_for([value for name, value in headers.lowered if name == "accept-encoding"])
+
+
+def _expects(headers: Headers, version: Version) -> bool:
+    value = headers.get("expect")
+    if value is None or version < (1, 1):
+        return False
+    if value.strip().lower() != "100-continue":
+        raise HttpFault(417, "of expectations only 100-continue is supported", close=True)
+    return True

@@ -1,0 +1,130 @@
+"""Writing answers of HTTP/1: status line, fields and body in one go, or in chunks.
+
+Straight to the socket's transport, for both makes of the server: aiohttp's own response objects
+join what we hold in pieces, and name their versions in a field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+
+from gateway.ir.context import REQUEST_ID
+from gateway.transports.http.headers import is_writable, safe_value
+from gateway.transports.http.request_head import Version
+from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+_BODILESS = frozenset({204, 304})
+_VARIES = "Vary: Accept-Encoding\r\n"
+# Up to here head and body are joined: one buffer costs the system less than two.
+_JOINED_BYTES = 8192
+
+
+def write_response(
+    transport: asyncio.Transport,
+    response: HttpResponse,
+    *,
+    keep: bool,
+    version: Version,
+    varies: bool = False,
+    head_only: bool = False,
+) -> None:
+    """Write *response* whole, with its exact length.
+
+    Args:
+        transport: Of the connection.
+        response: Its body may be in several buffers.
+        keep: Whether the connection stays open.
+        version: Of the request.
+        varies: The client's Accept-Encoding has decided, or would have, on the content coding.
+        head_only: The request was HEAD.
+    """
+    if response.status in _BODILESS:
+        transport.write(_head(response, "", keep=keep, version=version))
+        return
+    body = response.body
+    size = size_of(body)
+    framing = f"{_VARIES if varies else ''}Content-Length: {size}\r\n"
+    head = _head(response, framing, keep=keep, version=version)
+    if head_only or not size:
+        transport.write(head)
+    elif size <= _JOINED_BYTES:
+        transport.write(b"".join([head, *body]))
+    else:
+        transport.writelines([head, *body])
+
+
+def write_stream_head(
+    transport: asyncio.Transport, response: HttpResponse, *, keep: bool, version: Version
+) -> None:
+    """Write the head of a streamed response; in HTTP/1.0 its end is that of the connection."""
+    framing = "Transfer-Encoding: chunked\r\n" if version >= (1, 1) else ""
+    transport.write(_head(response, framing, keep=keep, version=version))
+
+
+def write_part(transport: asyncio.Transport, body: Iterable[Buffer], version: Version) -> None:
+    """Write one part of a streamed response; nothing when it is empty."""
+    buffers = list(body)
+    size = size_of(buffers)
+    if not size:
+        return
+    if version >= (1, 1):
+        buffers = [b"%x\r\n" % size, *buffers, b"\r\n"]
+    transport.writelines(buffers)
+
+
+def write_end(transport: asyncio.Transport, version: Version) -> None:
+    """Write the end of a streamed response."""
+    if version >= (1, 1):
+        transport.write(b"0\r\n\r\n")
+
+
+@lru_cache(2)
+def _date(second: int) -> str:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"
+
+
+@lru_cache(256)
+def _first_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n"
+
+
+@lru_cache(1024)  # the same few names, message for message
+def _begun(name: str) -> tuple[str, bool]:
+    """Return a field's line up to its value, "" for one that is not written, and if it dates."""
+    return f"{name}: " if is_writable(name) else "", name.lower() == "date"
+
+
+def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version) -> bytes:
+    fields, dated = response.headers.read_by(_written)
+    name = f"{REQUEST_ID}: {safe_value(response.request_id)}\r\n" if response.request_id else ""
+    date = "" if dated else _date(int(time.time()))  # noqa: TID251  # no duration
+    last = "\r\n"
+    if not keep:
+        last = "Connection: close\r\n\r\n"
+    elif version < (1, 1):
+        last = "Connection: keep-alive\r\n\r\n"
+    first = _first_line(response.status)
+    return f"{first}{fields}{name}{framing}{date}{last}".encode("ascii")
+
+
+def _written(headers: Headers) -> tuple[str, bool]:
+    """Return the lines of an answer's fields, and whether it dates itself.
+
+    Codecs answer with the same few fields again and again, which keep what they were read as.
+    """
+    text = ""
+    dated = False
+    for name, value in headers.pairs:
+        line, dates = _begun(name)
+        if line:
+            # Nearly every value is safe as it is: told here, at less than the cost of a call.
+            safe = value if value.isascii() and value.isprintable() else safe_value(value)
+            text = f"{text}{line}{safe}\r\n"
+            dated = dated or dates
+    return text, dated

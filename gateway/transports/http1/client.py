@@ -1,0 +1,327 @@
+"""HTTP/1 client of the native make: one upstream, its pool of connections, and what goes wrong.
+
+Bodies go out as the buffers they are, with their exact length; answers come in whole or piece by
+piece, within the limits. No redirects, no cookies, no proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.concurrency.timer_wheel import Wheel
+from gateway.ir.errors import Unavailable
+from gateway.transports.admission import Slots
+from gateway.transports.contract import ClientLimits
+from gateway.transports.http.client_rules import IDEMPOTENT, Peer, sent_lines
+from gateway.transports.http.content_coding import coding_of
+from gateway.transports.http1.client_connection import UpstreamConnection, read_buffer
+from gateway.transports.http1.response_reader import Answer, AnswerHeads
+from gateway.transports.net.resolver import Upstream
+from gateway.transports.net.write_drain import until
+from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
+
+_PORTS = {"http": 80, "https": 443}
+_JOIN_BYTES = 64 * 1024
+# A server may close a connection when it has idled; what cannot be sent twice goes on no such one.
+_TRUSTED_S = 1.0
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+class HttpClient:
+    """A pool of HTTP/1.1 connections to one upstream.
+
+    Args:
+        url: "http://host:port", or https; a path becomes a prefix of every request's.
+        limits: Of the upstream.
+        ssl_context: For https, instead of the system's trust.
+
+    Raises:
+        ValueError: *url* is no such thing.
+    """
+
+    sends_rest = True
+
+    def __init__(
+        self, url: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise ValueError(f"upstream URL {url!r} is not http://host:port")
+        port = parts.port or _PORTS[parts.scheme]
+        self._peer = Peer(f"{parts.hostname}:{port}", parts.hostname, limits)
+        self._prefix = parts.path.rstrip("/")
+        self._said = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
+        self._upstream = Upstream(parts.hostname, port, floor_s=limits.resolve_floor_s)
+        self._tls: dict[str, Any] = {}
+        if parts.scheme == "https":
+            self._tls = {"ssl": ssl_context or ssl.create_default_context()}
+        self._limits = limits
+        self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
+        self._buffer = read_buffer()
+        self._known = AnswerHeads()
+        self._wheel = Wheel()
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._pruning: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def send(self, wire: HttpRequest, /, *, deadline: float | None) -> HttpResponse:
+        """Send one request and return its whole answer; raises as `base.Client` says."""
+        now = monotonic()
+        if deadline is not None and deadline <= now:
+            raise self._peer.late()
+        connection = self._at_hand(now) if wire.rest is None else None
+        if connection is None:
+            found: HttpResponse | Answer = await self._asked_in_turn(wire, deadline)
+        else:
+            # What nearly every request does: without a task's alarm, since the connection itself
+            # is told when the time is over.
+            step = 0 if deadline is None else self._wheel.enter(connection, deadline)
+            try:
+                buffers = self._buffers(wire, None if deadline is None else deadline - now)
+                found = await connection.ask(wire.method, buffers) or connection.taken()
+            except Unavailable:
+                if not self._unread(connection, wire):
+                    raise
+                found = await self._asked_again(wire, deadline)
+            finally:
+                if step:
+                    self._wheel.leave(connection, step)
+                self._put_back(connection)
+                self._slots.release()
+        return await self._plain(found, deadline) if isinstance(found, Answer) else found
+
+    async def _plain(self, answer: Answer, deadline: float | None) -> HttpResponse:
+        """Return a whole answer without its content coding."""
+        head, body = answer.head, answer.body()
+        if head.codings:
+            async with until(deadline, self._peer.name):
+                body = await self._peer.plain(body, head.codings)
+        return HttpResponse(head.status, head.headers, (body,))
+
+    def _at_hand(self, now: float) -> UpstreamConnection | None:
+        """Take the connection used last, and a place; None where either must be waited for."""
+        idle = self._idle
+        if not (
+            idle and self._fresh(idle[-1], now, self._limits.keepalive_s) and self._slots.take()
+        ):
+            return None
+        return idle.pop()
+
+    async def _asked_in_turn(self, wire: HttpRequest, deadline: float | None) -> Answer:
+        """Send *wire* once there is a place and a connection for it; return its whole answer."""
+        async with until(deadline, self._peer.name):
+            await self._enter()
+            try:
+                connection, answer = await self._asked(wire, deadline, streamed=False)
+                self._put_back(connection)
+            finally:
+                self._slots.release()
+        return answer
+
+    async def _asked_again(self, wire: HttpRequest, deadline: float | None) -> Answer:
+        """Send *wire* a second and last time; return its whole answer."""
+        async with until(deadline, self._peer.name):
+            connection, answer = await self._asked_anew(wire, deadline, streamed=False)
+            self._put_back(connection)
+        return answer
+
+    async def stream(
+        self, wire: HttpRequest, /, *, deadline: float | None
+    ) -> AsyncGenerator[HttpResponse, None]:
+        """Send one request and yield its answer piece by piece, at least once."""
+        async with until(deadline, self._peer.name):
+            await self._enter()
+        try:
+            async with until(deadline, self._peer.name):
+                connection, answer = await self._asked(wire, deadline, streamed=True)
+            try:
+                status, headers = answer.head.status, answer.head.headers
+                if coding_of(answer.head.codings) is not None:
+                    raise self._peer.broken("a stream with a content coding nobody asked for")
+                yielded = False
+                while answer.pieces or not answer.done:
+                    if not answer.pieces:
+                        async with until(deadline, self._peer.name):
+                            await connection.more()
+                        continue
+                    yield HttpResponse(status, headers, (answer.pieces.popleft(),))
+                    yielded = True
+                if not yielded:
+                    yield HttpResponse(status, headers, (b"",))
+            finally:
+                self._put_back(connection)
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        """Close every connection; harmless the second time."""
+        self._closed = True
+        self._wheel.close()
+        self._idle.clear()
+        for connection in [*self._open]:
+            self._cut(connection)
+        if self._pruning is not None:
+            self._pruning.cancel()
+            self._pruning = None
+
+    async def _enter(self) -> None:
+        """Take a place in the pool."""
+        if not self._slots.take():
+            await self._slots.acquire(None)
+
+    async def _asked(
+        self, wire: HttpRequest, deadline: float | None, *, streamed: bool
+    ) -> tuple[UpstreamConnection, Answer]:
+        """Send *wire* and return its answer with its head read; once more where that is safe."""
+        rest, keepalive_s = wire.rest, self._limits.keepalive_s
+        connection = await self._connection(
+            keepalive_s if rest is None else min(keepalive_s, _TRUSTED_S)
+        )
+        reused = connection.uses > 0
+        try:
+            answer = self._write(connection, wire, deadline, streamed=streamed)
+            while not (answer.done or (streamed and answer.head_read)):
+                await connection.more()
+        except Unavailable:
+            unread = self._unread(connection, wire)
+            self._put_back(connection)
+            if not (reused and unread):
+                raise
+        except BaseException:
+            self._put_back(connection)
+            raise
+        else:
+            return connection, answer
+        return await self._asked_anew(wire, deadline, streamed=streamed)
+
+    async def _asked_anew(
+        self, wire: HttpRequest, deadline: float | None, *, streamed: bool
+    ) -> tuple[UpstreamConnection, Answer]:
+        """Send *wire* a second and last time, on a connection of its own."""
+        connection = await self._connect()
+        try:
+            answer = self._write(connection, wire, deadline, streamed=streamed)
+            while not (answer.done or (streamed and answer.head_read)):
+                await connection.more()
+        except BaseException:
+            self._put_back(connection)
+            raise
+        return connection, answer
+
+    @staticmethod
+    def _unread(connection: UpstreamConnection, wire: HttpRequest) -> bool:
+        """Return whether nobody can have acted on a request that went wrong."""
+        if wire.rest is not None and wire.rest.begun:
+            return False
+        if connection.answer is not None and connection.answer.begun:
+            return False
+        return not connection.awaited or connection.refused or wire.method in IDEMPOTENT
+
+    def _write(
+        self,
+        connection: UpstreamConnection,
+        wire: HttpRequest,
+        deadline: float | None,
+        *,
+        streamed: bool,
+    ) -> Answer:
+        if not connection.usable:
+            raise self._peer.lost("it was closed before the request was sent")
+        if wire.rest is not None and wire.rest.begun:
+            raise self._peer.lost("the request was passed on already and cannot be sent again")
+        buffers = self._buffers(wire, None if deadline is None else deadline - monotonic())
+        return connection.begin(wire.method, buffers, wire.rest, streamed=streamed)
+
+    def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
+        """Return *wire* as it is written: one buffer, unless it is large."""
+        body = wire.body
+        size = size_of(body)
+        target = (
+            f"{self._prefix}{wire.path}?{wire.query}" if wire.query else self._prefix + wire.path
+        )
+        length = size if wire.rest is None else size + wire.rest.left
+        framing = f"Content-Length: {length}\r\n" if length or wire.method in _WITH_BODY else ""
+        head = (
+            f"{wire.method} {target}{self._said}{sent_lines(wire, left_s)}{framing}\r\n"
+        ).encode("ascii")
+        return (head, *body) if size > _JOIN_BYTES else (b"".join((head, *body)),)
+
+    # -- the pool
+
+    async def _connection(self, idle_s: float) -> UpstreamConnection:
+        """Return a connection that is clean, not too old and not idle for more than *idle_s*."""
+        if self._closed:
+            raise self._peer.closed()
+        return self._idle_connection(idle_s, monotonic()) or await self._connect()
+
+    def _idle_connection(self, idle_s: float, now: float) -> UpstreamConnection | None:
+        """Return such a connection, if there is one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if self._fresh(connection, now, idle_s):
+                return connection
+            self._cut(connection)
+        return None
+
+    def _fresh(self, connection: UpstreamConnection, now: float, idle_s: float) -> bool:
+        """Return whether an idle connection may be used, if for no longer than *idle_s*."""
+        return (
+            connection.usable
+            and now - connection.since <= idle_s
+            and now - connection.born <= self._limits.connection_age_s
+        )
+
+    async def _connect(self) -> UpstreamConnection:
+        """Make a connection.
+
+        Raises:
+            NotSent: The upstream cannot be reached.
+        """
+        if self._closed:
+            raise self._peer.closed()
+        loop = asyncio.get_running_loop()
+        make = partial(UpstreamConnection, self._peer, loop, self._buffer, self._known)
+        timeout_s = self._peer.connect_timeout_s
+        scope = asyncio.timeout(timeout_s)
+        try:
+            async with scope:
+                connection = await self._upstream.connect(make, self._tls)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise self._peer.unreached(error) from error
+            raise self._peer.unreached(f"no connection within {timeout_s} s") from error
+        except OSError as error:  # ssl's errors are such, too
+            raise self._peer.unreached(error) from error
+        self._open.add(connection)
+        return connection
+
+    def _put_back(self, connection: UpstreamConnection) -> None:
+        if not connection.release() or self._closed:
+            self._cut(connection)
+            return
+        self._idle.append(connection)
+        if self._pruning is None:
+            self._prune_after(self._limits.keepalive_s)
+
+    def _cut(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        connection.cut()
+
+    def _prune_after(self, delay_s: float) -> None:
+        self._pruning = asyncio.get_running_loop().call_later(delay_s, self._prune)
+
+    def _prune(self) -> None:
+        """Close connections that have idled too long; those used last stand last."""
+        self._pruning = None
+        stale = monotonic() - self._limits.keepalive_s
+        while self._idle and (self._idle[0].since <= stale or not self._idle[0].usable):
+            self._cut(self._idle.pop(0))
+        if self._idle:
+            self._prune_after(self._idle[0].since - stale)

@@ -1,0 +1,247 @@
+"""Heads of HTTP/1 requests, read as they come; pure.
+
+The grammar is llhttp's, by httptools. Here: how large a head may grow before it is given up, where
+it ends, and how its body is framed. What two parsers might read in two ways is refused by
+`http_head.read_head`; bodies in chunks are read by `chunks`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httptools
+
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.request_head import (
+    Head,
+    Version,
+    head_too_large,
+    malformed,
+    too_many_fields,
+)
+from gateway.wire.message_cache import Remembered
+
+READ_BYTES: Final = 64 * 1024
+"""For heads and what comes with them: of a large body, only what is read into this is copied."""
+
+_END: Final = b"\r\n\r\n"
+_BLANKS: Final = b" \t"
+# Of a head, beside its target and its fields: method, version, line ends.
+_REST_BYTES: Final = 64
+_REMEMBERED: Final = 512
+_REMEMBERED_BYTES: Final = 1024
+_VERSIONS: Final = {"1.1": (1, 1), "1.0": (1, 0)}
+
+
+def end_of_head(tail: bytes, data: bytes, at: int) -> int:
+    """Return the place after the next empty line of *data* from *at*, or the end of *data*.
+
+    Args:
+        tail: `tail_of` what came before.
+        data: What has come now.
+        at: Where to begin.
+    """
+    if tail:
+        found = (tail + data[at : at + len(_END) - 1]).find(_END)
+        if found >= 0:
+            return at + found + len(_END) - len(tail)
+    found = data.find(_END, at)
+    return len(data) if found < 0 else found + len(_END)
+
+
+def tail_of(tail: bytes, piece: bytes) -> bytes:
+    """Return the bytes of a head so far in which an empty line may have begun."""
+    return (tail + piece[1 - len(_END) :])[1 - len(_END) :]
+
+
+class RequestHead:
+    """A head as it was sent.
+
+    Attributes:
+        raw: Its bytes, where they came in one piece and are few; else empty.
+        fields: Names and values.
+        closes: The client wants the connection to end with the answer, or asks for an upgrade,
+            which is declined: what may follow it on the connection is not ours to guess.
+        length: Content-Length; None for none, or for one that is no number.
+        chunked: There is a Transfer-Encoding.
+        checked: What `http_head.read_head` made of it; None before it was asked.
+    """
+
+    __slots__ = (
+        "checked",
+        "chunked",
+        "closes",
+        "fields",
+        "length",
+        "method",
+        "raw",
+        "target",
+        "version",
+    )
+
+    def __init__(  # all there is to say
+        self,
+        method: str,
+        target: str,
+        version: Version,
+        fields: list[tuple[bytes, bytes]],
+        *,
+        closes: bool,
+        length: int | None,
+        chunked: bool,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.version = version
+        self.fields = fields
+        self.closes = closes
+        self.length = length
+        self.chunked = chunked
+        self.raw = b""
+        self.checked: Head | None = None
+
+
+class Memory(Remembered[RequestHead]):
+    """Heads that were read and found right, by their bytes.
+
+    Clients send the same head again and again; one that is known need not be read again. Its bytes
+    are the whole of what a head says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
+
+    def note(self, head: RequestHead) -> None:
+        """Remember *head*, which was checked, if it came before."""
+        if head.raw and self.wants(head.raw):
+            self.keep(head.raw, head)
+
+
+class HeadReader:
+    """Reads the heads of one connection, one after the other.
+
+    Args:
+        limits: Of the listener.
+        memory: Of the listener.
+    """
+
+    def __init__(self, limits: ServerLimits, memory: Memory) -> None:
+        self._limits = limits
+        self._memory = memory
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what has come of a head; begin with another."""
+        self._parser: httptools.HttpRequestParser | None = None
+        self._raw = b""
+        self._target = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._size = 0
+        self._tail = b""
+        self._complete = False
+        self._length: int | None = None
+        self._chunked = False
+        self._closes = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a head has come."""
+        return self._size > 0
+
+    def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
+        """Read *data* from *at* up to the end of a head.
+
+        Returns:
+            The head, or None when it goes on in the next data; and the place after what was read.
+
+        Raises:
+            HttpFault: What came is no head, or one that is too large.
+        """
+        if self._parser is None:
+            found = data.find(_END, at)
+            raw = data[at : found + len(_END)] if 0 <= found - at <= _REMEMBERED_BYTES else b""
+            known = self._memory.get(raw)
+            if known is not None:
+                return known, at + len(raw)
+            self._raw = raw
+            self._parser = httptools.HttpRequestParser(self)
+        end = len(data)
+        while at < end and not self._complete:
+            stop = end_of_head(self._tail, data, at)
+            piece = data if not at and stop == end else data[at:stop]
+            self._read(self._parser, piece)
+            at = stop
+            self._check_growth()
+        return (self._taken(self._parser) if self._complete else None), at
+
+    def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
+        self._size += len(piece)
+        self._tail = tail_of(self._tail, piece)
+        try:
+            parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._closes = True
+        except httptools.HttpParserError as error:
+            raise malformed(str(error)) from error
+
+    def _check_growth(self) -> None:
+        limits = self._limits
+        if len(self._fields) > limits.header_count:
+            raise too_many_fields(limits)
+        target = len(self._target)
+        if target > limits.header_line_bytes or (
+            not self._complete and self._size - target > limits.header_total_bytes + _REST_BYTES
+        ):
+            raise head_too_large(limits)
+
+    def _taken(self, parser: httptools.HttpRequestParser) -> RequestHead:
+        version = parser.get_http_version()
+        try:
+            target = self._target.decode("ascii")
+        except UnicodeDecodeError as error:
+            raise HttpFault(
+                400, "the request target holds characters it must not", close=True
+            ) from error
+        head = RequestHead(
+            parser.get_method().decode("ascii"),
+            target,
+            _VERSIONS.get(version) or _version(version),
+            self._fields,
+            closes=self._closes,
+            length=self._length,
+            chunked=self._chunked,
+        )
+        head.raw = self._raw if self._size == len(self._raw) else b""
+        self.forget()
+        return head
+
+    # -- httptools' callbacks
+
+    def on_url(self, part: bytes) -> None:
+        """Take a part of the target."""
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field; the blanks behind its value, which llhttp leaves, are not part of it."""
+        value = value.rstrip(_BLANKS)
+        self._fields.append((name, value))
+        size = len(name)
+        if size == len(b"content-length") and name.lower() == b"content-length":
+            self._length = int(value) if value.isdigit() else None
+        elif size == len(b"transfer-encoding") and name.lower() == b"transfer-encoding":
+            self._chunked = True
+        elif size == len(b"upgrade") and name.lower() == b"upgrade":
+            self._closes = True
+
+    def on_headers_complete(self) -> None:
+        """Note the end of the head."""
+        self._complete = True
+        # Without a body, the parser has forgotten it a moment later.
+        if self._parser is not None and not self._parser.should_keep_alive():
+            self._closes = True
+
+
+def _version(text: str) -> Version:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)

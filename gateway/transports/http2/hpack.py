@@ -1,0 +1,204 @@
+"""Header blocks of HTTP/2: HPACK read with both tables, written with the static one only.
+
+A block of ours inserts nothing into the peer's table, so the same fields are the same bytes each
+time, and encoding them is joining bytes that are at hand.  Huffman codes are read by `hpack`.
+
+Source: RFC 7541.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from typing import Final
+
+from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from gateway.transports.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, H2Fault
+
+Field = tuple[bytes, bytes]
+
+TABLE_BYTES: Final = 4096
+"""Size of the dynamic table that a peer may use: the protocol's default."""
+
+EMPTY_TABLE: Final = b"\x20"
+"""Says, before the fields of a block, that its writer's table holds nothing."""
+
+FIELD_OVERHEAD: Final = 32
+"""What a field counts beside its bytes. Source: RFC 7541 4.1."""
+
+_STATIC: Final[tuple[Field, ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_STATIC_LENGTH: Final = len(_STATIC)
+_INDEXED = 0x80
+_INCREMENTAL = 0x40
+_SIZE_UPDATE = 0x20
+_HUFFMAN = 0x80
+_MORE = 0x80
+_MAX_SHIFT = 28
+_REMEMBERED_BYTES = 128
+_ONE_BYTE = 0x7F
+
+
+class HeaderDecoder:
+    """Reads the header blocks that one peer sends, in their order.
+
+    Attributes:
+        version: Another number after every block that changed the dynamic table: until then equal
+            bytes mean equal fields.
+    """
+
+    __slots__ = ("_entries", "_limit", "_size", "_table_bytes", "version")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._entries: deque[Field] = deque()
+        self._size = 0
+        self._table_bytes = TABLE_BYTES
+        self._limit = limit_bytes
+        self.version = 0
+
+    def decode(self, block: bytes) -> list[Field]:
+        """Return the fields of *block*.
+
+        Raises:
+            H2Fault: It is none, or its fields are larger than the limit; nothing after it can be
+                read.
+        """
+        try:
+            return self._decode(block)
+        except IndexError:
+            raise H2Fault(COMPRESSION_ERROR, "a header block ends in the middle of a field") from (
+                None
+            )
+
+    def _decode(self, block: bytes) -> list[Field]:
+        fields: list[Field] = []
+        left = self._limit
+        at, end = 0, len(block)
+        while at < end:
+            first = block[at]
+            if first & _INDEXED:
+                index, at = (
+                    (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, _ONE_BYTE)  # noqa: PLR2004
+                )
+                field = _STATIC[index] if 0 < index < _STATIC_LENGTH else self._entry(index)
+            elif first & _INCREMENTAL:
+                field, at = self._literal(block, at, 0x3F)
+                self._insert(field)
+            elif first & _SIZE_UPDATE:
+                if fields:
+                    raise H2Fault(COMPRESSION_ERROR, "a table size stands between fields")
+                at = self._resize(block, at)
+                continue
+            else:
+                field, at = self._literal(block, at, 0x0F)
+            left -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+            if left < 0:
+                raise H2Fault(
+                    ENHANCE_YOUR_CALM, f"header fields have more than {self._limit} bytes"
+                )
+            fields.append(field)
+        return fields
+
+    def _literal(self, block: bytes, at: int, prefix: int) -> tuple[Field, int]:
+        index, at = _integer(block, at, prefix)
+        if index:
+            name = (_STATIC[index] if index < _STATIC_LENGTH else self._entry(index))[0]
+        else:
+            name, at = _text(block, at)
+        value, at = _text(block, at)
+        return (name, value), at
+
+    def _entry(self, index: int) -> Field:
+        found = index - _STATIC_LENGTH
+        if not 0 <= found < len(self._entries):
+            raise H2Fault(COMPRESSION_ERROR, f"a header block names entry {index}, there is none")
+        return self._entries[found]
+
+    def _insert(self, field: Field) -> None:
+        self.version += 1
+        self._entries.appendleft(field)
+        self._size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+        self._evict()
+
+    def _resize(self, block: bytes, at: int) -> int:
+        size, at = _integer(block, at, 0x1F)
+        if size > TABLE_BYTES:
+            raise H2Fault(
+                COMPRESSION_ERROR, f"a table of {size} bytes, at most {TABLE_BYTES} are allowed"
+            )
+        self.version += 1
+        self._table_bytes = size
+        self._evict()
+        return at
+
+    def _evict(self) -> None:
+        while self._size > self._table_bytes:
+            name, value = self._entries.pop()
+            self._size -= len(name) + len(value) + FIELD_OVERHEAD
+
+
+def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
+    """Read an integer. Source: RFC 7541 5.1."""
+    value = block[at] & prefix
+    at += 1
+    if value < prefix:
+        return value, at
+    shift = 0
+    while True:
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if not byte & _MORE:
+            return value, at
+        shift += 7
+        if shift > _MAX_SHIFT:
+            raise H2Fault(COMPRESSION_ERROR, "an integer of a header block is too large")
+
+
+def _text(block: bytes, at: int) -> tuple[bytes, int]:
+    """Read a string literal. Source: RFC 7541 5.2."""
+    coded = block[at] & _HUFFMAN
+    size, at = _integer(block, at, 0x7F)
+    end = at + size
+    if end > len(block):
+        raise IndexError
+    raw = block[at:end]
+    if coded:
+        raw = _remembered(raw) if size <= _REMEMBERED_BYTES else _decoded(raw)
+    return raw, end
+
+
+def _decoded(raw: bytes) -> bytes:
+    try:
+        return decode_huffman(raw)
+    except HPACKError as error:
+        raise H2Fault(COMPRESSION_ERROR, f"a Huffman code is wrong: {error}") from error
+
+
+_remembered = lru_cache(1024)(_decoded)
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """Return a field as it stands in a block: not indexed, not Huffman-coded."""
+    return b"\x00" + text(name) + text(value)
+
+
+def text(raw: bytes) -> bytes:
+    """Return a string literal, not Huffman-coded. Source: RFC 7541 5.2."""
+    size = len(raw)
+    if size < _ONE_BYTE:
+        return b"%c%b" % (size, raw)
+    head = bytearray((_ONE_BYTE,))
+    size -= _ONE_BYTE
+    while size >= _MORE:
+        head.append(size & 0x7F | _MORE)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + raw
+
+
+def indexed(name: bytes, value: bytes) -> bytes:
+    """Return a field of the static table. Raises ValueError when it is not there."""
+    return bytes((_INDEXED | _STATIC.index((name, value)),))

@@ -1,0 +1,126 @@
+"""One HTTP/2 connection on a socket: what client and server share.
+
+All that is written in one turn of the loop leaves in one call; while the kernel takes no more, the
+core writes no more, and what waits stays where it came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Any, Final
+
+from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.frames import H2Fault
+from gateway.transports.net.sockets import tune
+from gateway.wire.http import Buffer
+
+WRITE_BUFFER_BYTES: Final = 256 * 1024
+"""What may wait in the transport; more waits where it was made."""
+
+
+class H2Protocol(asyncio.Protocol):
+    """Joins a transport and an `Http2`, which a subclass makes.
+
+    Attributes:
+        loop: It runs on.
+        core: The connection without its socket.
+        transport: None before the connection is made and after it is lost.
+        fault: What the peer did wrong, where that ended the connection.
+        flushing: Whether what is in the core is written at the end of this turn of the loop.
+        turn: Another number after each time that something could be written.
+    """
+
+    core: Http2
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.transport: Any = None
+        self.fault: H2Fault | None = None
+        self.flushing = False
+        self.turn = 0
+        self._stuck_since: float | None = None
+        self._stuck_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; what the core greets with is written."""
+        self.transport = transport
+        tune(transport.get_extra_info("socket"))
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self.flush_soon()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the core."""
+        if self.fault is not None:
+            return
+        try:
+            self.core.feed(data)
+        except H2Fault as fault:
+            self.fault = fault.with_traceback(None)  # which would hold this frame, and so us
+            self.broken(fault)
+            self.flush()
+            if self.transport is not None:
+                self.transport.close()
+            return
+        if self.core.out and not self.flushing:
+            self.flush_soon()
+
+    def broken(self, fault: H2Fault) -> None:
+        """The peer broke the protocol; the connection is about to close."""
+
+    def flush_soon(self) -> None:
+        """Write what the core has to say at the end of this turn of the loop."""
+        if not self.flushing:
+            self.flushing = True
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what the core has to say now."""
+        self.flushing = False
+        self.turn += 1
+        out = self.core.out
+        if not out:
+            return
+        transport = self.transport
+        if transport is None:
+            out.clear()
+        elif len(out) == 1:
+            transport.write(out[0])
+            out.clear()
+        else:
+            buffers: list[Buffer] = out[:]
+            out.clear()
+            transport.writelines(buffers)
+
+    def pause_writing(self) -> None:
+        """The kernel takes no more."""
+        self.core.outlet.held = True
+        self._stuck_since = monotonic()
+        self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
+
+    def resume_writing(self) -> None:
+        """The kernel has taken all of it."""
+        self.core.outlet.held = False
+        self._stuck_since = None
+        self.core.outlet.pump()
+        self.flush()
+
+    @property
+    def stuck_since(self) -> float | None:
+        """Since when the peer has taken nothing of what it was to be sent; None if it takes it."""
+        if self._stuck_since is not None and self.transport is not None:
+            left = self.transport.get_write_buffer_size()
+            if left < self._stuck_bytes:
+                self._stuck_since, self._stuck_bytes = monotonic(), left
+        return self._stuck_since
+
+    def close(self) -> None:
+        """Close after what is written; harmless the second time."""
+        self.flush()
+        if self.transport is not None:
+            self.transport.close()
+
+    def cut(self) -> None:
+        """Close at once; harmless the second time."""
+        if self.transport is not None:
+            self.transport.abort()

@@ -1,0 +1,370 @@
+"""What a peer of HTTP/2 sends on its streams: heads, data, ends, and the windows they count for.
+
+Nearly all messages are small and come whole: a head, one frame of data and the end, one behind the
+other.  They are looked at once and told at once; all else goes frame by frame, through the same
+checks.
+
+Source: RFC 9113 5 and 6.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.flood_control import REFUSAL_COST
+from gateway.transports.http2.frame_reader import FRAME_BYTES, PLAIN, FrameReader
+from gateway.transports.http2.frames import FRAME_HEAD, H2Fault, NoHead, StreamFault
+from gateway.transports.http2.hpack import Field, HeaderDecoder
+from gateway.transports.http2.streams import Outlet, Stream
+from gateway.wire.http import Buffer
+from gateway.wire.message_cache import Remembered
+
+Head = Any
+"""What the driver's `read_head` makes of header fields."""
+
+STREAM_WINDOW: Final = h2.DEFAULT_WINDOW
+"""What a peer may send on one stream before it is granted more."""
+
+CONNECTION_WINDOW: Final = 1 << 20
+_KNOWN_BLOCKS: Final = 64
+_KNOWN_BYTES: Final = 1024
+_WIDEN_AT: Final = CONNECTION_WINDOW // 2
+_EMPTY: Final = memoryview(b"")
+_unpack = FRAME_HEAD.unpack_from
+
+
+class Receiver(Protocol):
+    """Told of what a peer sends; its methods are called from within `feed`."""
+
+    def settled(self) -> None:
+        """The peer's settings have come."""
+
+    def head(self, stream: Stream, head: Head, *, end: bool) -> None:
+        """A stream began (on a server), or its header fields or trailers came (on a client)."""
+
+    def whole(self, stream: Stream, head: Head, view: memoryview, tail: Head | None) -> None:
+        """A stream came whole, and has ended: a call, or with *tail* an answer.
+
+        What `head`, `data` and, for *tail*, `head` again would have been told.
+        """
+
+    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+        """A part of a stream came; *view* lives on."""
+
+    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+        """Parts of a stream came, one after the other, and it goes on.
+
+        All of them are off the window: who takes them one by one takes them off `coming`.
+        """
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
+
+    def sent(self, stream: Stream) -> None:
+        """All that waited for the peer's windows has been written."""
+
+    def went_away(self, code: int, message: str) -> None:
+        """The peer takes no new streams."""
+
+
+class Receiving(FrameReader):
+    """Takes what comes on streams.
+
+    Args:
+        receiver: Told of what comes.
+        read_head: Makes of header fields what the receiver is given, or a StreamFault; must
+            depend on nothing else, since its results are remembered.
+        client: Which end this is.
+        streams: How many the peer may have open at once; of a client, 0.
+        header_bytes: Most that the fields of one block may come to.
+
+    Attributes:
+        out: What is to be written; the driver empties it.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        read_head: Callable[[Sequence[Field]], Head | StreamFault],
+        *,
+        client: bool,
+        streams: int,
+        header_bytes: int,
+    ) -> None:
+        super().__init__(b"" if client else h2.PREFACE, header_bytes)
+        self._receiver = receiver
+        self._read_head = read_head
+        self._client = client
+        self._max_streams = streams
+        self._decoder = HeaderDecoder(header_bytes)
+        self._known: Remembered[Head] = Remembered(_KNOWN_BLOCKS, _KNOWN_BYTES)
+        self._window = CONNECTION_WINDOW
+        self.last = 0
+        self._next = 1
+        self._accepting = True
+        self.out: list[Buffer] = []
+        self.outlet = Outlet(self.out, self.credit, self.streams, receiver.sent)
+        self._whole = self._whole_answer if client else self._whole_call
+        self._begin(header_bytes)
+
+    @abstractmethod
+    def _begin(self, header_bytes: int) -> None:
+        """Make what the other half keeps, and write the greeting."""
+
+    def close(self) -> None:
+        """Let go of who is told: the connection is lost, and nothing is fed again. Once.
+
+        Both would else hold one another until a collection.
+        """
+        del self._receiver, self._whole
+        self.outlet.close()
+
+    @abstractmethod
+    def reset(self, stream: Stream, code: int) -> None:
+        """End a stream both ways, now; harmless when it has ended."""
+
+    # -- reading
+
+    def _received_on(self, number: int, length: int) -> Stream | None:
+        """Count *length* against the windows; return the stream, None when it has ended."""
+        self._window -= length
+        if self._window < 0:
+            raise H2Fault(h2.FLOW_CONTROL_ERROR, "more was sent than the connection's window")
+        if self._window < _WIDEN_AT:
+            self.out.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
+            self._window = CONNECTION_WINDOW
+        stream = self.streams.get(number)
+        if stream is None:
+            self._require_known(number)
+            self.credit.spend(1)
+            return None
+        stream.window -= length
+        if stream.window < 0:
+            raise H2Fault(h2.FLOW_CONTROL_ERROR, "more was sent than the stream's window")
+        if stream.ended_there:
+            raise H2Fault(h2.STREAM_CLOSED, f"data after the end of stream {number}")
+        return stream
+
+    def _require_known(self, number: int) -> None:
+        """Refuse what is said of a stream that never was."""
+        highest = self._next - 2 if self._client else self.last
+        if number > highest or not number % 2:
+            raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} is idle")
+
+    def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+        if stream.owed is not None:
+            stream.owed -= len(view)
+            if stream.owed < 0 or (end and stream.owed):
+                self.refuse(stream, h2.PROTOCOL_ERROR)
+                return
+        if end:
+            self._ended_there(stream)
+        self._receiver.data(stream, view, end=end)
+
+    def _run(self, number: int, data: bytes, view: memoryview, at: int) -> int:
+        stream = self.streams.get(number)
+        if stream is None or stream.ended_there:
+            return at
+        most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+        if stream.owed is not None:
+            most = min(most, stream.owed)
+        left = most
+        last = len(data) - h2.HEAD_BYTES
+        views: list[memoryview] = []
+        while at <= last:
+            high, low, kind, flags, same = _unpack(data, at)
+            length = high << 16 | low
+            begin = at + h2.HEAD_BYTES
+            end = begin + length
+            if (
+                kind != h2.DATA
+                or flags
+                or same != number
+                or end > len(data)
+                or not 0 < length <= left
+            ):
+                break
+            left -= length
+            views.append(view[begin:end])
+            at = end
+        if views:
+            size = most - left
+            self._window -= size
+            stream.window -= size
+            if stream.owed is not None:
+                stream.owed -= size
+            stream.coming = size
+            self._receiver.run(stream, views)
+            stream.coming = 0
+        return at
+
+    def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
+        if not self._settled:
+            raise H2Fault(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        head = self._known.get(block)
+        self._head(number, self._fresh_head(block) if head is None else head, end=end)
+
+    def _head(self, number: int, head: Head | StreamFault, *, end: bool) -> None:
+        """Take what a header block said."""
+        stream = self.streams.get(number)
+        if stream is None:
+            stream = self._opened(number, head)
+            if stream is None:
+                return
+        elif stream.ended_there:
+            raise H2Fault(h2.STREAM_CLOSED, f"header fields after the end of stream {number}")
+        elif not self._client:
+            self._trailers(stream, head, end=end)
+            return
+        if isinstance(head, StreamFault):
+            self.reset(stream, head.code)
+            if self._client:
+                self._receiver.reset(stream, head.code)
+            self.credit.spend(REFUSAL_COST)
+            return
+        if end:
+            self._ended_there(stream)
+        self._receiver.head(stream, head, end=end)
+
+    def _whole_call(self, number: int, block: bytes, data: bytes, view: memoryview, at: int) -> int:
+        """Take a call that came whole: its head, and its message with the end on it."""
+        begin = at + h2.HEAD_BYTES
+        if begin > len(data):
+            return 0
+        high, low, kind, flags, same = _unpack(data, at)
+        length = high << 16 | low
+        end: int = begin + length
+        if (
+            kind != h2.DATA
+            or flags != h2.END_STREAM
+            or same != number
+            or end > len(data)
+            or not 0 < length <= STREAM_WINDOW
+            or self._window - length < _WIDEN_AT
+            or number <= self.last
+            or not number % 2
+            or not self._accepting
+            or len(self.streams) >= self._max_streams
+            or not self._settled
+        ):
+            return 0
+        head = self._known.get(block)
+        if head is None:
+            head = self._fresh_head(block)
+            if isinstance(head, StreamFault):
+                self._head(number, head, end=False)
+                return at
+        self.last = number
+        self._window -= length
+        stream = self.streams[number] = Stream(
+            number, self.outlet.initial_window, STREAM_WINDOW - length, None
+        )
+        stream.ended_there = True
+        self._receiver.whole(stream, head, view[begin:end], None)
+        return end
+
+    def _whole_answer(
+        self, number: int, block: bytes, data: bytes, view: memoryview, at: int
+    ) -> int:
+        """Take an answer that came whole: its head, its message and its trailers."""
+        begin = at + h2.HEAD_BYTES
+        stream = self.streams.get(number)
+        if stream is None or stream.ended_there or begin > len(data) or not self._settled:
+            return 0
+        high, low, kind, flags, same = _unpack(data, at)
+        length = high << 16 | low
+        stop: int = begin + length
+        first = stop + h2.HEAD_BYTES
+        if (
+            kind != h2.DATA
+            or flags
+            or same != number
+            or first > len(data)
+            or not 0 < length <= stream.window
+            or self._window - length < _WIDEN_AT
+            or stream.owed is not None
+        ):
+            return 0
+        high, low, kind, flags, same = _unpack(data, stop)
+        size = high << 16 | low
+        end: int = first + size
+        if (
+            kind != h2.HEADERS
+            or flags != PLAIN
+            or same != number
+            or end > len(data)
+            or size > self._max_block
+        ):
+            return 0
+        head = self._known.get(block)
+        if head is None:
+            head = self._fresh_head(block)
+            if isinstance(head, StreamFault):
+                self._head(number, head, end=False)
+                return at
+        last = data[first:end]
+        tail = self._known.get(last)
+        if tail is None:
+            tail = self._fresh_head(last)
+            if isinstance(tail, StreamFault):
+                self._head(number, tail, end=True)
+                return end
+        self._window -= length
+        stream.window -= length
+        stream.ended_there = True
+        if stream.ended_here:
+            del self.streams[number]
+        self._receiver.whole(stream, head, view[begin:stop], tail)
+        return end
+
+    def _trailers(self, stream: Stream, head: Head | StreamFault, *, end: bool) -> None:
+        """Take the end of a request; what its trailers say is read by nobody."""
+        if end and isinstance(head, NoHead):
+            self._deliver(stream, _EMPTY, end=True)
+        else:
+            self.refuse(stream, h2.PROTOCOL_ERROR)
+
+    def _fresh_head(self, block: bytes) -> Head | StreamFault:
+        version = self._decoder.version
+        head = self._read_head(self._decoder.decode(block))
+        if version != self._decoder.version:
+            self._known.clear()  # equal bytes mean something else now
+        elif not isinstance(head, StreamFault) and self._known.wants(block):
+            self._known.keep(block, head)
+        return head
+
+    def _opened(self, number: int, head: Head | StreamFault) -> Stream | None:
+        """Return the stream that a peer begins; None when it is not taken."""
+        if self._client or number <= self.last:
+            self._require_known(number)
+            if not self._client and not isinstance(head, StreamFault):
+                raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
+            self.credit.spend(1)
+            return None
+        if not number % 2:
+            raise H2Fault(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
+        if not self._accepting:
+            self.credit.spend(1)
+            return None
+        self.last = number
+        if len(self.streams) >= self._max_streams:
+            self.credit.spend(REFUSAL_COST)
+            self.out.append(h2.reset(number, h2.REFUSED_STREAM))
+            return None
+        stream = Stream(number, self.outlet.initial_window, STREAM_WINDOW, None)
+        self.streams[number] = stream
+        return stream
+
+    def _ended_there(self, stream: Stream) -> None:
+        stream.ended_there = True
+        if stream.ended_here:
+            self.streams.pop(stream.number, None)
+
+    def refuse(self, stream: Stream, code: int) -> None:
+        """End a stream for what its peer did wrong on it."""
+        self.credit.spend(REFUSAL_COST)
+        self.reset(stream, code)
+        self._receiver.reset(stream, code)

@@ -1,1 +1,0 @@
-"""Transports of our own: sans-I/O cores of HTTP and gRPC, and servers and clients on them."""

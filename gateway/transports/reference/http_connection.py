@@ -1,0 +1,283 @@
+"""One HTTP/1 connection: what aiohttp's protocol lacks.
+
+A deadline and a size for the head, no second answer when framing breaks in a body, half-closed
+connections told from deserted ones, error answers of our own form, and a drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpRequestParser
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
+
+from gateway.concurrency.timeouts import OneTimer
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import ConnectionCount, address_of, too_many
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.exchange import failure
+from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.half_close import Presence
+from gateway.transports.http.request_head import (
+    Version,
+    first_line,
+    head_too_large,
+    head_too_slow,
+    malformed,
+    too_many_fields,
+)
+from gateway.transports.http.response_writer import write_response
+from gateway.transports.net.sockets import pause_until_taken, tune
+from gateway.transports.reference.http_request import Sent
+
+_READ_BYTES = 256 * 1024
+
+
+class Connection(RequestHandler):
+    """A connection of a listener.
+
+    Args:
+        manager: aiohttp's server.
+        loop: Of the listener.
+        limits: Of the listener.
+        count: Of its connections.
+        refused: Told of what is refused here.
+        reserve: May use the descriptors that are kept in reserve.
+    """
+
+    def __init__(
+        self,
+        manager: Any,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        limits: ServerLimits,
+        count: ConnectionCount,
+        refused: Callable[[GatewayError], None],
+        reserve: bool = False,
+    ) -> None:
+        super().__init__(
+            manager,
+            loop=loop,
+            keepalive_timeout=limits.keepalive_s,
+            tcp_keepalive=False,
+            access_log=None,  # type: ignore[arg-type]  # how aiohttp itself turns it off
+            lingering_time=1.0,
+        )
+        # aiohttp's queue of pipelined requests has a fixed length: build its parser again.
+        self._max_msg_queue_size = limits.pipelined_requests
+        self._msg_queue_resume_size = limits.pipelined_requests // 2
+        self._parser = HttpRequestParser(
+            self,
+            loop,
+            _READ_BYTES,
+            max_line_size=limits.header_line_bytes,
+            max_field_size=limits.header_field_bytes,
+            max_headers=limits.header_count,
+            payload_exception=RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=limits.pipelined_requests,
+        )
+        self._limits = limits
+        self._count = count
+        self._refused = refused
+        self._reserve = reserve
+        self._address: str | None = None
+        self._head_timer = OneTimer(loop, limits.header_timeout_s, self._head_timed_out)
+        self._head_bytes = 0
+        self._broken = False
+        self._last_payload: Any = EMPTY_PAYLOAD
+        self._presence = Presence(loop, self)
+        self.behind: asyncio.Event | None = None
+        self.answered = 0
+        self.head_sent = False
+        self.draining = False
+        self.half_closed = False
+        self.give_up: Callable[[], None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests received and not yet answered."""
+        return self._request_count - self.answered
+
+    @property
+    def asked_version(self) -> Version | None:
+        """Version of the request that is being answered; None for no request."""
+        request = self._current_request
+        return None if request is None else (request.version.major, request.version.minor)
+
+    @property
+    def ending(self) -> bool:
+        """Whether an answer may be the last."""
+        return self._broken or self.draining or self.half_closed
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the answer being written is the last."""
+        return self._broken or self.draining or (self.half_closed and self.in_flight <= 1)
+
+    # -- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or close it at once when there are too many."""
+        sock = transport.get_extra_info("socket")
+        address = address_of(transport)
+        refusal = too_many(self._count, transport, address, reserve=self._reserve)
+        if refusal is not None:
+            self._refused(refusal)
+            transport.abort()  # type: ignore[attr-defined]  # it is a stream's
+            return
+        self._address = address
+        self._count.enter(address)
+        tune(sock)
+        super().connection_made(transport)
+        pause_until_taken(transport)
+        self._head_timer.start()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection; aiohttp cancels what still answers."""
+        if self._address is not None:
+            self._count.leave(self._address)
+            self._address = None
+        self._head_timer.stop()
+        self._presence.close()
+        if self._manager is None:
+            BaseProtocol.connection_lost(self, exc)
+            return
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Note that the kernel has not taken all that was written."""
+        super().pause_writing()
+        self.behind = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        """Note that it has."""
+        super().resume_writing()
+        if self.behind is not None:
+            self.behind.set()
+            self.behind = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, watching how long and how big the head of a request grows."""
+        if self._broken:
+            return
+        known = self._request_count
+        in_body = not self._last_payload.is_eof()
+        super().data_received(data)
+        if self._request_count != known:
+            self._head_timer.stop()
+            self._head_bytes = 0
+            self._note_messages(in_body)
+        elif data and not in_body and self._parser is not None:
+            self._head_timer.start()
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.header_total_bytes:
+                self._fail_head()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp's says None
+        """Keep a half-closed connection open while whole requests await their answers."""
+        whole = self.in_flight > 0 and self._last_payload.is_eof()
+        if not whole or self.transport is None or self.ssl_context is not None:
+            return None
+        self.half_closed = True
+        self._head_timer.stop()
+        self._presence.watch()
+        return True
+
+    # -- heads
+
+    def _note_messages(self, in_body: bool) -> None:
+        message, payload = self._messages[-1]
+        if not isinstance(message, _ErrInfo):
+            self._last_payload = payload
+            return
+        self._broken = True
+        if in_body:
+            # The framing broke within a body: its reader must learn of it, and answers.
+            self._messages.pop()
+            self._request_count -= 1
+            self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
+
+    def _fail_head(self) -> None:
+        self._broken = True
+        fault = LineTooLong(b"", self._limits.header_total_bytes)
+        info = _ErrInfo(status=400, exc=fault, message=fault.message)
+        self._request_count += 1
+        self._messages.append((info, EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _head_timed_out(self) -> None:
+        fault = head_too_slow(self._limits)
+        self._refused(fault.error)
+        if self.in_flight:
+            self._broken = True  # answer what came whole, then close
+        elif self.transport is not None:
+            self.transport.abort()
+
+    # -- answers of our own
+
+    def handle_error(
+        self,
+        request: BaseRequest,  # noqa: ARG002
+        status: int = 500,  # noqa: ARG002
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002
+    ) -> StreamResponse:
+        """Answer a request that cannot be parsed, or a bug; the connection closes then."""
+        if isinstance(exc, HttpProcessingError):
+            self.answered += 1
+            self.head_sent = False
+            fault = self._head_fault(exc)
+            self._refused(fault.error)
+            response = fault.response
+        else:
+            response = failure(exc)
+        if self.head_sent or self.transport is None:
+            self.cut()  # what has begun must not look as if it had ended
+            raise ConnectionError("an answer has begun already")
+        self._broken = True
+        write_response(self.transport, response, keep=False, version=(1, 1))
+        sent: Any = Sent(keep_alive=False)
+        return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
+
+    def _head_fault(self, error: HttpProcessingError) -> HttpFault:
+        if isinstance(error, LineTooLong):
+            return head_too_large(self._limits)
+        if "Too many headers" in error.message:
+            return too_many_fields(self._limits)
+        return malformed(error.message)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a bug; a body whose framing breaks once it has been answered is none."""
+        if not isinstance(kw.get("exc_info"), RequestPayloadError):
+            super().log_exception(*args, **kw)
+
+    def wind_up(self) -> None:
+        """Let the last answer that is due say that it is."""
+        self.draining = True
+
+    def drain(self) -> None:
+        """Close when idle, else after the last answer that is due."""
+        self.wind_up()
+        if not self.in_flight and not self._head_bytes and self.transport is not None:
+            self.force_close()
+
+    def abandon(self) -> None:
+        """Answer what is in flight with an error."""
+        if self.give_up is not None:
+            self.give_up()
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """Close at once, without the end of what was being written."""
+        if self.transport is not None:
+            self.transport.abort()

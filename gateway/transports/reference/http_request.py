@@ -1,0 +1,133 @@
+"""A request as aiohttp has it: its head, and its body read into one buffer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_request import BaseRequest
+
+from gateway.ir.errors import MalformedMessage
+from gateway.transports.admission import Lease
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.cut_through import Broken
+from gateway.transports.http.request_body import Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http.request_head import Head, Version, read_head
+
+
+class Sent:
+    """What aiohttp's protocol asks of a response that is already written."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
+
+    async def prepare(self, _request: object) -> None:
+        """Do nothing: the head is out."""
+
+    async def write_eof(self) -> None:
+        """Do nothing: the body is out."""
+
+
+class Incoming:
+    """One request of a connection.
+
+    Attributes:
+        here: Never: a body is always asked for.
+        lease: Never: none is received before.
+    """
+
+    here: memoryview | None = None
+    lease: Lease | None = None
+
+    def __init__(self, request: BaseRequest) -> None:
+        self._request = request
+        self._payload = request.content
+        self.method = request.method
+        self.version: Version = (request.version.major, request.version.minor)
+        # An upgrade is declined; what may follow it on the connection is not ours to guess.
+        self.closes = not request.keep_alive or "upgrade" in request.headers
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        return self._payload.is_eof()
+
+    def head(self, limits: ServerLimits) -> Head:
+        """Return its head; raises HttpFault."""
+        message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
+        return read_head(self.method, message.path, self.version, message.raw_headers, limits)
+
+    async def body(self, length: int | None, limits: ServerLimits, lease: Lease) -> memoryview:
+        """Return its body; see `http_exchange.Incoming`."""
+        payload = self._payload
+        try:
+            if length is None:
+                return await _read_chunked(_Reader(payload, limits), limits, lease)
+            if payload.is_eof():  # all of it is here, as with most small bodies in one piece
+                return memoryview(payload.read_nowait())
+            return await _read_sized(_Reader(payload, limits), length)
+        except RequestPayloadError as error:
+            raise MalformedMessage(f"request body is not framed rightly: {error}") from error
+        except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
+            raise ConnectionResetError("the client has left") from error
+
+    async def arrive(
+        self,
+        length: int,
+        start: int,
+        limits: ServerLimits,
+        lease: Lease,
+        broken: Broken,
+    ) -> None:
+        """Return None: aiohttp's bodies are received whole."""
+
+
+async def _read_sized(reader: _Reader, length: int) -> memoryview:
+    piece, _ = await reader.next()
+    if len(piece) == length:  # small bodies come in one piece: no copy
+        return memoryview(piece)
+    buffer = bytearray(piece)
+    while True:
+        piece, _ = await reader.next()
+        if not piece:
+            return memoryview(buffer).toreadonly()
+        buffer += piece
+
+
+async def _read_chunked(reader: _Reader, limits: ServerLimits, lease: Lease) -> memoryview:
+    buffer = bytearray()
+    chunks = 0
+    while True:
+        piece, ends_chunk = await reader.next()
+        if not piece and not ends_chunk:
+            return memoryview(buffer).toreadonly()
+        if len(buffer) + len(piece) > limits.message_bytes:
+            raise too_many_bytes(limits)
+        await lease.grow(len(piece))
+        buffer += piece
+        chunks += ends_chunk
+        if chunks > limits.body_chunks:
+            raise too_many_chunks(limits)
+
+
+class _Reader:
+    """Pieces of a body as they arrive, at the pace it must keep."""
+
+    def __init__(self, payload: StreamReader, limits: ServerLimits) -> None:
+        self._payload = payload
+        self._pace = Pace(limits, asyncio.get_running_loop())
+
+    async def next(self) -> tuple[bytes, bool]:
+        """Return a piece and whether a chunk ends with it; an empty piece is the end."""
+        if self._payload.is_eof():  # all of it is here
+            piece, ends_chunk = await self._payload.readchunk()
+        else:
+            wait_s, limit = self._pace.left()
+            try:
+                async with asyncio.timeout(wait_s):
+                    piece, ends_chunk = await self._payload.readchunk()
+            except TimeoutError:
+                raise self._pace.fault(limit) from None
+        self._pace.came(len(piece))
+        return piece, ends_chunk

@@ -1,0 +1,68 @@
+"""Whether a client that is owed an answer, and from which nothing is read, is still there.
+
+On TCP, a client that has gone and one that has only stopped sending look the same until something
+is written: the beginning of the answer, which is the same for all answers, meets a reset where
+nobody is left. Unix sockets tell at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from gateway.transports.net.sockets import peer_ended, peer_gone
+
+# Together well under the 100 ms in which work for nobody ends.
+_PROBE_AFTER_S = 0.05
+_CHECK_EACH_S = 0.02
+
+
+class Presence:
+    """Watches the client of one connection.
+
+    Args:
+        loop: Its clock and timer.
+        unseen: Whether the client could leave unnoticed; it is watched as long as it could.
+        probe: Writes the beginning of the answer, the first time.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        unseen: Callable[[], bool],
+        probe: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._unseen = unseen
+        self._probe = probe
+        self._watching = False
+        self._ended = False
+        self._probe_at: float | None = None
+
+    def watch(self, transport: Any, *, ended: bool) -> None:
+        """Watch the client of *transport*, unless that is done already.
+
+        Args:
+            transport: Aborted once the client has gone.
+            ended: The client sends nothing more.
+        """
+        self._ended = ended
+        if not self._watching:
+            self._look(transport)
+
+    def _look(self, transport: Any) -> None:
+        self._watching = self._unseen()
+        if not self._watching:
+            self._probe_at = None
+            return
+        sock = transport.get_extra_info("socket")
+        if peer_gone(sock):
+            transport.abort()
+            return
+        now = self._loop.time()
+        if self._probe_at is None and (self._ended or peer_ended(sock)):
+            self._probe_at = now + _PROBE_AFTER_S
+        if self._probe_at is not None and self._probe_at <= now:
+            self._probe()
+        self._loop.call_later(_CHECK_EACH_S, self._look, transport)

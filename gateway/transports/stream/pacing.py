@@ -1,0 +1,108 @@
+"""How long a client of a byte stream may take: for its first frame, within one, between two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.transports.contract import ServerLimits
+
+
+class Pace:
+    """The time limits of one connection, watched with one timer.
+
+    Waiting for us costs a client nothing: the clock of a frame stands still while nothing is read.
+
+    Args:
+        limits: Of the listener.
+        loop: Its clock and timer.
+        expired: Told of the limit that was exceeded, by its YAML name.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        loop: asyncio.AbstractEventLoop,
+        expired: Callable[[str], None],
+    ) -> None:
+        self._limits = limits
+        self._loop = loop
+        self._expired = expired
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._since = loop.time()  # of the frame's beginning, or of silence
+        self._last = self._since
+        self._partial = False
+        self._asked = False
+        self._busy = False
+        self._reading = True
+        self.received_bytes = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the frame has taken so far."""
+        return self._loop.time() - self._since
+
+    def opened(self) -> None:
+        """Begin to wait for the first frame."""
+        self._watch()
+
+    def received(self, size: int, *, partial: bool, frames: int) -> None:
+        """Note *size* bytes, which completed so many *frames* and may have begun another."""
+        self._asked = True
+        now = self._last = self._loop.time()
+        if partial and (frames or not self._partial):
+            self._since, self.received_bytes = now, 0
+        self._partial = partial
+        self.received_bytes += size
+
+    def go_on(self, *, busy: bool, reading: bool) -> None:
+        """Note whether frames await their answers, and whether more is read."""
+        if (self._busy and not busy and not self._partial) or (reading and not self._reading):
+            self._since = self._last = self._loop.time()
+            self.received_bytes = 0
+        self._busy, self._reading = busy, reading
+        self._watch()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._reading = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> tuple[float, str] | None:
+        limits = self._limits
+        if not self._reading:
+            return None
+        if self._partial:
+            by_rate = limits.body_min_rate_grace_s + (
+                self.received_bytes / limits.body_min_rate_bytes_s
+            )
+            return min(
+                (self._last + limits.body_idle_timeout_s, "body_idle_timeout_s"),
+                (self._since + limits.body_timeout_s, "body_timeout_s"),
+                (self._since + by_rate, "body_min_rate_bytes_s"),
+            )
+        if self._busy:
+            return None
+        if self._asked:
+            return self._since + limits.keepalive_s, "keepalive_s"
+        return self._since + limits.header_timeout_s, "header_timeout_s"
+
+    def _watch(self) -> None:
+        due = self._due()
+        if due is None or (self._timer is not None and self._timer_at <= due[0]):
+            return  # a timer that comes too early looks again
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due[0]
+        self._timer = self._loop.call_at(due[0], self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        due = self._due()
+        if due is not None and self._loop.time() >= due[0]:
+            self._expired(due[1])
+        else:
+            self._watch()

@@ -1,0 +1,200 @@
+"""Server for framed byte streams over TCP and unix sockets: listening, limits, drain.
+
+What happens on a connection is in `stream_connection`. It reads no message: a framer cuts the
+stream, a frontend answers frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.contract import ServerLimits, StreamFrontend
+from gateway.transports.net.accept_backlog import take_last
+from gateway.transports.net.unix_socket import PREFIX, UnixSocket
+from gateway.transports.stream.listener import Listener
+from gateway.transports.stream.protocol_sniffing import Beside, Undecided
+from gateway.transports.stream.server_connection import StreamConnection
+from gateway.wire.stream import Framer
+
+_BACKLOG = 1024
+_LAST_WORDS_S = 1.0
+
+
+def _ignore(_error: GatewayError) -> None: ...
+
+
+class StreamServer:
+    """A listener for one protocol on a byte stream.
+
+    Limits mean here what they mean for HTTP: a frame is a body, `header_timeout_s` the time to
+    begin the first. `pipelined_requests` of one connection are taken before they are answered
+    where answers are in order, `h2_streams` answered at once where they are not.
+
+    Args:
+        address: "host:port", ":port" for every address, or "unix:/path"; port 0 picks one.
+        framer: Makes the framer of one connection; its own limits bound a frame.
+        frontend: Answers frames. Answers get the number (`Frame.correlation`) of the question.
+        limits: Of this listener.
+        budget: Of the process.
+        ordered: Whether answers go out in the order of the questions, or as they come.
+        ssl_context: For TLS.
+        mode: Permissions of a unix socket's file.
+        refused: Told of connections and frames refused before a frontend was asked.
+        beside: What else is spoken here; told apart by a connection's first bytes.
+        reuse_port: Share the port with other processes that do so: the kernel spreads connections.
+        sock: A unix socket that other processes have too, instead of one of its own there.
+    """
+
+    def __init__(  # noqa: PLR0913  # all by name but the first three
+        self,
+        address: str,
+        framer: Callable[[], Framer],
+        frontend: StreamFrontend,
+        *,
+        limits: ServerLimits,
+        budget: Budget,
+        ordered: bool = True,
+        ssl_context: ssl.SSLContext | None = None,
+        mode: int = 0o660,
+        refused: Callable[[GatewayError], None] = _ignore,
+        beside: Beside | None = None,
+        reuse_port: bool = False,
+        sock: socket.socket | None = None,
+    ) -> None:
+        self._where = address
+        self._reuse_port = reuse_port
+        self._sock = sock
+        self._beside = beside
+        self._others = [] if beside is None else [server for _, server in beside.servers]
+        self._mode = mode
+        self._ssl = ssl_context
+        count = ConnectionCount(limits.connections, limits.connections_per_address)
+        self._listener = Listener(
+            limits=limits,
+            budget=budget,
+            slots=Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued),
+            count=count if beside is None else beside.count,
+            frontend=frontend,
+            framer=framer,
+            width=1 if ordered else limits.h2_streams,
+            ahead=limits.pipelined_requests if ordered else limits.h2_streams,
+            refused=refused,
+        )
+        self._file: UnixSocket | None = None
+        self._server: asyncio.Server | None = None
+        self._address: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens: "host:port", the real port included, or "unix:/path"."""
+        if self._address is None:
+            raise RuntimeError("the server has not been started")
+        return self._address
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be had."""
+        for server in self._others:
+            await server.start()
+        try:
+            await self._listen(asyncio.get_running_loop())
+        except BaseException:
+            for server in self._others:
+                await server.stop()
+            raise
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
+        connection = self._connections(loop)
+        if self._where.startswith(PREFIX):
+            sock = self._sock
+            if sock is None:
+                self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
+                sock = self._file.bind()
+            elif sys.version_info >= (3, 13):  # the file is not ours to remove
+                options["cleanup_socket"] = False
+            self._server = await loop.create_unix_server(connection, sock=sock, **options)
+            self._address = self._where
+            return
+        host, _, port = self._where.rpartition(":")
+        where: Any = (host.strip("[]") or None, int(port))
+        options |= {"reuse_address": True, "reuse_port": self._reuse_port or None}
+        try:
+            self._server = await loop.create_server(connection, *where, **options)
+        except OSError as error:
+            number = error.errno or 0  # negative for a name that has no address
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise OSError(number, f"cannot listen on {self._where}: {reason}") from error
+        host, bound = self._server.sockets[0].getsockname()[:2]
+        self._address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    def _connections(self, loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Protocol]:
+        """Return what makes the protocol of a new connection."""
+        stream = partial(StreamConnection, self._listener, loop)
+        if self._beside is None:
+            return stream
+        return partial(Undecided, self._listener, self._beside, stream, loop)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new connections, finish what is in flight, then cancel the rest and close."""
+        if self._server is None:
+            return
+        if self._reuse_port and not self._where.startswith(PREFIX):
+            connection = self._connections(asyncio.get_running_loop())
+            await take_last(self._server, connection, self._tls)
+        self._close_door()
+        for each in list(self._listener.connections):
+            each.drain()
+        async with asyncio.TaskGroup() as draining:
+            draining.create_task(self._drained(timeout_s))
+            for server in self._others:
+                draining.create_task(server.drain(timeout_s))
+        await self.stop()
+
+    async def _drained(self, timeout_s: float) -> None:
+        await self._emptied(timeout_s)
+        for connection in list(self._listener.connections):
+            connection.abandon()
+        await self._emptied(_LAST_WORDS_S)
+
+    async def stop(self) -> None:
+        """Close at once; harmless the second time."""
+        if self._server is None:
+            return
+        self._close_door()
+        for connection in list(self._listener.connections):
+            connection.cut()
+        await self._emptied(_LAST_WORDS_S)
+        for server in self._others:
+            await server.stop()
+        self._server = None
+
+    @property
+    def _tls(self) -> dict[str, Any]:
+        if self._ssl is None:
+            return {}
+        return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
+
+    def _close_door(self) -> None:
+        self._listener.open = False
+        if self._server is not None:
+            self._server.close()
+        if self._file is not None:
+            self._file.remove()
+
+    async def _emptied(self, timeout_s: float) -> None:
+        if not self._listener.connections:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._listener.emptied.wait()
+        except TimeoutError:
+            return  # whoever asked goes on to stronger means

@@ -1,0 +1,23 @@
+"""How threads share the interpreter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.app.process import take_turns_quickly
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_take_turns_quickly() -> None:
+    """A model's thread waits half a millisecond for the event loop, not five."""
+    take_turns_quickly()
+    assert 0.0005 == pytest.approx(sys.getswitchinterval())

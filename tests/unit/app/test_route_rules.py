@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.app.route_rules import explain_call, named_models, ruled_routes
+from gateway.config.load import load_text
+from gateway.config.models import Config
+
+ROUTED = """
+version: 1
+listeners: [{http: 8000}]
+upstreams:
+  a: {url: "grpc://a:8001"}
+  b: {urls: ["http://b:8000", "http://c:8000"]}
+models:
+  own: {backend: python, options: {callable: "x:y"}}
+routes:
+  - name: canary
+    match: {model: [digits, "text-*"], protocol: oip.http, headers: {x-canary: "yes"}}
+    targets: [{upstream: b, model: digits-new, version: 3}]
+  - match: {model: digits}
+    targets: [{upstream: a, weight: 3}, {upstream: b, weight: 1}]
+  - targets: [{model: own}]
+"""
+
+UNROUTED = """
+version: 1
+listeners: [{http: 8000}]
+upstreams: {a: {url: "grpc://a:8001"}, b: {url: "grpc://b:8001"}}
+models: {"od[d]": {backend: python, options: {callable: "x:y"}}, far: {signature: {inputs: [], outputs: []}}}
+"""
+
+
+def config(text: str) -> Config:
+    return load_text(text).config
+
+
+def explain(text: str, model: str, **headers: str) -> tuple[str | None, tuple[str, ...]]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    found = explain_call(config(text), model=model, version="", protocol="oip.http", headers=names)
+    return found.route, found.targets
+
+
+@pytest.mark.parametrize(
+    ("model", "headers", "route"),
+    [
+        ("digits", {"x_canary": "yes"}, "canary"),
+        ("text-1", {"x_canary": "yes"}, "canary"),
+        ("digits", {"x_canary": "no"}, "route-2"),
+        ("digits", {}, "route-2"),
+        ("other", {}, "route-3"),
+    ],
+)
+def test_the_first_route_that_matches_is_taken(
+    model: str, headers: dict[str, str], route: str
+) -> None:
+    """Model, protocol and header decide, in the order of the file."""
+    assert route == explain(ROUTED, model, **headers)[0]
+
+
+def test_targets_are_told_with_their_share() -> None:
+    """Weights become percentages, and addresses are named."""
+    expected = (
+        "75% to upstream 'a' (oip+grpc://a:8001)",
+        "25% to upstream 'b' (oip+http://b:8000, oip+http://c:8000)",
+    )
+    assert expected == explain(ROUTED, "digits")[1]
+
+
+def test_a_target_tells_its_own_names() -> None:
+    """Renamed models and versions show."""
+    targets = explain(ROUTED, "digits", x_canary="yes")[1]
+    assert targets[0].endswith("as model 'digits-new' version '3'")
+    assert ("100% to model 'own' of this gateway",) == explain(ROUTED, "other")[1]
+
+
+def test_without_routes_own_models_come_first() -> None:
+    """A model of the gateway goes by its exact name; the rest is discovered."""
+    assert ("od[d]", ("model 'od[d]' of this gateway",)) == explain(UNROUTED, "od[d]")
+    expected = ("upstreams", ("the first of a, b that serves the model",))
+    assert expected == explain(UNROUTED, "odd")
+
+
+def test_a_call_that_no_route_takes() -> None:
+    """The verdicts say why each rule refused."""
+    text = ROUTED.replace("  - targets: [{model: own}]\n", "")
+    found = explain_call(config(text), model="x", version="", protocol="oip.grpc", headers={})
+    assert found.route is None
+    assert ["canary", "canary", "route-2"] == [name for name, _, _ in found.verdicts]
+    assert "model 'x' does not match 'digits'" in found.verdicts[2][2]
+
+
+def test_exact_names_are_known_before_any_call() -> None:
+    """Globs name no model; a signature alone makes no route."""
+    assert ["digits", "digits"] == list(named_models(config(ROUTED)))
+    assert ["od[d]"] == list(named_models(config(UNROUTED)))
+    assert ["od[d]", "upstreams"] == [route.name for route in ruled_routes(config(UNROUTED))]
+
+
+SHARED = """
+version: 1
+listeners: [{http: 8000}]
+upstreams: {a: {url: "grpc://a:8001"}}
+models:
+  own: {backend: python, options: {callable: "x:y"}, batching: {}, cache: {max_age: 2m}}
+  far: {batching: {max_batch_size: 8}}
+"""
+
+
+def test_what_callers_share_is_told() -> None:
+    """Batches and kept answers of the model that would be asked, the gateway's own or not."""
+    own = "model 'own' of this gateway, in batches, answers kept for 120 s"
+    assert ("own", (own,)) == explain(SHARED, "own")
+    far = "the first of a that serves the model, in batches of up to 8 rows"
+    assert ("upstreams", (far,)) == explain(SHARED, "far")
+    routed = SHARED + "routes: [{targets: [{upstream: a, model: far}]}]"
+    told = "100% to upstream 'a' (oip+grpc://a:8001) as model 'far', in batches of up to 8 rows"
+    assert (told,) == explain(routed, "any")[1]
+    # The gateway's own model is none of the upstream's, whatever their names.
+    not_own = SHARED + "routes: [{targets: [{upstream: a, model: own}]}]"
+    assert not explain(not_own, "any")[1][0].endswith("s")

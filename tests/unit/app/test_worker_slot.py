@@ -1,0 +1,51 @@
+"""Shares of what all workers have together, and how many workers a machine bears."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.app.worker_slot import ALONE, Seat, available_cores, workers_of
+from gateway.config.units import AUTO
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "shares"),
+    [(100, 2, [50, 50]), (100, 3, [34, 33, 33]), (0, 2, [0, 0]), (1, 3, [1, 1, 1])],
+)
+def test_shares_add_up(total: int, count: int, shares: list[int]) -> None:
+    """What is there is shared equally; nobody goes without, where there is anything at all."""
+    assert shares == [Seat(number, count).share(total) for number in range(1, count + 1)]
+
+
+def test_one_alone_has_all() -> None:
+    """A process that serves alone has everything to itself."""
+    assert (True, 7) == (ALONE.is_alone, ALONE.share(7))
+    assert not Seat(1, 2).is_alone
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("50000 100000", 1), ("100000 100000", 1), ("100 100000", 1)]
+)
+def test_a_cgroup_bounds_the_cores(tmp_path: Path, quota: str, cores: int) -> None:
+    """A container that may use half of a core has one worker, not one for each core it sees."""
+    file = tmp_path / "cpu.max"
+    file.write_text(quota + "\n")
+    assert cores == available_cores(file)
+
+
+@pytest.mark.parametrize("quota", ["max 100000", "", None])
+def test_without_a_bound_all_cores_count(tmp_path: Path, quota: str | None) -> None:
+    """No quota, or no cgroup to ask, leaves the cores that the process may run on."""
+    file = tmp_path / "cpu.max"
+    if quota is not None:
+        file.write_text(quota)
+    assert len(os.sched_getaffinity(0)) == available_cores(file)
+
+
+def test_auto_is_as_many_as_cores(tmp_path: Path) -> None:
+    """A number is what it says; auto asks the machine."""
+    assert 3 == workers_of(3)
+    assert available_cores(tmp_path / "none") == workers_of(AUTO, tmp_path / "none")

@@ -1,0 +1,79 @@
+"""The addresses that workers share are had once, by the supervisor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.app.workers.shared_sockets import Addresses
+from gateway.config.load import load_text
+
+TEXT = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    default_model: m
+    streams: [{protocol: graphpipe, address: "127.0.0.1:0"}]
+  - {name: other, http: "127.0.0.1:PORT"}
+"""
+
+
+def test_every_port_is_settled_and_held() -> None:
+    """Workers are told which ports the zeros have become, and nobody else can have them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        chosen = free.getsockname()[1]
+    addresses = Addresses(load_text(TEXT.replace("PORT", str(chosen))))
+    first, second = addresses.loaded.config.listeners
+    assert first.http is not None
+    assert first.grpc is not None
+    assert first.streams[0].address.tcp is not None
+    assert second.http is not None
+    ports = [first.http.port, first.grpc.port, first.streams[0].address.tcp.port, chosen]
+    assert chosen == second.http.port
+    assert len({0, *ports}) == len(ports) + 1
+    for port in ports:
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+    addresses.close()
+    addresses.close()
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_one_that_cannot_be_had_frees_the_others() -> None:
+    """An address in use is named, and what was held before it is let go."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as probe:
+        port = taken.getsockname()[1]
+        probe.bind(("127.0.0.1", 0))
+        mine = probe.getsockname()[1]
+        probe.close()
+        text = TEXT.replace("PORT", str(port)).replace('grpc: "127.0.0.1:0"', f"grpc: {mine}")
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: "):
+            Addresses(load_text(text))
+    socket.create_server(("127.0.0.1", mine)).close()
+
+
+def test_unix_sockets_are_opened_once(tmp_path: Path) -> None:
+    """Workers are given the one socket there is; its file goes when it is closed."""
+    file = tmp_path / "g.sock"
+    text = TEXT.replace('address: "127.0.0.1:0"', f'address: "unix:{file}", mode: "0600"')
+    addresses = Addresses(load_text(text.replace("PORT", "0")))
+    ((where, descriptor),) = addresses.sockets.items()
+    assert f"unix:{file}" == where
+    assert 0o600 == stat.S_IMODE(file.stat().st_mode)
+    with (
+        socket.socket(fileno=os.dup(descriptor)) as worker,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        client.connect(str(file))
+        worker.accept()[0].close()
+    with pytest.raises(OSError, match="a server listens on it already"):
+        Addresses(load_text(text.replace("PORT", "0")))
+    addresses.close()
+    assert not file.exists()
+    assert {} == addresses.sockets

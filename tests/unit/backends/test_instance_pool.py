@@ -1,0 +1,115 @@
+"""Places: who gets which instance, and when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.backends.instance_pool import Places, instance_of
+from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.errors import Overloaded
+from tests.fakes import settle
+
+
+def places(instances: int, queue: int = 8) -> Places:
+    return Places(ModelRef("m", "1"), instances, queue)
+
+
+async def test_no_two_have_one_instance() -> None:
+    """Each gets an instance of its own until there is none; the next waits for one given back."""
+    some = places(2)
+    assert some.idle
+    taken = {await some.take(), await some.take()}
+    assert {0, 1} == taken
+    third = asyncio.ensure_future(some.take())
+    await settle()
+    assert (1, False) == (some.waiting, third.done())
+    some.give(1)
+    assert 1 == await third
+    assert (0, False) == (some.waiting, some.idle)
+
+
+async def test_first_come_first_served() -> None:
+    """Those who wait are served in the order they came."""
+    some = places(1)
+    place = await some.take()
+    order: list[str] = []
+
+    async def wait(name: str) -> None:
+        given = await some.take()
+        order.append(name)
+        some.give(given)
+
+    waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
+    await settle()
+    some.give(place)
+    await asyncio.gather(*waiting)
+    assert ["a", "b", "c"] == order
+
+
+async def test_a_full_queue_refuses() -> None:
+    """Beyond the queue nobody waits; the text tells how many run and wait."""
+    some = places(1, queue=1)
+    await some.take()
+    waiting = asyncio.ensure_future(some.take())
+    await settle()
+    text = "model 'm version 1' runs 1 inferences and 1 wait, which is all it may have"
+    with pytest.raises(Overloaded, match=text) as caught:
+        await some.take()
+    assert "queue" == caught.value.limit
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["while it waits", "as it is served"])
+async def test_who_leaves_the_queue_leaves_no_hole(at_once: bool) -> None:
+    """An instance given to one who has just left goes to the next."""
+    some = places(1)
+    place = await some.take()
+    leaver, stayer = (asyncio.ensure_future(some.take()) for _ in range(2))
+    await settle()
+    if at_once:
+        some.give(place)
+    leaver.cancel()
+    await settle()
+    if not at_once:
+        some.give(place)
+    assert 0 == await stayer
+    assert leaver.cancelled()
+    some.give(0)
+    assert some.idle
+
+
+async def test_a_sequence_keeps_to_one_instance() -> None:
+    """Requests of a sequence wait for their own instance while others are free."""
+    some = places(4)
+    sequence = Sequence("chat", start=True)
+    own = await some.take(sequence)
+    assert instance_of(sequence, 4) == own
+    second = asyncio.ensure_future(some.take(Sequence("chat")))
+    await settle()
+    other = await some.take()
+    assert (False, True) == (second.done(), other != own)
+    some.give(other)
+    await settle()
+    assert not second.done()
+    some.give(own)
+    assert own == await second
+
+
+def test_sequences_are_spread_over_the_instances() -> None:
+    """Ids, numbers as well as text, fall on every instance."""
+    assert {0, 1, 2} == {instance_of(Sequence(number), 3) for number in range(1, 30)}
+    assert {0, 1, 2} == {instance_of(Sequence(f"s{number}"), 3) for number in range(30)}
+
+
+async def test_taking_all_waits_for_those_who_run_and_wait() -> None:
+    """What waits already is served before everything is taken."""
+    some = places(2, queue=1)
+    first = await some.take()
+    everything = asyncio.ensure_future(some.take_all())
+    await settle()
+    assert not everything.done()
+    some.give(first)
+    await everything
+    assert not some.idle

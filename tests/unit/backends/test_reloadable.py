@@ -1,0 +1,124 @@
+"""Loadable: models of the gateway's own that are loaded again and unloaded while they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gateway.backends.base import LoadError
+from gateway.backends.python import PythonBackend
+from gateway.backends.reloadable import Loadable
+from gateway.backends.versions import Versions
+from gateway.ir.calls import (
+    InferRequest,
+    ModelLoadRequest,
+    ModelReadyRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import NotReady, Unsupported
+from gateway.ir.metadata import ModelState, RepositoryEntry, TensorMetadata
+from tests.fakes import settle
+
+M = ModelRef("m")
+LOAD, UNLOAD, INFER = ModelLoadRequest(model=M), ModelUnloadRequest(model=M), InferRequest(model=M)
+OUT = (TensorMetadata("VERSION", Datatype.INT32, (1,)),)
+
+
+class Folder:
+    """The versions that lie in a model's folder; None cannot be loaded."""
+
+    def __init__(self, *versions: str | None) -> None:
+        self.versions: Sequence[str | None] = versions
+        self.made: list[Versions] = []
+
+    def __call__(self) -> Versions:
+        made = Versions("m", [_backend(version) for version in self.versions])
+        self.made.append(made)
+        return made
+
+
+class _Broken(PythonBackend):
+    def load(self) -> None:
+        raise LoadError("model 'm': file is damaged", model=self.model)
+
+
+def _backend(version: str | None) -> PythonBackend:
+    kind = PythonBackend if version is not None else _Broken
+    number = np.array([int(version or 0)], np.int32)
+    return kind("m", lambda _inputs: {"VERSION": number}, version or "9", inputs=(), outputs=OUT)
+
+
+async def test_unloads_and_loads() -> None:
+    """An unloaded model is not ready, takes no inference and is listed as unloaded."""
+    model = Loadable(Folder("1"))
+    await model.start()
+    await model(UNLOAD)
+    assert (False, True) == (await model(ModelReadyRequest(model=M)), model.unloaded)
+    expected = RepositoryEntry("m", "1", ModelState.UNAVAILABLE, "unloaded")
+    assert (expected,) == await model(RepositoryIndexRequest())
+    with pytest.raises(NotReady):
+        await model(INFER)
+    await model(UNLOAD)  # once more does no harm
+    await model(LOAD)
+    assert (True, False) == (model.ready(), model.unloaded)
+    assert (RepositoryEntry("m", "1", ModelState.READY),) == await model(RepositoryIndexRequest())
+    await model.stop()
+
+
+async def test_loading_finds_new_versions() -> None:
+    """What lies in the folder now is served; what was served before is unloaded."""
+    folder = Folder("1")
+    model = Loadable(folder)
+    await model.start()
+    folder.versions = ("1", "2")
+    await model(LOAD)
+    assert "2" == (await model(INFER)).model.version
+    await model.stop()
+    assert [False, False] == [made.ready() for made in folder.made]
+
+
+async def test_what_cannot_be_loaded_changes_nothing() -> None:
+    """The versions that serve go on when the new ones fail."""
+    folder = Folder("1")
+    model = Loadable(folder)
+    await model.start()
+    folder.versions = ("1", None)
+    with pytest.raises(LoadError, match="damaged"):
+        await model(LOAD)
+    assert "1" == (await model(INFER)).model.version
+    assert (RepositoryEntry("m", "1", ModelState.READY),) == model.entries()
+    await model.stop()
+
+
+async def test_a_model_that_is_being_loaded_says_so() -> None:
+    """While it is loaded after having been unloaded, the index calls it LOADING."""
+    seen: list[ModelState] = []
+
+    class Watching(PythonBackend):
+        def load(self) -> None:
+            seen.extend(entry.state for entry in model.entries())
+            super().load()
+
+    def make() -> Versions:
+        return Versions(
+            "m", [Watching("m", lambda _inputs: {"VERSION": 1}, "1", inputs=(), outputs=OUT)]
+        )
+
+    model = Loadable(make)
+    await model(UNLOAD)
+    await model(LOAD)
+    assert [ModelState.LOADING] == seen
+    await settle()
+    await model.stop()
+
+
+async def test_parameters_are_refused() -> None:
+    """A model of the gateway is what its configuration says."""
+    model = Loadable(Folder("1"))
+    with pytest.raises(Unsupported, match="not with 'config'"):
+        await model(ModelLoadRequest(model=M, parameters={"config": "{}"}))

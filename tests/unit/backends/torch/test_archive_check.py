@@ -1,0 +1,139 @@
+"""What a file of PyTorch is, from its contents: no PyTorch is needed to tell."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gateway.backends.torch.archive_check import Kind, NotServableError, kind_of, sample_inputs
+
+EXPORTED = {
+    "archive_format": b"pt2",
+    "models/model.json": b"{}",
+    "data/weights/model_weights_config.json": b'{"config": {}}',
+    "data/constants/model_constants_config.json": b'{"config": {}}',
+}
+
+
+def written(folder: Path, files: dict[str, bytes], root: str = "m/") -> Path:
+    path = folder / "model"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(root + name, content)
+    return path
+
+
+def config(**payload: object) -> bytes:
+    return json.dumps({"config": {"w": {"path_name": "weight_0", **payload}}}).encode()
+
+
+def test_torchscript_has_code(tmp_path: Path) -> None:
+    """What `torch.jit.save` writes is told by its constants."""
+    files = {"data.pkl": b"", "constants.pkl": b"", "code/m.py": b""}
+    assert Kind.TORCHSCRIPT is kind_of(written(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("where", "payload"),
+    [
+        ("weights", {"use_pickle": False}),
+        ("constants", {"use_pickle": True, "path_name": "custom_obj_0"}),
+    ],
+)
+def test_exported_program_holds_plain_tensors(
+    tmp_path: Path, where: str, payload: dict[str, object]
+) -> None:
+    """Plain bytes are tensors; objects of C++ classes are read as TorchScript's are."""
+    files = {**EXPORTED, f"data/{where}/model_{where}_config.json": config(**payload)}
+    assert Kind.EXPORTED is kind_of(written(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"data.pkl": b"", "version": b"3"}, "torch.save writes: a pickle, which can run any code"),
+        ({"notes.txt": b""}, "a zip archive of something else"),
+        ({"archive_format": b"pt2"}, "holds no program called 'model'"),
+        (
+            {"archive_format": b"pt2", "data/aotinductor/model/x.so": b""},
+            "holds machine code of AOTInductor",
+        ),
+        ({**EXPORTED, "data/weights/model.pt": b""}, "holds a pickle.*: data/weights/model.pt"),
+        (
+            {**EXPORTED, "data/weights/model_weights_config.json": config(use_pickle=True)},
+            "holds a pickle, which can run any code: data/weights/model_weights_config.json: w",
+        ),
+        (
+            {
+                **EXPORTED,
+                "data/weights/model_weights_config.json": config(
+                    use_pickle=True, path_name="custom_obj_0"
+                ),
+            },
+            "holds a pickle",
+        ),
+        (
+            {
+                **EXPORTED,
+                "data/constants/model_constants_config.json": config(
+                    use_pickle=False, path_name="opaque_obj_0"
+                ),
+            },
+            "holds a pickle",
+        ),
+        ({**EXPORTED, "data/weights/model_weights_config.json": b"["}, "config.json.* is broken"),
+        (
+            {**EXPORTED, "data/weights/model_weights_config.json": b'{"config": {"w": 1}}'},
+            "is broken",
+        ),
+    ],
+    ids=[
+        "state dict", "something else", "no model", "compiled", "old weights", "pickled weight",
+        "pickled object among weights", "opaque", "no JSON", "wrong JSON",
+    ],
+)  # fmt: skip
+def test_what_is_not_served(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    """Pickles, in any place, and other archives are refused by name before they are read."""
+    with pytest.raises(NotServableError, match=message):
+        kind_of(written(tmp_path, files))
+
+
+def test_exported_program_of_old(tmp_path: Path) -> None:
+    """The form before PyTorch 2.8 is refused with the way out."""
+    path = written(tmp_path, {"serialized_exported_program.json": b""}, root="")
+    with pytest.raises(NotServableError, match=r"PyTorch 2\.7 and older; save it again"):
+        kind_of(path)
+
+
+def test_no_archive(tmp_path: Path) -> None:
+    """A bare pickle is called one; other bytes are no archive."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(pickle.dumps({}))
+    with pytest.raises(NotServableError, match="it is a pickle, which can run any code; needed is"):
+        kind_of(path)
+    path.write_bytes(b"junk")
+    with pytest.raises(NotServableError, match="it is no zip archive; needed is TorchScript"):
+        kind_of(path)
+    with pytest.raises(FileNotFoundError):
+        kind_of(tmp_path / "none")
+
+
+def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
+    """Two readers might read different ones: a pickle could hide behind a harmless file."""
+    path = tmp_path / "model"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/archive_format", b"pt2")
+        archive.writestr("b/archive_format", b"pt2")
+    with pytest.raises(NotServableError, match="holds a file twice"):
+        kind_of(path)
+
+
+def test_sample_inputs_are_found(tmp_path: Path) -> None:
+    """The pickle that PyTorch would read is given for a look; None where there is none."""
+    name = "data/sample_inputs/model.pt"
+    assert b"x" == sample_inputs(written(tmp_path, {**EXPORTED, name: b"x"}))
+    assert sample_inputs(written(tmp_path, EXPORTED)) is None

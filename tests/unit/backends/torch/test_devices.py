@@ -1,0 +1,97 @@
+"""Streams and staging of a GPU, on the CPU: what is staged, reused and waited for.
+
+That a real GPU does the same is shown by tests/gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.backends.torch.devices import StreamRunner
+from gateway.ir.datatypes import Datatype
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: make torch")
+
+pytestmark = pytest.mark.torch
+
+
+class Stream:
+    """Stands for a stream: notes what is done on it, and when it is waited for."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        self.events.append("on")
+        yield
+        self.events.append("off")
+
+    def wait(self) -> None:
+        self.events.append("wait")
+
+
+def runner(stream: Stream) -> StreamRunner:
+    return StreamRunner(
+        torch, torch.device("cpu"), on_stream=stream.on, wait=stream.wait, pinned=False
+    )
+
+
+def given(*arrays: npt.NDArray[Any]) -> list[tuple[Datatype, npt.NDArray[Any]]]:
+    return [(Datatype.FP32, array) for array in arrays]
+
+
+def test_all_is_done_on_the_stream_and_waited_for_once() -> None:
+    """Copies and calls are queued on the instance's own stream; the thread waits at the end."""
+    stream = Stream()
+
+    def call(tensors: Sequence[Any]) -> Sequence[Any]:
+        stream.events.append("call")
+        return [tensors[0] + tensors[1], tensors[0]]
+
+    one, other = np.ones((2, 3), np.float32), np.full((2, 3), 4, np.float32)
+    found = runner(stream)(call, given(one, other))
+    assert [(one + other).tolist(), one.tolist()] == [array.tolist() for array in found]
+    assert ["on", "call", "wait", "off"] == stream.events
+
+
+def test_staging_is_kept_and_grows() -> None:
+    """An input of a size that was there before needs no new memory; a larger one does."""
+    runs = runner(Stream())
+    places = []
+    for size in (100, 60, 128, 129):
+        array = np.arange(size, dtype=np.float32)
+        assert [array.tolist()] == [
+            found.tolist() for found in runs(lambda tensors: tensors, given(array))
+        ]
+        places.append(runs._staging[0].data_ptr())
+    sizes = [staged.numel() for staged in runs._staging]
+    assert (1, 2, [1024]) == (len(set(places[:3])), len(set(places)), sizes)
+
+
+def test_an_answer_outlives_the_next_inference() -> None:
+    """What went out in one answer is not written over by the next."""
+    runs = runner(Stream())
+    first = runs(lambda tensors: tensors, given(np.zeros(4, np.float32)))
+    second = runs(lambda tensors: tensors, given(np.ones(4, np.float32)))
+    assert ([0.0] * 4, [1.0] * 4) == (first[0].tolist(), second[0].tolist())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3,)], ids=str)
+@pytest.mark.parametrize("datatype", [Datatype.BOOL, Datatype.BF16, Datatype.INT64, Datatype.FP16])
+def test_datatypes_and_shapes(datatype: Datatype, shape: tuple[int, ...]) -> None:
+    """Bits go there and back, read-only and strided ones too."""
+    array = np.ones((*shape, 2), datatype.numpy_dtype)[..., 0]
+    array.flags.writeable = False
+    found = runner(Stream())(lambda tensors: tensors, [(datatype, array)])
+    assert (array.dtype, array.shape, array.tobytes()) == (
+        found[0].dtype,
+        found[0].shape,
+        found[0].tobytes(),
+    )

@@ -1,0 +1,62 @@
+"""The command line as a whole: version, help, and mistakes of use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway import __version__
+from gateway.cli.commands import VERBS, command_line, run
+
+
+def test_help_lists_every_verb() -> None:
+    """`gateway --help` names all that there is."""
+    result = CliRunner().invoke(command_line(), ["--help"])
+    assert result.exit_code == 0
+    assert [verb for verb in VERBS if verb not in result.stdout] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_help(verb: str) -> None:
+    """`gateway VERB --help` says what it does."""
+    result = CliRunner().invoke(command_line([verb]), [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"gateway {verb}" in result.stdout or "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["schema", "--nonsense"]])
+def test_wrong_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown verb or flag is said on standard error, without a traceback."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "No such" in err
+    assert "Traceback" not in err
+
+
+def test_a_verb_that_succeeds_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """The status of the command is the verb's."""
+    assert run(["schema"]) == 0
+    assert capsys.readouterr().out.startswith("{")
+
+
+def test_version_is_printed_without_loading_anything() -> None:
+    """`gateway --version` imports neither typer nor the gateway's own parts."""
+    script = (
+        "import sys; sys.argv = ['gateway', '--version']\n"
+        "from gateway.cli import main; main()\n"
+        "assert 'typer' not in sys.modules and 'gateway.app' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert (f"gateway {__version__}\n", "") == (done.stdout, done.stderr)
+
+
+def test_version_is_a_flag_like_others() -> None:
+    """Among other arguments the version is still printed, by the same words."""
+    result = CliRunner().invoke(command_line(["schema"]), ["--version", "schema"])
+    assert (0, f"gateway {__version__}\n") == (result.exit_code, result.stdout)

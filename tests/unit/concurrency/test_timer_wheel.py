@@ -1,0 +1,135 @@
+"""Deadlines on a wheel: late by a step at most, never early, and gone when taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from gateway.concurrency.timer_wheel import STEP_S, Wheel
+
+
+class Bell:
+    """Notes when it rang."""
+
+    def __init__(self) -> None:
+        self.rang = asyncio.Event()
+        self.at = 0.0
+
+    def ring(self) -> None:
+        self.at = monotonic()
+        self.rang.set()
+
+
+async def test_items_ring_in_their_time() -> None:
+    """Each item rings once its time has come, whatever the order they were entered in."""
+    wheel, now = Wheel(), monotonic()
+    bells = {delay: Bell() for delay in (0.06, 0.02, 0.04)}
+    for delay, bell in bells.items():
+        wheel.enter(bell, now + delay)
+    async with asyncio.timeout(5):
+        for bell in bells.values():
+            await bell.rang.wait()
+    assert [0.02, 0.04, 0.06] == sorted(bells, key=lambda delay: bells[delay].at)
+    assert all(bell.at >= now + delay for delay, bell in bells.items())
+
+
+async def test_late_items_ring_in_order() -> None:
+    """A loop that was busy rings what is overdue in the order it was due."""
+    wheel, order = Wheel(), list[str]()
+
+    class Named(Bell):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self._name = name
+
+        def ring(self) -> None:
+            order.append(self._name)
+            super().ring()
+
+    last, first = Named("last"), Named("first")
+    wheel.enter(last, monotonic() - STEP_S)
+    wheel.enter(first, monotonic() - 3 * STEP_S)
+    async with asyncio.timeout(5):
+        await last.rang.wait()
+    assert ["first", "last"] == order
+
+
+async def test_past_time_rings_soon() -> None:
+    """What is late already rings in the next step."""
+    wheel, bell = Wheel(), Bell()
+    wheel.enter(bell, monotonic() - 1)
+    async with asyncio.timeout(5):
+        await bell.rang.wait()
+
+
+async def test_items_taken_back_do_not_ring() -> None:
+    """One of two is taken back; taking back what rang is harmless."""
+    wheel, kept, gone = Wheel(), Bell(), Bell()
+    when = monotonic() + STEP_S
+    step = wheel.enter(kept, when)
+    wheel.leave(gone, wheel.enter(gone, when))
+    async with asyncio.timeout(5):
+        await kept.rang.wait()
+    wheel.leave(kept, step)
+    assert not gone.rang.is_set()
+
+
+async def test_closed_wheel_is_silent() -> None:
+    """After closing nothing rings."""
+    wheel, bell, other = Wheel(), Bell(), Bell()
+    wheel.enter(bell, monotonic())
+    wheel.close()
+    second = Wheel()
+    second.enter(other, monotonic() + 2 * STEP_S)
+    async with asyncio.timeout(5):
+        await other.rang.wait()
+    assert not bell.rang.is_set()
+
+
+def test_wheel_moves_to_another_loop() -> None:
+    """On a new loop it rings, whatever the former left behind."""
+    wheel, bell = Wheel(), Bell()
+
+    async def left_behind() -> None:
+        wheel.enter(Bell(), monotonic() + 60)
+
+    async def rings() -> None:
+        wheel.enter(bell, monotonic() + STEP_S)
+        async with asyncio.timeout(5):
+            await bell.rang.wait()
+
+    asyncio.run(left_behind())
+    asyncio.run(rings())
+    assert bell.rang.is_set()
+
+
+async def test_steps_that_nothing_is_left_in_are_not_kept() -> None:
+    """However many times are entered and taken back, at most the last one's step stays."""
+    wheel, bell, kept = Wheel(), Bell(), Bell()
+    when = monotonic() + 60
+    step = wheel.enter(kept, when)
+    for number in range(100):
+        wheel.leave(bell, wheel.enter(bell, when + number * STEP_S))
+    assert 2 == len(wheel._steps)  # what it holds shows nowhere else
+    wheel.leave(kept, step)
+    wheel.leave(kept, step)
+    assert 1 == len(wheel._steps)
+
+
+async def test_what_rings_may_enter_what_is_due() -> None:
+    """While it rings, items are entered and taken back at times that have come, and all ring."""
+    wheel, last = Wheel(), Bell()
+    now = monotonic()
+
+    class Busy(Bell):
+        def ring(self) -> None:
+            wheel.leave(self, wheel.enter(self, now - STEP_S))
+            wheel.leave(self, wheel.enter(self, now + 60))
+            super().ring()
+
+    first = Busy()
+    wheel.enter(first, now - 2 * STEP_S)
+    wheel.enter(last, now - STEP_S)
+    async with asyncio.timeout(5):
+        await last.rang.wait()
+    assert first.rang.is_set()

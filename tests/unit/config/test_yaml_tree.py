@@ -1,0 +1,145 @@
+"""YAML in its safe subset: values, places, references, bombs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.yaml_tree import MAX_ALIASES, MAX_BYTES, MAX_DEPTH, Tree, path_text, read_tree
+
+
+def read(text: str, directory: Path = Path(), **environment: str) -> Tree:
+    """Read *text* with an environment."""
+    return read_tree(text, environment, directory)
+
+
+def problems(text: str) -> list[str]:
+    """Return what is wrong with *text*, as it is printed."""
+    return [str(problem) for problem in read(text).problems]
+
+
+def test_every_scalar_stays_text() -> None:
+    """What YAML takes for booleans, numbers and times is left for the schema to judge."""
+    text = "{a: no, b: 1.10, c: 12:30:00, d: 0o17, e: 2026-01-01, f: =}"
+    expected = {"a": "no", "b": "1.10", "c": "12:30:00", "d": "0o17", "e": "2026-01-01", "f": "="}
+    assert expected == read(text).value
+
+
+def test_empty_values_are_nothing_unless_quoted() -> None:
+    """Only a plain ~, null or empty value is nothing."""
+    assert {"a": None, "b": None, "c": "", "d": "null"} == read(
+        "{a: ~, b: , c: '', d: 'null'}"
+    ).value
+
+
+def test_knows_the_place_of_keys_and_values() -> None:
+    """Places are those of the file, from 1; what is missing has the place of its parent."""
+    tree = read("a:\n  - b: 1\n    c: 2\n")
+    assert tree.place(("a", 0, "c")) == (3, 8)
+    assert tree.place(("a", 0, "c"), of_key=True) == (3, 5)
+    assert tree.place(("a", 0, "missing")) == (2, 5)
+
+
+def test_writes_paths_as_people_do() -> None:
+    """Keys are joined by dots, positions are in brackets."""
+    assert path_text(("routes", 2, "upstream")) == "routes[2].upstream"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "1:1: the file is empty"),
+        ("# only a remark\n", "1:1: the file is empty"),
+        ("{a: 1, a: 2}", "1:8: a: key 'a' is here a second time, first on line 1"),
+        ("a: !!python/name:os.system x", "1:4: a: tag 'tag:yaml.org,2002:python/name:os.system'"),
+        ("a: !!binary aGk=", "1:4: a: tag 'tag:yaml.org,2002:binary' is not allowed"),
+        ("!!set {a}", "1:1: tag 'tag:yaml.org,2002:set' is not allowed"),
+        ("a: !own [1]", "1:4: a: tag '!own' is not allowed"),
+        ("? [a]\n: 1", "1:3: a key must be plain text"),
+        ("<<: {a: 1}", "1:1: merging with << is not supported"),
+        ("a: *b", "1:4: not YAML: found undefined alias 'b'"),
+        ("a: {b", "1:6: not YAML: while parsing a flow mapping, expected ',' or '}'"),
+        ("a: 1\n---\nb: 1", "2:1: not YAML: expected a single document"),
+        ("a: \x01", "1:1: not YAML: unacceptable character"),
+        ("a: ${env:NONE}", "1:4: a: environment variable 'NONE' is not set"),
+        ("a: ${file:none.txt}", "1:4: a: cannot read 'none.txt': No such file or directory"),
+    ],
+)
+def test_says_what_is_wrong_and_where(text: str, said: str) -> None:
+    """Each mistake is said once, with its line and column."""
+    (found,) = problems(text)
+    assert found.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * (MAX_DEPTH + 1), "deeper than 32"),
+        ("[" * 100_000, "deeper than 32"),
+        (f"- &a x\n{'- *a' + chr(10)}" + "- *a\n" * MAX_ALIASES, "over 100 aliases"),
+        ("a: &x {a: *x}", "aliases expand deeper than 32"),
+        ("a: &x [*x]", "aliases expand deeper than 32"),
+        ("a" * (MAX_BYTES + 1), "larger than 1048576 bytes"),
+    ],
+    ids=["deep", "very deep", "aliases", "itself", "itself in a list", "large"],
+)
+def test_refuses_bombs(text: str, said: str) -> None:
+    """What would cost much time, memory or recursion is refused as one problem."""
+    (found,) = problems(text)
+    assert said in found
+
+
+def test_refuses_aliases_of_aliases() -> None:
+    """Ten lines that stand for ten billion values are refused, not expanded."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    (found,) = problems("\n".join(lines))
+    assert "aliases expand to more than 100000 values" in found
+
+
+def test_refuses_aliases_that_nest() -> None:
+    """Levels count as they expand, not as they stand in the text."""
+    lines = ["a0: &a0 [[[[[[[[[[x]]]]]]]]]]"]
+    lines += [f"a{n}: &a{n} [[[[[[[[[[*a{n - 1}]]]]]]]]]]" for n in range(1, 60)]
+    (found,) = problems("\n".join(lines))
+    assert "aliases expand deeper than 32" in found
+
+
+def test_an_alias_is_a_copy() -> None:
+    """A modest alias stands for its values."""
+    assert read("{a: &x [1], b: *x}").value == {"a": ["1"], "b": ["1"]}
+
+
+def test_at_the_limits_all_is_well() -> None:
+    """The deepest text and the most aliases that are allowed are read."""
+    assert [] == problems("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert [] == problems("- &a x\n" + "- *a\n" * MAX_ALIASES)
+
+
+def test_resolves_the_environment() -> None:
+    """A variable, or its default where it is not set or empty."""
+    text = (
+        "{a: 'x${env:A}y', b: '${env:B:-d}', c: '${env:C:-d:-e}', d: '${env:D}', e: '${env:D:-d}'}"
+    )
+    expected = {"a": "x1y", "b": "d", "c": "d:-e", "d": "", "e": "d"}
+    assert expected == read(text, A="1", D="").value
+
+
+def test_resolves_files_beside_the_configuration(tmp_path: Path) -> None:
+    """A file's text without its last newline; its path is relative to the configuration's."""
+    (tmp_path / "token").write_text("secret\n")
+    assert read("a: ${file:token}", tmp_path).value == {"a": "secret"}
+
+
+def test_a_file_that_is_no_text_is_a_problem(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are named as such."""
+    (tmp_path / "token").write_bytes(b"\xff")
+    (problem,) = read("a: ${file:token}", tmp_path).problems
+    assert problem.message.endswith("not UTF-8")
+
+
+def test_what_a_reference_brings_is_not_yaml() -> None:
+    """A secret cannot bring keys, lists or further references of its own."""
+    evil = "1\nb: 2 [x] ${env:OTHER}"
+    assert read("a: ${env:EVIL}", EVIL=evil, OTHER="no").value == {"a": evil}

@@ -1,0 +1,78 @@
+"""The tour of a scan through every protocol: which ways there are, and how answers are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.demo.client import Answer, ask_digit, ways
+from gateway.demo.samples import load_scans
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.errors import UpstreamProtocolError
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import array_tensor
+from gateway.registry import PROTOCOLS, protocol
+from tests.fakes import ScriptedService
+
+ADDRESSES = {"main.http": "127.0.0.1:1", "main.grpc": "127.0.0.1:2", "admin": "127.0.0.1:3"}
+
+
+def test_every_registered_codec_takes_part() -> None:
+    """The ways come from the registry: each protocol on each carrier it has."""
+    streams = {
+        f"streams.{name}.{carrier}": "127.0.0.1:4"
+        for name in PROTOCOLS
+        for carrier in protocol(name).carriers
+    }
+    expected = {
+        binding.codec(DEFAULT_LIMITS, {}).name
+        for name in PROTOCOLS
+        for binding in protocol(name).carriers.values()
+    }
+    assert expected == {way.codec for way in ways({**ADDRESSES, **streams})}
+
+
+def test_a_stream_reaches_one_model() -> None:
+    """Its messages name none, so that only the listener's default is asked."""
+    found = ways({"streams.graphpipe.tcp": "127.0.0.1:4", "main.grpc": "127.0.0.1:2"})
+    assert {"graphpipe.stream"} == {way.name for way in found if way.one_model}
+
+
+def test_forms_of_one_codec_are_ways_of_their_own() -> None:
+    """JSON and binary tensors are two ways of Open Inference over HTTP."""
+    names = [way.name for way in ways({"main.http": "127.0.0.1:1"})]
+    assert {"oip.http JSON", "oip.http binary tensors"} <= set(names)
+
+
+def test_a_listener_that_is_off_takes_no_part() -> None:
+    """Only what listens is asked, at its address."""
+    found = {(way.url.carrier, way.url.port) for way in ways({"main.grpc": "127.0.0.1:2"})}
+    assert {("grpc", 2)} == found
+
+
+async def test_sends_the_pixels_and_reads_the_answer() -> None:
+    """The model gets 64 FP32 pixels by name; its label and probabilities are the answer."""
+    scan = load_scans()[3]
+    outputs = (
+        array_tensor("probabilities", np.array([[0.25, 0.75]], np.float32)),
+        array_tensor("label", np.array([1], np.int64)),
+    )
+    service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
+    assert Answer(1, (0.25, 0.75)) == await ask_digit(service, scan)
+    (call,) = service.calls
+    assert isinstance(call, InferRequest)
+    assert call.model == ModelRef("digits")
+    assert call.context.deadline is not None
+    (pixels,) = call.inputs
+    assert (pixels.name, pixels.shape) == ("X", (1, 64))
+    assert as_numpy(pixels).ravel().tolist() == list(scan.pixels)
+
+
+async def test_an_answer_without_a_label_is_refused() -> None:
+    """What is missing is named, and what is there."""
+    outputs = (array_tensor("other", np.array([1], np.int64)),)
+    service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
+    with pytest.raises(UpstreamProtocolError, match="no output 'label', its outputs are: other"):
+        await ask_digit(service, load_scans()[0])

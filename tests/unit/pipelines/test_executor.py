@@ -1,0 +1,100 @@
+"""Flow: steps run as soon as they can, and no longer than they must."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.pipelines.executor import flow
+from gateway.pipelines.graph import Step, parsed_source
+from tests.fakes import settle
+
+
+def step(name: str, *needs: str) -> Step:
+    sources = {f"x{n}": parsed_source(f"{other}.y") for n, other in enumerate(needs)}
+    return Step(name, ModelRef("m"), sources or {"x": parsed_source("request.x")})
+
+
+class Steps:
+    """Runs steps by hand: each waits for the test."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, asyncio.Future[None]] = {}
+        self.cancelled: list[str] = []
+
+    async def __call__(self, one: Step) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting[one.name] = future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.cancelled.append(one.name)
+            raise
+        finally:
+            del self.waiting[one.name]
+
+    async def end(self, name: str) -> None:
+        self.waiting[name].set_result(None)
+        await settle()
+
+
+DIAMOND = (step("d", "b", "c"), step("b", "a"), step("c", "a"), step("a"), step("e"))
+
+
+async def test_steps_run_as_soon_as_what_they_need_is_there() -> None:
+    """There are no stages: a step waits for its own sources and for no other step."""
+    steps = Steps()
+    task = asyncio.ensure_future(flow(DIAMOND, steps))
+    await settle()
+    assert {"a", "e"} == steps.waiting.keys()
+    await steps.end("a")
+    assert {"e", "b", "c"} == steps.waiting.keys()
+    await steps.end("c")
+    assert {"e", "b"} == steps.waiting.keys()
+    await steps.end("b")
+    assert {"e", "d"} == steps.waiting.keys()
+    await steps.end("d")
+    assert not task.done()
+    await steps.end("e")
+    await task
+
+
+async def test_no_steps_are_done_at_once() -> None:
+    """Outputs that come from the request need no step."""
+    await flow((), Steps())
+
+
+async def test_a_failure_cancels_the_others() -> None:
+    """The first failure is told once the other steps are gone; what it kept waiting never runs."""
+    steps = Steps()
+    task = asyncio.ensure_future(flow(DIAMOND, steps))
+    await settle()
+    await steps.end("a")
+    steps.waiting["b"].set_exception(ValueError("b"))
+    with pytest.raises(ValueError, match="b"):
+        await task
+    assert (["c", "e"], {}) == (sorted(steps.cancelled), steps.waiting)
+
+
+async def test_of_several_failures_the_first_in_order_is_told() -> None:
+    """Which one a caller hears of is no matter of chance."""
+    steps = Steps()
+    task = asyncio.ensure_future(flow((step("a"), step("b")), steps))
+    await settle()
+    for name in ("b", "a"):
+        steps.waiting[name].set_exception(ValueError(name))
+    with pytest.raises(ValueError, match="a"):
+        await task
+
+
+async def test_a_caller_who_leaves_takes_every_step_along() -> None:
+    """Nothing runs for nobody."""
+    steps = Steps()
+    task = asyncio.ensure_future(flow(DIAMOND, steps))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ["a", "e"] == sorted(steps.cancelled)

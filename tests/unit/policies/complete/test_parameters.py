@@ -1,0 +1,120 @@
+"""Members by name alone: inputs where the model has them, else parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.policies.complete.parameters import taken_apart
+
+M = ModelRef("m")
+
+
+def apart(members: dict[str, Any], *inputs: TensorMetadata) -> InferRequest:
+    call = InferRequest(model=M, members=members, parameters={"kept": 1})
+    return taken_apart(call, ModelMetadata(name="m", inputs=inputs, outputs=()))
+
+
+def declared(datatype: Datatype | None, shape: tuple[int, ...] | None) -> TensorMetadata:
+    return TensorMetadata("x", datatype, shape)
+
+
+def test_what_the_model_does_not_know_is_a_parameter() -> None:
+    """Inputs come in the order they were sent; nothing is left as a member."""
+    call = apart({"x": "a", "y": 2}, declared(Datatype.BYTES, (1,)))
+    assert ["x"] == [tensor.name for tensor in call.inputs]
+    assert ({"kept": 1, "y": 2}, {}) == (dict(call.parameters), dict(call.members))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "expected"),
+    [
+        ((1,), 1, (1,)),
+        ((), 1, ()),
+        ((-1,), 3, (3,)),
+        ((-1, 1), 1, (1, 1)),
+        ((-1, 1), 3, (3, 1)),
+        ((-1, -1), 3, (1, 3)),
+        ((-1, 2, -1, 3), 12, (1, 2, 2, 3)),
+        ((-1,), 0, (0,)),
+        (None, 2, (2,)),
+        ((2, 2), 4, (2, 2)),
+    ],
+)
+def test_shapes_are_deduced(
+    shape: tuple[int, ...] | None, count: int, expected: tuple[int, ...]
+) -> None:
+    """What varies is 1, but for the last axis that does: that takes what is left."""
+    (tensor,) = apart({"x": (1,) * count}, declared(Datatype.INT32, shape)).inputs
+    assert expected == tensor.shape
+
+
+@pytest.mark.parametrize(("shape", "count"), [((2,), 1), ((-1, 2), 3), ((), 2), ((0,), 1)])
+def test_values_must_fill_the_shape(shape: tuple[int, ...], count: int) -> None:
+    """Shape and count are named."""
+    with pytest.raises(InvalidRequest, match=f"input 'x' .*which {count} values do not fill"):
+        apart({"x": (1,) * count}, declared(Datatype.INT32, shape))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "expected"),
+    [
+        (Datatype.INT8, (-128, 127), [-128, 127]),
+        (Datatype.UINT64, (0, (1 << 64) - 1), [0, (1 << 64) - 1]),
+        (Datatype.INT64, (-(1 << 63), (1 << 53) + 1), [-(1 << 63), (1 << 53) + 1]),
+        (Datatype.FP32, (1, 0.5), [1.0, 0.5]),
+        (Datatype.FP16, (1.5, -2), [1.5, -2.0]),
+        (Datatype.FP64, (1e300,), [1e300]),
+        (Datatype.BOOL, (True, False), [True, False]),
+    ],
+)
+def test_values_take_the_datatype_of_their_input(
+    datatype: Datatype, values: tuple[Any, ...], expected: list[Any]
+) -> None:
+    """Exactly, to the ends of each range."""
+    (tensor,) = apart({"x": values}, declared(datatype, (-1,))).inputs
+    assert datatype is tensor.datatype
+    assert np.array_equal(np.array(expected, datatype.numpy_dtype), as_numpy(tensor))
+
+
+def test_text_is_utf8() -> None:
+    """Text becomes the bytes of BYTES."""
+    (tensor,) = apart({"x": ("größe", "")}, declared(Datatype.BYTES, (-1,))).inputs
+    assert ["größe".encode(), b""] == as_items(tensor)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "text"),
+    [
+        (Datatype.INT8, 128, "is INT8, 128 is out of its range"),
+        (Datatype.UINT8, -1, "-1 is out of its range"),
+        (Datatype.FP16, 1e6, "is FP16, 1000000.0 is out of its range"),
+        (Datatype.FP32, 10**60, "is out of its range"),
+        (Datatype.INT32, 1.0, "is given 1.0, needed is an integer"),
+        (Datatype.INT32, True, "is given True, needed is an integer"),
+        (Datatype.FP32, "1", "is given '1', needed is a number"),
+        (Datatype.BOOL, 1, "is given 1, needed is true or false"),
+        (Datatype.BYTES, 5, "is given 5, needed is a string"),
+        (Datatype.BYTES, "\ud800", "text that is not Unicode"),
+        (Datatype.BF16, 1.0, "is BF16, which values cannot be written as"),
+        (None, 1.0, "is of an unknown datatype"),
+    ],
+)
+def test_other_values_are_refused(datatype: Datatype | None, value: Any, text: str) -> None:
+    """Nothing is rounded, wrapped or guessed."""
+    with pytest.raises(InvalidRequest, match=f"input 'x' of model 'm' .*{text}"):
+        apart({"x": value}, declared(datatype, (1,)))
+
+
+def test_a_list_can_be_no_parameter() -> None:
+    """The model's lack of such an input is named."""
+    with pytest.raises(InvalidRequest, match="'m' has no input 'y', and a list of 2 values"):
+        apart({"y": (1, 2)}, declared(Datatype.INT32, (1,)))

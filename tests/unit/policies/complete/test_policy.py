@@ -1,0 +1,237 @@
+"""Complete: metadata is asked for when something is missing, and only then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ServerLiveRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.data import RawData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    Unavailable,
+    UpstreamProtocolError,
+)
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.streams import close_stream
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.policies.complete.policy import Complete
+from gateway.policies.complete.tensors import ALL_NEEDS
+from gateway.policies.metadata_cache import MetadataCache
+from tests.fakes import FakeStream, ScriptedService
+
+M = ModelRef("m")
+INT32 = Datatype.INT32
+ARRAY = np.array([[1, 2]], np.int32)
+METADATA = ModelMetadata(
+    name="m",
+    inputs=(TensorMetadata("A", INT32, (-1, 2)),),
+    outputs=(TensorMetadata("Y", INT32, (-1, 2)), TensorMetadata("Z", INT32, (-1, 2))),
+)
+WHOLE = array_tensor("A", ARRAY)
+BARE = Tensor("", None, None, RawData(memoryview(ARRAY.tobytes())))
+NAMELESS = array_tensor("", ARRAY)
+
+
+class Model:
+    """Answers metadata, and inferences with *outputs*; remembers the inferences."""
+
+    def __init__(self, *outputs: Tensor, metadata: ModelMetadata | GatewayError = METADATA) -> None:
+        self._outputs = outputs
+        self._metadata = metadata
+        self.asked = 0
+        self.inputs: tuple[Tensor, ...] = ()
+        self.stream = FakeStream([self._reply(), self._reply()])
+        self.service = ScriptedService(always=self._answer)
+
+    def _reply(self) -> InferResponse:
+        return InferResponse(model=M, outputs=self._outputs)
+
+    def _answer(self, call: Call[Any]) -> Any:
+        if isinstance(call, ModelMetadataRequest):
+            self.asked += 1
+            if isinstance(self._metadata, GatewayError):
+                raise self._metadata
+            return self._metadata
+        if isinstance(call, StreamInferRequest):
+            self.inputs = call.request.inputs
+            return self.stream
+        assert isinstance(call, InferRequest)
+        self.inputs = call.inputs
+        return self._reply()
+
+
+def request(*inputs: Tensor, needs: frozenset[Need] = frozenset(), **fields: Any) -> InferRequest:
+    return InferRequest(model=M, inputs=inputs, context=Context(needs=needs), **fields)
+
+
+async def test_nothing_missing_nothing_asked() -> None:
+    """A whole request passes untouched, whatever is needed."""
+    model = Model(WHOLE)
+    call = request(WHOLE, needs=ALL_NEEDS)
+    await Complete(model.service, ALL_NEEDS)(call)
+    assert 0 == model.asked
+    assert model.service.calls[0] is call
+
+
+async def test_nothing_needed_nothing_asked() -> None:
+    """What the next codec can do without is not filled in."""
+    model = Model(NAMELESS)
+    await Complete(model.service, frozenset())(request(NAMELESS))
+    assert (0, (NAMELESS,)) == (model.asked, model.inputs)
+
+
+async def test_missing_parts_are_filled_in_and_metadata_is_remembered() -> None:
+    """Two requests that leave something out cost one question."""
+    model = Model()
+    complete = Complete(model.service, ALL_NEEDS)
+    for _ in range(2):
+        await complete(request(NAMELESS))
+        assert (WHOLE,) == model.inputs
+    assert 1 == model.asked
+
+
+async def test_bare_bytes_are_made_whole_though_nothing_is_needed() -> None:
+    """A raw binary request means nothing to anyone until it is whole."""
+    model = Model()
+    await Complete(model.service, frozenset())(request(BARE))
+    assert (WHOLE,) == model.inputs
+
+
+async def test_model_that_batches_takes_bare_bytes_as_batch_one() -> None:
+    """For a model that batches the batch of a raw binary request is 1, and nothing else."""
+    metadata = ModelMetadata(name="m", inputs=METADATA.inputs, max_batch_size=8)
+    twice = Tensor("", None, None, RawData(memoryview(ARRAY.tobytes() * 2)))
+    with pytest.raises(InvalidRequest, match="with batch 1, which 4 elements do not fill"):
+        await Complete(Model(metadata=metadata).service, ALL_NEEDS)(request(twice))
+
+
+async def test_cache_beneath_is_used() -> None:
+    """A cache that is there already is shared, not doubled."""
+    model = Model()
+    cache = MetadataCache(model.service)
+    await cache(ModelMetadataRequest(model=M))
+    await Complete(cache, ALL_NEEDS)(request(NAMELESS))
+    assert 1 == model.asked
+
+
+async def test_answers_get_what_the_caller_needs() -> None:
+    """Outputs without names get the model's, in its order."""
+    reply = await Complete(Model(NAMELESS, NAMELESS).service, frozenset())(
+        request(WHOLE, needs=ALL_NEEDS)
+    )
+    assert (array_tensor("Y", ARRAY), array_tensor("Z", ARRAY)) == reply.outputs
+
+
+async def test_answers_come_in_the_order_asked_for() -> None:
+    """Outputs asked for by name come back unnamed in the order of the question."""
+    reply = await Complete(Model(NAMELESS, NAMELESS).service, frozenset())(
+        request(WHOLE, needs=ALL_NEEDS, outputs=(RequestedOutput("Z"), RequestedOutput("W")))
+    )
+    assert (array_tensor("Z", ARRAY), array_tensor("W", ARRAY)) == reply.outputs
+
+
+async def test_answer_with_too_many_outputs_is_the_upstreams_fault() -> None:
+    """An answer that does not fit the model's own metadata cannot be used."""
+    with pytest.raises(UpstreamProtocolError, match="has 2 outputs, the message has 3"):
+        await Complete(Model(*[NAMELESS] * 3).service, frozenset())(request(WHOLE, needs=ALL_NEEDS))
+
+
+@pytest.mark.parametrize("error", [Unavailable("refused"), ModelNotFound("no model 'm'")])
+async def test_failure_of_metadata_reads_as_such(error: GatewayError) -> None:
+    """The error keeps its kind and says that it was metadata that could not be had."""
+    with pytest.raises(type(error)) as caught:
+        await Complete(Model(metadata=error).service, ALL_NEEDS)(request(NAMELESS))
+    assert caught.value.message == (
+        "the request leaves out names, datatypes or shapes, and the metadata of model 'm' that "
+        f"would tell them cannot be had: {error.message}"
+    )
+    with pytest.raises(type(error), match=r"^the answer leaves out names, datatypes or shapes"):
+        await Complete(Model(NAMELESS, metadata=error).service, frozenset())(
+            request(WHOLE, needs=ALL_NEEDS)
+        )
+
+
+@pytest.mark.parametrize("needs", [frozenset[Need](), ALL_NEEDS])
+async def test_streams_are_filled_both_ways(needs: frozenset[Need]) -> None:
+    """The request in a stream is made whole, and so are its answers where it is needed."""
+    model = Model(NAMELESS)
+    items = await Complete(model.service, ALL_NEEDS)(
+        StreamInferRequest(model=M, request=request(NAMELESS), context=Context(needs=needs))
+    )
+    name = "Y" if needs else ""
+    expected = [(array_tensor(name, ARRAY),)] * 2
+    assert expected == [item.outputs async for item in items]
+    assert (WHOLE,) == model.inputs
+    await close_stream(items)
+    assert 1 == model.stream.closed
+
+
+async def test_whole_stream_request_stays_itself() -> None:
+    """A stream that leaves nothing out passes untouched."""
+    model = Model(WHOLE)
+    call = StreamInferRequest(model=M, request=request(WHOLE))
+    await Complete(model.service, ALL_NEEDS)(call)
+    assert model.service.calls[0] is call
+
+
+async def test_other_calls_pass() -> None:
+    """What is no inference has nothing to fill in."""
+    service = ScriptedService(True)
+    assert await Complete(service, ALL_NEEDS)(ServerLiveRequest()) is True
+
+
+async def test_call_without_a_model_is_asked_about_as_such() -> None:
+    """Without a model the question has an empty name; the service decides what that means."""
+    model = Model(NAMELESS)
+    call = InferRequest(inputs=(NAMELESS,), context=Context(needs=ALL_NEEDS))
+    reply = await Complete(model.service, ALL_NEEDS)(call)
+    assert ((WHOLE,), (array_tensor("Y", ARRAY),)) == (model.inputs, reply.outputs)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) -> None:
+    """What was sent by name alone is an input where the model has one, in streams as well."""
+    model = Model(WHOLE)
+    call = InferRequest(model=M, members={"A": (1, 2), "b": 3})
+    complete = Complete(model.service, frozenset())
+    if streamed:
+        await close_stream(await complete(StreamInferRequest(model=M, request=call)))
+    else:
+        await complete(call)
+    asked = model.service.calls[-1]
+    inner = asked.request if isinstance(asked, StreamInferRequest) else asked
+    assert isinstance(inner, InferRequest)
+    assert ({}, {"b": 3}) == (dict(inner.members), dict(inner.parameters))
+    assert (array_tensor("A", ARRAY),) == model.inputs
+
+
+async def test_without_metadata_members_cannot_be_told_apart() -> None:
+    """The error says what the metadata was asked for."""
+    model = Model(metadata=Unavailable("gone"))
+    with pytest.raises(Unavailable, match=r"does not tell inputs from parameters, .* gone"):
+        await Complete(model.service, frozenset())(InferRequest(model=M, members={"A": 1}))
+
+
+async def test_an_answer_that_is_an_error_is_passed_on() -> None:
+    """There is nothing in it to complete."""
+    failed = InferResponse(model=M, outputs=(), final=False, error=Unavailable("no"))
+    service = ScriptedService(FakeStream([failed]))
+    call = StreamInferRequest(
+        model=M, request=InferRequest(model=M, inputs=(WHOLE,)), context=Context(needs=ALL_NEEDS)
+    )
+    items = await Complete(service, frozenset())(call)
+    assert [failed] == [item async for item in items]

@@ -1,0 +1,59 @@
+"""Tests of versions as numbers: what 1 means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.metadata import ModelMetadata
+from gateway.policies.complete.policy import Complete
+from gateway.policies.complete.versions import meant
+from tests.fakes import ScriptedService
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "expected"),
+    [
+        ("1", ("1", "2"), "1"),
+        ("1", (), ""),
+        ("1", ("v1.2", "v2"), "v1.2"),
+        ("1", ("2", "blue"), "blue"),
+        ("1", ("2", "3"), "1"),
+        ("2", (), "2"),
+        ("2", ("v1.2",), "2"),
+        ("2", ("1", "2"), "2"),
+    ],
+)
+def test_one_stands_for_what_has_no_number(
+    version: str, versions: tuple[str, ...], expected: str
+) -> None:
+    """1 is what is told of a model without versions or numbers; any other number is itself."""
+    assert expected == meant(version, versions)
+
+
+@pytest.mark.parametrize(
+    ("needs", "version", "sent"),
+    [
+        ({Need.NUMBERS}, "1", "blue"),
+        ({Need.NUMBERS}, "7", "7"),
+        ({Need.NUMBERS}, "", ""),
+        (set(), "1", "1"),
+    ],
+)
+async def test_only_callers_of_numbers_are_translated(
+    needs: set[Need], version: str, sent: str
+) -> None:
+    """Who can say any version means the one that is said."""
+
+    def answer(call: Any) -> Any:
+        if isinstance(call, ModelMetadataRequest):
+            return ModelMetadata(name="m", versions=("blue",))
+        return InferResponse(model=call.model, outputs=())
+
+    inner = ScriptedService(always=answer)
+    call = InferRequest(model=ModelRef("m", version), context=Context(needs=frozenset(needs)))
+    reply = await Complete(inner, frozenset())(call)
+    assert ModelRef("m", sent) == reply.model

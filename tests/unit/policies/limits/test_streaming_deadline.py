@@ -1,0 +1,71 @@
+"""Timeouts of calls whose bytes are still arriving."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import Call, InferRequest, InferResponse
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import ArrivingData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import DeadlineExceeded
+from gateway.ir.tensor import arriving_tensor
+from gateway.policies.limits.policy import Guard
+from tests.fakes import FakeArriving, FakeClock, ScriptedService
+
+M = ModelRef("m")
+REPLY = InferResponse(model=M, outputs=())
+
+
+def waiting(source: FakeArriving, deadline: float | None = None) -> InferRequest:
+    data = ArrivingData(source, 0, source.end)
+    tensor = arriving_tensor("a", Datatype.UINT8, (source.end,), data)
+    return InferRequest(model=M, inputs=(tensor,), context=Context(deadline=deadline))
+
+
+async def test_the_routes_time_begins_anew_while_bytes_move() -> None:
+    """A call that takes longer than it is answered as long as some of it moved meanwhile."""
+    source = FakeArriving(b"xyz", 0)
+
+    async def slow(_call: Call[Any]) -> InferResponse:
+        for _ in range(4):
+            await asyncio.sleep(0.05)
+            source.moved = time.monotonic()
+        return REPLY
+
+    assert REPLY is await Guard(ScriptedService(slow), 0.1)(waiting(source))
+
+
+async def test_a_call_of_which_nothing_moves_is_given_up() -> None:
+    """The route's time holds from when the last of it moved."""
+    source = FakeArriving(b"xyz", 0)
+    service = ScriptedService()
+    asking = asyncio.ensure_future(Guard(service, 0.1)(waiting(source)))
+    await asyncio.sleep(0.06)
+    source.moved = time.monotonic()
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await asking
+    assert time.monotonic() - began >= 0.08
+    assert 1 == service.cancelled
+
+
+async def test_what_the_caller_set_holds_for_all_of_it() -> None:
+    """A client that moves bytes has no more time than it asked for."""
+    source = FakeArriving(b"xyz", 0)
+    source.moved = time.monotonic() + 60
+    call = waiting(source, time.monotonic() + 0.05)
+    with pytest.raises(DeadlineExceeded):
+        await Guard(ScriptedService(), 10.0)(call)
+
+
+@pytest.mark.parametrize("asked", [None, 1003.0])
+async def test_an_upstream_is_told_what_the_caller_set(asked: float | None) -> None:
+    """When the route's time ends is not known before all has come."""
+    service = ScriptedService(REPLY)
+    await Guard(service, 5.0, clock=FakeClock(1000.0))(waiting(FakeArriving(b"x", 0), asked))
+    assert [asked] == [call.context.deadline for call in service.calls]

@@ -1,0 +1,57 @@
+"""Known: metadata, or that there are none, remembered for a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.context import ModelRef, Need
+from gateway.ir.errors import NotFound
+from gateway.ir.metadata import ModelMetadata
+from gateway.policies import metadata_cache as module
+from gateway.policies.metadata_cache import Known
+from tests.fakes import FakeClock, ScriptedService
+
+M = ModelRef("m")
+FOUND = ModelMetadata(name="m")
+
+
+async def test_metadata_are_remembered() -> None:
+    """The model is asked once in a while, and how it batches is asked for."""
+    clock, target = FakeClock(), ScriptedService(FOUND, None)
+    known = Known(target, clock=clock)
+    assert [FOUND, FOUND] == [await known(M), await known(M)]
+    assert frozenset({Need.BATCHING}) == target.calls[0].context.needs
+    clock.advance(10)
+    target._script.clear()
+    target._script.append(NotFound("gone"))
+    assert None is await known(M)
+
+
+async def test_so_is_a_failure() -> None:
+    """A model that does not tell is not asked with every request."""
+    clock, target = FakeClock(), ScriptedService(NotFound("no"), FOUND)
+    known = Known(target, clock=clock)
+    assert [None, None] == [await known(M), await known(M)]
+    assert 1 == len(target.calls)
+    clock.advance(10)
+    assert FOUND == await known(M)
+
+
+async def test_what_may_have_changed_is_asked_again() -> None:
+    """After it was loaded anew, both what it said and its silence are forgotten."""
+    target = ScriptedService(NotFound("no"), FOUND, FOUND)
+    known = Known(target)
+    for expected in (None, FOUND, FOUND):
+        assert expected == await known(M)
+        known.forget(M)
+    assert 3 == len(target.calls)
+
+
+async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients name versions; only so many are remembered."""
+    monkeypatch.setattr(module, "_REMEMBERED", 2)
+    target = ScriptedService(always=NotFound("no"))
+    known = Known(target)
+    for version in ("1", "2", "3", "1"):
+        await known(ModelRef("m", version))
+    assert 4 == len(target.calls)

@@ -1,0 +1,144 @@
+"""Tally: what models are used, and who answers the question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelStatisticsRequest,
+    RepositoryIndexRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ModelNotFound, Unsupported, UpstreamError
+from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
+from gateway.ir.statistics import Duration, ModelStatistics
+from gateway.policies.usage_statistics import Tally
+from gateway.telemetry.call_path import TAKEN, Taken, note_queued
+from gateway.telemetry.model_usage import Usage
+from tests.fakes import FakeClock, FakeStream, ScriptedService
+
+M = ModelRef("m")
+INFER = InferRequest(model=M)
+MINE = ModelStatisticsRequest(model=M, own=True)
+THEIRS = ModelStatisticsRequest(model=M)
+TOLD = ModelStatistics(name="m", version="7", inference_count=99)
+ENTRIES = (
+    RepositoryEntry("m", "1", ModelState.READY),
+    RepositoryEntry("m", "2", ModelState.READY),
+    RepositoryEntry("off", "1", ModelState.UNAVAILABLE),
+)
+
+
+class Served:
+    """A router with one model of two versions; inferences take a second."""
+
+    def __init__(self, clock: FakeClock, statistics: Any = None) -> None:
+        self._clock = clock
+        self._statistics = Unsupported("no statistics") if statistics is None else statistics
+        self.failure: Exception | None = None
+
+    async def __call__(self, call: Call[Any], /) -> Any:
+        if isinstance(call, ModelStatisticsRequest):
+            if isinstance(self._statistics, Exception):
+                raise self._statistics
+            return self._statistics
+        if isinstance(call, RepositoryIndexRequest):
+            return ENTRIES
+        if call.model is not None and call.model.name != "m":
+            raise ModelNotFound("not served")
+        if isinstance(call, ModelMetadataRequest):
+            return ModelMetadata(name="m", versions=("1", "2"))
+        self._clock.advance(1.0)
+        note_queued(0.25)
+        if self.failure is not None:
+            raise self.failure
+        answer = InferResponse(model=ModelRef("inner", "2"), outputs=())
+        return FakeStream([answer, answer]) if isinstance(call, StreamInferRequest) else answer
+
+
+def tally(statistics: Any = None) -> tuple[Tally, Served]:
+    """Return a tally around the router, and the router."""
+    clock = FakeClock()
+    served = Served(clock, statistics)
+    return Tally(served, Usage(now_ms=lambda: 5), clock=clock), served
+
+
+async def test_counts_by_the_callers_name_and_the_answering_version() -> None:
+    """Success and failure have their counts and times; waits for a place are told apart."""
+    counting, served = tally()
+    token = TAKEN.set(Taken())
+    await counting(INFER)
+    TAKEN.reset(token)
+    served.failure = UpstreamError("failed", model=ModelRef("inner", "2"))
+    with pytest.raises(UpstreamError):
+        await counting(INFER)
+    found = {one.version: one for one in await counting(MINE)}
+    assert {"1", "2"} == set(found)
+    used = found["2"].inference
+    assert (Duration(1, 1_000_000_000), Duration(1, 1_000_000_000)) == (used.success, used.fail)
+    assert (250_000_000, 750_000_000) == (used.queue.ns, used.compute_infer.ns)
+    assert (1, 1, 5) == (
+        found["2"].inference_count,
+        found["2"].execution_count,
+        found["2"].last_inference_ms,
+    )
+    assert ModelStatistics(name="m", version="1") == found["1"]
+
+
+async def test_a_stream_is_counted_at_its_end() -> None:
+    """However many answers it has, it is one inference."""
+    counting, _ = tally()
+    items = await counting(StreamInferRequest(model=M, request=INFER))
+    assert 0 == sum(one.inference_count for one in await counting(MINE))
+    assert 2 == len([item async for item in items])
+    assert 1 == sum(one.inference_count for one in await counting(MINE))
+
+
+async def test_names_that_are_not_served_are_not_counted() -> None:
+    """Clients cannot fill the memory with names of their own."""
+    counting, _ = tally()
+    with pytest.raises(ModelNotFound):
+        await counting(InferRequest(model=ModelRef("x")))
+    with pytest.raises(ModelNotFound):
+        await counting(ModelStatisticsRequest(model=ModelRef("x"), own=True))
+
+
+async def test_the_target_is_asked_first() -> None:
+    """A target that counts is believed; one that does not is counted for."""
+    assert (TOLD,) == await tally((TOLD,))[0](THEIRS)
+    counting, _ = tally()
+    await counting(INFER)
+    assert 1 == sum(one.inference_count for one in await counting(THEIRS))
+
+
+async def test_all_models_are_those_of_targets_and_the_rest() -> None:
+    """Models whose targets count nothing are added as the gateway has seen them."""
+    other = ModelStatistics(name="n", version="1")
+    found = await tally((other,))[0](ModelStatisticsRequest())
+    assert (
+        other,
+        ModelStatistics(name="m", version="1"),
+        ModelStatistics(name="m", version="2"),
+    ) == found
+    assert (TOLD,) == await tally((TOLD,))[0](ModelStatisticsRequest())
+
+
+async def test_a_version_is_told_alone() -> None:
+    """Another version of the model is left out."""
+    counting, _ = tally()
+    await counting(INFER)
+    asked = ModelStatisticsRequest(model=ModelRef("m", "2"), own=True)
+    assert ["2"] == [one.version for one in await counting(asked)]
+
+
+async def test_other_calls_pass() -> None:
+    """Nothing else is looked at."""
+    service = ScriptedService(ENTRIES)
+    assert ENTRIES == await Tally(service, Usage())(RepositoryIndexRequest())

@@ -1,0 +1,91 @@
+"""A request's config: carried whole, and read where it is a JSON object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.ir.context import Parameters
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.graphpipe.config_parameter import Settings, read_config, write_config
+
+
+def read(document: Any, limits: MessageLimits = DEFAULT_LIMITS) -> Settings:
+    data = document if isinstance(document, bytes) else orjson.dumps(document)
+    return read_config(memoryview(data), limits)
+
+
+def test_an_absent_config_says_nothing() -> None:
+    """No config is no parameter."""
+    assert Settings() == read(b"")
+    assert b"" == write_config({})
+
+
+def test_well_known_keys_are_settings() -> None:
+    """Id, priority, timeout and parameters are taken from an object, which is kept whole."""
+    document = {
+        "request_id": "abc",
+        "priority": 2,
+        "timeout_ms": 1500,
+        "parameters": {"a": 1, "b": "x", "c": True, "d": [1]},
+        "other": {},
+    }
+    found = read(document)
+    text = orjson.dumps(document).decode()
+    assert ("abc", 2, 1_500_000) == (found.id, found.priority, found.timeout_us)
+    assert {"graphpipe_config": text, "a": 1, "b": "x", "c": True} == found.parameters
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"debug=1",
+        b"{",
+        b"[1]",
+        b'{"a":' * 2000,
+        {"request_id": 5, "priority": -1, "timeout_ms": True, "parameters": [1]},
+        {"request_id": "a\n", "priority": 1.5, "timeout_ms": "1"},
+        {"request_id": "a" * 2000, "priority": 2**60},
+        {"parameters": {"sequence_id": 1, "priority": 2, "triton_x": 1, "graphpipe_config": "x"}},
+        {"parameters": dict.fromkeys(map(str, range(100)), 1)},
+    ],
+)
+def test_any_other_form_is_tolerated(document: Any) -> None:
+    """What is not a setting is left out, and is never an error."""
+    found = read(document)
+    assert ("", 0, None, {"graphpipe_config"}) == (
+        found.id,
+        found.priority,
+        found.timeout_us,
+        set(found.parameters),
+    )
+
+
+def test_a_long_object_is_not_parsed() -> None:
+    """JSON is parsed up to its own limit only."""
+    assert "" == read({"request_id": "a"}, MessageLimits(json_bytes=5)).id
+
+
+def test_bytes_that_are_no_text_are_carried() -> None:
+    """A config of any bytes arrives as it was sent."""
+    data = bytes(range(256))
+    found = read(data)
+    assert {"graphpipe_config_base64"} == set(found.parameters)
+    assert data == write_config(found.parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"graphpipe_config": 5},
+        {"graphpipe_config_base64": True},
+        {"graphpipe_config_base64": "not base64!"},
+    ],
+)
+def test_a_config_of_another_caller_must_be_a_text(parameters: Parameters) -> None:
+    """Another protocol's caller may set the parameter, to a text."""
+    with pytest.raises(InvalidRequest, match="graphpipe_config"):
+        write_config(parameters)

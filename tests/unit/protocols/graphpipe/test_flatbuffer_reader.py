@@ -1,0 +1,228 @@
+"""Bounds of the reader that no recorded message meets: ends, aliases, counts, strings by number."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.data import as_items
+from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import Tensor
+from gateway.protocols.graphpipe import flatbuffer_writer as writer
+from gateway.protocols.graphpipe.flatbuffer_reader import Message, table
+from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor, infer_request
+from gateway.protocols.graphpipe.http import HttpCodec
+from gateway.protocols.graphpipe.messages import open_request, read_infer_request
+from gateway.protocols.graphpipe.string_tensors import Strings
+from gateway.wire.http import HttpRequest
+from tests.cases import graphpipe_oracle as oracle
+
+WORD = struct.Struct("<I")
+
+
+def read(body: bytes, limits: MessageLimits = DEFAULT_LIMITS) -> tuple[Tensor, ...]:
+    call = HttpCodec(limits, {}).decode_call(HttpRequest("POST", "/graphpipe/m", body=(body,)))
+    assert isinstance(call, InferRequest)
+    return call.inputs
+
+
+def strings(*items: bytes, shape: tuple[int, ...] | None = None) -> bytes:
+    tensor = oracle.PlainTensor(12, (len(items),) if shape is None else shape, b"", items)
+    return oracle.build_request(oracle.PlainRequest(b"", (), (tensor,), ()))
+
+
+def numbers(shape: tuple[int, ...], data: bytes) -> bytes:
+    tensor = oracle.PlainTensor(1, shape, data)
+    return oracle.build_request(oracle.PlainRequest(b"", (), (tensor,), ()))
+
+
+@pytest.mark.parametrize("count", [0, 1, 32, 33, 500])
+def test_strings_are_read_few_or_many(count: int) -> None:
+    """Few strings are read one by one and many at once, to the same end."""
+    items = [str(number).encode() * (number % 5) for number in range(count)]
+    [tensor] = read(strings(*items))
+    found = as_items(tensor)
+    assert items == [bytes(item) for item in found]
+    assert items[3:9] == [bytes(item) for item in found[3:9]]
+    assert count == len(found)
+    if count > 32:
+        assert isinstance(found, Strings)
+        assert (items[-1], items[7]) == (bytes(found[-1]), bytes(found[7]))
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize("distance", [0, 0x7FFFFFFF, 0xFFFFFFF0, 0xFFFFFFFF])
+def test_an_element_outside_the_message_is_refused(count: int, distance: int) -> None:
+    """An offset to nowhere is found wherever it stands, and the tensor is named."""
+    body = bytearray(strings(*[b"abcd"] * count))
+    at = body.find(WORD.pack(count), 60) + 4 * count // 2
+    assert WORD.unpack_from(body, at)[0] < 4000
+    WORD.pack_into(body, at, distance)
+    with pytest.raises(MalformedMessage, match="element of tensor '#0'"):
+        read(bytes(body))
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_an_element_longer_than_the_message_is_refused(count: int) -> None:
+    """A length over the end is refused, whatever it wraps to."""
+    body = strings(*[b"abcd"] * (count - 1), b"wxyz")
+    for length in (0xFFFFFFFF, 0x7FFFFFFF, len(body)):
+        wrong = body.replace(WORD.pack(4) + b"wxyz", WORD.pack(length) + b"wxyz")
+        assert wrong != body
+        with pytest.raises(MalformedMessage, match="element of tensor '#0'"):
+            read(wrong)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_an_element_over_its_limit_is_refused(count: int) -> None:
+    """The limit on one element is kept."""
+    with pytest.raises(TooLarge, match="at most 9"):
+        read(strings(*[b"a" * 10] * count), MessageLimits(bytes_element_size=9))
+
+
+def aliased(copies: int, size: int) -> bytes:
+    """Return a request whose String tensor has one string *copies* times."""
+    body = bytearray(strings(*[b""] * copies, b"x" * size))
+    first = body.find(WORD.pack(copies + 1), 60) + 4
+    last = first + 4 * copies
+    target = last + WORD.unpack_from(body, last)[0]
+    for at in range(first, last, 4):
+        WORD.pack_into(body, at, target - at)
+    return bytes(body)
+
+
+def test_a_string_may_be_shared_and_not_without_end() -> None:
+    """Writers may share equal strings; far more than the message holds is a bomb."""
+    [tensor] = read(aliased(100, 50))
+    assert 101 * 50 == sum(map(len, as_items(tensor)))
+    for copies, size in ((30, 200_000), (5000, 20_000)):
+        start = time.perf_counter()
+        with pytest.raises(TooLarge, match="overlap"):
+            read(aliased(copies, size))
+        assert time.perf_counter() - start < 1
+
+
+def test_a_tensor_may_not_be_shared_without_end() -> None:
+    """Many entries for one tensor are as many copies later: they are counted."""
+    tensor = WireTensor(1, (1 << 20,), memoryview(bytes(1 << 20)))
+    tiny = WireTensor(1, (1,), memoryview(b"1"))
+    body = bytearray(b"".join(infer_request(b"", (), [tiny] * 99 + [tensor], ())))
+    field = 72  # of the input tensors, in what our writer lays out
+    first = field + WORD.unpack_from(body, field)[0] + 4
+    target = first + 4 * 99 + WORD.unpack_from(body, first + 4 * 99)[0]
+    for at in range(first, first + 4 * 99, 4):
+        WORD.pack_into(body, at, target - at)
+    with pytest.raises(TooLarge, match="overlap"):
+        read(bytes(body))
+
+
+def test_the_number_of_parts_is_bounded() -> None:
+    """However high the limits are set, a message has no more than 10,000 parts."""
+    limits = MessageLimits(tensors=1_000_000, outputs=1_000_000)
+    names = oracle.PlainRequest(b"", (), (), ("",) * 10_001)
+    with pytest.raises(TooLarge, match="10000 parts"):
+        read(oracle.build_request(names), limits)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(b"\xff", MalformedMessage), (b"a\x00", MalformedMessage), (b"a" * 1025, TooLarge)],
+)
+def test_a_name_must_be_one(name: bytes, kind: type[GatewayError]) -> None:
+    """Names are UTF-8 without control characters, of at most 1,024 bytes."""
+    filler = "é" + "n" * (len(name) - 1)
+    request = oracle.PlainRequest(b"", (), (), (filler[: len(name)],))
+    body = oracle.build_request(request)
+    data = filler[: len(name)].encode()
+    with pytest.raises(kind, match="output name"):
+        read(body.replace(WORD.pack(len(data)) + data, WORD.pack(len(name)) + name))
+
+
+@pytest.mark.parametrize(
+    ("place", "word"), [("offset", 0), ("offset", 0xFFFFFFF0), ("length", 0xFFFFFFFF)]
+)
+def test_a_name_outside_the_message_is_refused(place: str, word: int) -> None:
+    """Offsets and lengths of names are followed only inside the message."""
+    body = bytearray(oracle.build_request(oracle.PlainRequest(b"", (), (), ("wxyz",))))
+    length_at = body.find(WORD.pack(4) + b"wxyz")
+    offset_at = next(
+        at
+        for at in range(0, length_at, 4)
+        if at + WORD.unpack_from(body, at)[0] == length_at
+        and WORD.unpack_from(body, at - 4)[0] == 1
+    )
+    WORD.pack_into(body, offset_at if place == "offset" else length_at, word)
+    with pytest.raises(MalformedMessage, match="an output name would"):
+        read(bytes(body))
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "limits", "kind"),
+    [
+        ((2, 3), bytes(6), {"rank": 1}, TooLarge),
+        ((2, 3), bytes(6), {"elements": 5}, TooLarge),
+        ((2, 3), bytes(6), {"dim": 2}, TooLarge),
+        ((0, 1 << 40, 1 << 40), b"", {}, TooLarge),
+        ((0, 1 << 20, 1 << 20), b"", {}, InvalidTensor),
+        ((0, -1), b"", {}, InvalidTensor),
+        ((-2, -3), bytes(6), {}, InvalidTensor),
+        ((), b"", {}, InvalidTensor),
+        ((1 << 40,), b"", {}, TooLarge),
+    ],
+)
+def test_shapes_keep_their_limits(
+    shape: tuple[int, ...], data: bytes, limits: dict[str, int], kind: type[GatewayError]
+) -> None:
+    """Rank, dimensions and elements are checked, with as many bytes as they need or not."""
+    with pytest.raises(kind):
+        read(numbers(shape, data), MessageLimits(**limits))
+
+
+def test_a_high_rank_is_read_where_it_is_allowed() -> None:
+    """The limit on ranks is the configuration's, not the reader's."""
+    shape = (1,) * 40
+    assert shape == read(numbers(shape, b"1"), MessageLimits(rank=64))[0].shape
+    tensor = WireTensor(1, shape, memoryview(b"1"))
+    body = b"".join(infer_request(b"", (), [tensor], ()))
+    assert shape == read(body, MessageLimits(rank=64))[0].shape
+
+
+def test_a_short_vtable_may_stand_at_the_very_end() -> None:
+    """Fields that a vtable does not reach are absent, with or without bytes after it."""
+    kind = table("a table", 4, 4)
+    vtable = struct.pack("<2H", 4, 4)
+    message = Message(memoryview(struct.pack("<Ii", 4, -4) + vtable), DEFAULT_LIMITS)
+    assert (0, 0) == message.fields(message.root(), kind)
+    longer = Message(memoryview(struct.pack("<Ii", 4, -4) + vtable + b"\xff" * 8), DEFAULT_LIMITS)
+    assert (0, 0) == longer.fields(longer.root(), kind)
+
+
+@pytest.mark.parametrize("vtable", [(3, 8), (5, 8), (8, 3), (0, 0)])
+def test_an_impossible_vtable_is_refused(vtable: tuple[int, int]) -> None:
+    """Sizes of less than their own head, and odd ones, are no vtable's."""
+    body = struct.pack("<Ii2H", 4, -4, *vtable) + bytes(16)
+    message = Message(memoryview(body), DEFAULT_LIMITS)
+    with pytest.raises(MalformedMessage, match="and its vtable"):
+        message.fields(4, table("a table", 4))
+
+
+def test_bytes_after_the_message_are_let_be() -> None:
+    """Where a message ends cannot be told."""
+    body = numbers((2,), b"ab") + b"\xff" * 50
+    message = Message(memoryview(body), DEFAULT_LIMITS)
+    at = open_request(message)
+    assert at is not None
+    assert 1 == len(read_infer_request(message, at, lenient=False)[1])
+
+
+def test_a_message_of_two_gigabytes_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets reach 2 GiB: what would be longer is refused before it is sent."""
+    monkeypatch.setattr(writer, "MAX_MESSAGE_BYTES", 1000)
+    with pytest.raises(TooLarge, match="at most 1000"):
+        infer_request(b"", (), [WireTensor(1, (1000,), memoryview(bytes(1000)))], ())
+    with pytest.raises(TooLarge, match="at most 1000"):
+        infer_request(b"", (), [WireTensor(12, (1,), None, [bytes(1000)])], ())

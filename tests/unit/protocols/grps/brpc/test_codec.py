@@ -1,0 +1,372 @@
+"""Frames of baidu_std: cutting, numbers, compression, and the codec on them."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import cramjam
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.data import as_numpy
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidTensor,
+    MalformedMessage,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.protocols.grps import SPEC
+from gateway.protocols.grps.brpc.codec import BrpcCodec
+from gateway.protocols.grps.brpc.compression import (
+    GZIP,
+    NAMES,
+    NONE,
+    SNAPPY,
+    ZLIB,
+    compress,
+    decompress,
+    unpacked_bytes,
+)
+from gateway.protocols.grps.brpc.framing import BaiduFramer, frame_bytes, server_framer, split_frame
+from gateway.protocols.grps.errors import Unreadable
+from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
+from gateway.wire.stream import Frame
+
+CODEC = BrpcCodec(DEFAULT_LIMITS, {})
+FP32 = array_tensor("x", np.arange(4000, dtype=np.float32))
+CALL = InferRequest(model=ModelRef("m", "1"), inputs=(FP32,))
+META = RpcMeta(request=RpcRequestMeta(service_name="s", method_name="m"), compress_type=0)
+
+
+def sent(frame: Frame, number: int | None = 5, framer: BaiduFramer | None = None) -> bytes:
+    """Return the bytes that carry a frame with this number."""
+    made = framer or BaiduFramer(DEFAULT_LIMITS)
+    return b"".join(made.send(Frame(frame.payload, number)))
+
+
+def received(data: bytes, step: int = 1 << 20) -> list[Frame]:
+    """Return the frames of a whole stream, cut into pieces of *step* bytes."""
+    framer = BaiduFramer(DEFAULT_LIMITS)
+    found: list[Frame] = []
+    for at in range(0, len(data), step):
+        found += framer.receive(data[at : at + step])
+    framer.receive(b"")
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 2**63 - 1, -1, -(2**63)])
+def test_a_number_is_written_and_read(number: int) -> None:
+    """Whatever it is; the message behind the metadata is not touched."""
+    wire = CODEC.encode_call(CALL)
+    [frame] = received(sent(wire, number))
+    meta, rest = split_frame(memoryview(frame.payload[0]))
+    whole = split_frame(memoryview(b"".join(wire.payload)))[1]
+    assert (number, number, bytes(whole)) == (frame.correlation, meta.correlation_id, bytes(rest))
+
+
+def test_a_number_is_written_into_a_frame_that_was_joined() -> None:
+    """However a payload was cut, the frame is the same."""
+    wire = CODEC.encode_call(CALL)
+    joined = b"".join(wire.payload)
+    shapes = [wire.payload, (joined,), (joined[:5], joined[5:30], joined[30:])]
+    assert 1 == len({sent(Frame(payload)) for payload in shapes})
+
+
+@pytest.mark.parametrize("step", [1, 2, 11, 12, 13, 64, 100_000])
+def test_frames_are_the_same_however_they_are_cut(step: int) -> None:
+    """Two frames, byte by byte or at once."""
+    data = sent(CODEC.encode_call(CALL), 1) + sent(CODEC.encode_call(ServerLiveRequest()), -2)
+    frames = received(data, step)
+    whole = b"".join(bytes(frame.payload[0]) for frame in frames)
+    assert ([1, -2], data) == ([frame.correlation for frame in frames], whole)
+
+
+def test_a_framer_tells_what_it_waits_for() -> None:
+    """The header's size until it is there, then the frame's; nothing between frames."""
+    data = sent(CODEC.encode_call(CALL))
+    framer = BaiduFramer(DEFAULT_LIMITS)
+    wanted = [framer.wanted]
+    for piece in (data[:1], data[1:11], data[11:20], data[20:]):
+        framer.receive(piece)
+        wanted.append(framer.wanted)
+    assert [0, 12, 12, len(data), 0] == wanted
+
+
+def test_frames_before_a_fault_are_given() -> None:
+    """What came whole is answered; the fault is known, and raised by the next call."""
+    data = sent(CODEC.encode_call(ServerLiveRequest())) + b"GET / HTTP"
+    framer = BaiduFramer(DEFAULT_LIMITS)
+    assert (1, True) == (len(framer.receive(data)), isinstance(framer.fault, MalformedMessage))
+    with pytest.raises(MalformedMessage, match="PRPC"):
+        framer.receive(b"x")
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_header() -> None:
+    """Before anything of it is there; so is metadata that is too long."""
+    small = MessageLimits(message_bytes=100)
+    with pytest.raises(TooLarge, match="101 bytes, at most 100"):
+        BaiduFramer(small).receive(b"PRPC" + (101).to_bytes(4, "big") + bytes(4))
+    with pytest.raises(TooLarge, match="of metadata"):
+        BaiduFramer(DEFAULT_LIMITS).receive(b"PRPC" + (1 << 20).to_bytes(4, "big") * 2)
+
+
+def test_a_timeout_of_the_caller_is_a_deadline() -> None:
+    """timeout_ms counts from the frame's arrival."""
+    meta = RpcMeta()
+    meta.CopyFrom(META)
+    meta.request.timeout_ms = 250
+    data = b"".join(frame_bytes(meta.SerializeToString(), []))
+    framer = BaiduFramer(DEFAULT_LIMITS, clock=lambda: 100.0)
+    assert 100.25 == framer.receive(data)[0].deadline
+
+
+@pytest.mark.parametrize(
+    ("left_s", "timeout_ms"), [(0.25, 250), (0.0004, 1), (-3.0, 1), (1e9, 2**31 - 1)]
+)
+def test_what_is_left_of_a_deadline_is_sent(left_s: float, timeout_ms: int) -> None:
+    """An upstream is told in whole milliseconds, at least one; the rest of the frame is the same."""
+    wire = CODEC.encode_call(CALL)
+    framer = BaiduFramer(DEFAULT_LIMITS, clock=lambda: 100.0)
+    timed = b"".join(framer.send(Frame(wire.payload, 5, 100.0 + left_s)))
+    [frame], [plain] = received(timed), received(sent(wire, 5))
+    meta, rest = split_frame(memoryview(frame.payload[0]))
+    plain_meta, plain_rest = split_frame(memoryview(plain.payload[0]))
+    assert timeout_ms == meta.request.timeout_ms
+    meta.request.ClearField("timeout_ms")
+    assert (plain_meta, plain_rest) == (meta, rest)
+
+
+def test_an_answer_has_no_time_left() -> None:
+    """A deadline changes nothing in what is no request."""
+    wire = CODEC.encode_reply(ServerLiveRequest(), True)
+    framer = server_framer(DEFAULT_LIMITS)
+    assert sent(wire, 5) == b"".join(framer.send(Frame(wire.payload, 5, 1.0)))
+
+
+def test_a_server_says_nothing_that_answers_nothing() -> None:
+    """Brpc closes a broken connection without a word; a client may send without a number."""
+    wire = CODEC.encode_error(None, MalformedMessage("broken"))
+    assert ([], True) == (server_framer(DEFAULT_LIMITS).send(wire), bool(sent(wire, None)))
+
+
+def test_a_frame_may_be_begun_before_it_is_known() -> None:
+    """The magic goes out first, once; the next frame leaves it out."""
+    framer = server_framer(DEFAULT_LIMITS)
+    wire = CODEC.encode_reply(ServerLiveRequest(), True)
+    begun = framer.begin() + framer.begin() + sent(wire, 5, framer)
+    assert (begun, begun) == (sent(wire, 5), sent(wire, 5, framer))
+
+
+@pytest.mark.parametrize("name", ["none", "snappy", "gzip", "zlib"])
+def test_requests_are_compressed_as_told(name: str) -> None:
+    """An upstream is sent what it is configured for, and the other end reads the same call."""
+    codec = BrpcCodec(DEFAULT_LIMITS, {"compress": name})
+    [frame] = received(sent(codec.encode_call(CALL)))
+    call = codec.decode_call(frame)
+    assert isinstance(call, InferRequest)
+    assert (ModelRef("m-1"), (FP32,)) == (call.model, call.inputs)
+
+
+def test_float_tensors_are_views_of_the_frame() -> None:
+    """Neither side copies the data of FP32 when nothing is compressed."""
+    wire = CODEC.encode_call(CALL)
+    out = [part for part in wire.payload if isinstance(part, memoryview)]
+    assert np.shares_memory(np.frombuffer(out[0], np.uint8), as_numpy(FP32))
+    [frame] = received(sent(wire))
+    call = CODEC.decode_call(frame)
+    assert isinstance(call, InferRequest)
+    assert np.shares_memory(
+        as_numpy(call.inputs[0]), np.frombuffer(memoryview(frame.payload[0]), np.uint8)
+    )
+
+
+@pytest.mark.parametrize("number", [SNAPPY, GZIP, ZLIB])
+@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 50])
+def test_what_is_compressed_is_decompressed(number: int, data: bytes) -> None:
+    """Every method, the empty message too."""
+    packed = memoryview(compress(number, data))
+    assert data == bytes(decompress(number, packed, 1 << 20))
+
+
+BOMB = bytes(4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("number", "data", "text"),
+    [
+        (GZIP, gzip.compress(BOMB, mtime=0), "more than the 1048576"),
+        (ZLIB, zlib.compress(BOMB), "more than the 1048576"),
+        (SNAPPY, bytes(cramjam.snappy.compress_raw(BOMB)), "more than the"),
+        (SNAPPY, b"\xff\xff\xff\xff\x0f", "more than the"),
+        (SNAPPY, b"\x80\x80\x20" + b"\x00" * 9, "cannot hold"),
+        (SNAPPY, b"\xff" * 11, "damaged"),
+        (SNAPPY, b"", "damaged"),
+        (GZIP, b"", "ends early"),
+        (GZIP, gzip.compress(b"x", mtime=0) + b"y", "more than the"),
+        (GZIP, gzip.compress(BOMB, mtime=0)[:-4] + bytes(4), "more than the 0"),
+        (GZIP, gzip.compress(b"x", mtime=0) + bytes(2), "more than the"),
+        (ZLIB, zlib.compress(b"x") + b"y", "after the compressed"),
+        (ZLIB, b"\x00\x00", "damaged"),
+        (4, b"x", "compress_type 4 is unknown"),
+        (-1, b"x", "compress_type -1 is unknown"),
+    ],
+)
+def test_bombs_and_damage_are_refused(number: int, data: bytes, text: str) -> None:
+    """Nothing is unpacked beyond the limit, or beyond 200 times what came."""
+    with pytest.raises(Unreadable, match=text):
+        decompress(number, memoryview(data), 1 << 20)
+
+
+def test_the_ratio_bounds_what_the_limit_would_allow() -> None:
+    """One MiB from a few KB is taken, thirty are not."""
+    assert 1 << 20 == len(decompress(GZIP, memoryview(gzip.compress(bytes(1 << 20))), 1 << 30))
+    with pytest.raises(Unreadable):
+        decompress(GZIP, memoryview(gzip.compress(bytes(30 << 20))), 1 << 30)
+
+
+@pytest.mark.parametrize("number", [NONE, SNAPPY, GZIP, ZLIB, 4, -1])
+@pytest.mark.parametrize("size", [0, 1, 300_000])
+def test_a_frame_tells_what_reading_it_takes(number: int, size: int) -> None:
+    """The bytes that are compressed in it, attachment or not, before any of them are unpacked."""
+    body, attachment = compress(number, bytes(size)), b"attached" * 1000
+    meta = RpcMeta(compress_type=number, attachment_size=len(attachment))
+    data = b"".join(frame_bytes(meta.SerializeToString(), [body, attachment]))
+    expected = size if number in (SNAPPY, GZIP, ZLIB) else 0
+    assert expected == server_framer(DEFAULT_LIMITS).receive(data)[0].extra_bytes
+    assert 0 == BaiduFramer(DEFAULT_LIMITS).receive(data)[0].extra_bytes
+
+
+@pytest.mark.parametrize(
+    ("number", "data"),
+    [
+        (GZIP, gzip.compress(BOMB, mtime=0)),
+        (ZLIB, zlib.compress(BOMB)),
+        (SNAPPY, bytes(cramjam.snappy.compress_raw(BOMB))),
+        (SNAPPY, b"\xff" * 11),
+        (ZLIB, b"damaged"),
+    ],
+)
+def test_what_will_not_be_unpacked_takes_nothing(number: int, data: bytes) -> None:
+    """It is refused when it is read."""
+    assert 0 == unpacked_bytes(number, memoryview(data), 1 << 20)
+
+
+def test_failures_are_in_the_message_and_load_is_not() -> None:
+    """An error of the model has error_code 0, one of load is ELIMIT without a message."""
+    call = ServerLiveRequest()
+    failed = split_frame(memoryview(b"".join(CODEC.encode_error(call, InvalidTensor("x")).payload)))
+    limited = split_frame(memoryview(b"".join(CODEC.encode_error(call, Overloaded("x")).payload)))
+    assert [(0, True), (2004, False)] == [
+        (meta.response.error_code, bool(rest)) for meta, rest in (failed, limited)
+    ]
+
+
+def test_shutting_down_is_said_with_a_code() -> None:
+    """ELOGOFF, without a message, where no service was asked; a model's upstream is in a Status."""
+    error = Unavailable("the gateway is shutting down")
+    answers = [CODEC.encode_error(call, error) for call in (None, ServerLiveRequest())]
+    frames = [split_frame(memoryview(b"".join(answer.payload))) for answer in answers]
+    assert [(2003, False), (0, True)] == [
+        (meta.response.error_code, bool(rest)) for meta, rest in frames
+    ]
+
+
+def test_answers_keep_the_callers_number() -> None:
+    """The number of a question is in its answer, a reply or an error."""
+    [frame] = received(sent(CODEC.encode_call(CALL), 77))
+    codec = BrpcCodec(DEFAULT_LIMITS, {"default_model": "m"})
+    call = codec.decode_call(frame)
+    reply: Any = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"x"]),))
+    answers = [codec.encode_reply(call, reply), codec.encode_error(call, InvalidTensor("x"))]
+    assert [77, 77] == [answer.correlation for answer in answers]
+
+
+def test_the_request_id_travels() -> None:
+    """RpcRequestMeta.request_id is the call's id; one not fit for a log is dropped."""
+    wire = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="r-1")))
+    odd = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="a\nb")))
+    calls = [CODEC.decode_call(received(sent(one))[0]) for one in (wire, odd)]
+    assert ["r-1", ""] == [call.context.request_id for call in calls]
+
+
+def test_there_are_no_streams() -> None:
+    """Brpc's service has none: said before anything is sent."""
+    stream = StreamInferRequest(model=ModelRef("m"), request=CALL)
+    reply = InferResponse(model=ModelRef("m"), outputs=())
+    for refused in (
+        lambda: CODEC.encode_call(stream),
+        lambda: CODEC.encode_item(stream, reply),
+        lambda: CODEC.decode_item(stream, Frame(())),
+    ):
+        with pytest.raises(Unsupported, match="no streams"):
+            refused()
+
+
+def test_what_is_not_protobuf_is_unreadable() -> None:
+    """Newer clients may send JSON in a frame, and say so."""
+    meta = RpcMeta(content_type=1)
+    meta.request.service_name, meta.request.method_name = "GrpsBrpcService", "Predict"
+    wire = Frame(frame_bytes(meta.SerializeToString(), [b"{}"]))
+    with pytest.raises(Unreadable, match="content_type 1 is not protobuf"):
+        CODEC.decode_call(Frame((b"".join(wire.payload),)))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(b"\xff", MalformedMessage), (b"", MalformedMessage)],
+    ids=["no message", "no data"],
+)
+def test_an_answer_that_cannot_be_used(error: bytes, expected: type[GatewayError]) -> None:
+    """Whatever is wrong with it is the upstream's fault, not that of the call."""
+    meta = RpcMeta(compress_type=0)
+    meta.response.error_code = 0
+    wire = Frame((b"".join(frame_bytes(meta.SerializeToString(), [error])),))
+    with pytest.raises(expected):
+        CODEC.decode_reply(CALL, wire)
+
+
+def test_the_codec_tells_its_name_and_needs() -> None:
+    """Tensors are sent with a datatype; what an answer holds may stand for another."""
+    needs = frozenset({Need.DATATYPES, Need.WIDENED})
+    assert ("grps.brpc", needs) == (CODEC.name, CODEC.needs)
+
+
+def test_a_number_needs_a_frame() -> None:
+    """What no header stands before cannot be numbered."""
+    with pytest.raises(MalformedMessage, match="5 bytes is no baidu_std frame"):
+        BaiduFramer(DEFAULT_LIMITS).send(Frame((b"PRPC\0",), 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PRPC",
+        b"PRPC" + bytes(7),
+        b"XXXX" + bytes(20),
+        b"PRPC" + bytes(7) + b"\x09" + bytes(9),
+    ],
+)
+def test_a_payload_that_is_no_frame_is_malformed(data: bytes) -> None:
+    """A codec raises nothing else, whatever it is given."""
+    with pytest.raises(GatewayError):
+        CODEC.decode_call(Frame((data,)))
+
+
+def test_the_protocol_says_how_it_is_carried() -> None:
+    """Answers as they come, by number; the names of codecs and compressions agree."""
+    assert SPEC.stream is not None
+    assert (False, ("brpc",), {"none", "snappy", "gzip", "zlib"}) == (
+        SPEC.stream.ordered,
+        SPEC.stream.carriers,
+        set(NAMES.values()),
+    )

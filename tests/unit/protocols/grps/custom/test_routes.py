@@ -1,0 +1,353 @@
+"""Customised HTTP: plain JSON and forms to tensors, outputs to templates, streams in their words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import yaml
+
+from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.protocols.grps.custom.json_path import find, read_place
+from gateway.protocols.grps.errors import Unconvertible
+from gateway.protocols.grps.http.codec import HttpCodec
+from gateway.protocols.grps.options import check_options, custom_paths, settings_of
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+# The chat endpoint of the dossier's example, without code.
+CHAT = """
+customized:
+  - path: /v1/chat/completions
+    model: chat/2
+    inputs:
+      - {name: prompt, place: "messages[-1].content", shape: [1, 1]}
+      - {name: tokens, place: max_tokens, datatype: INT32, shape: [1], default: 16}
+    parameters: {temperature: temperature, user: metadata.user}
+    answer:
+      object: chat.completion
+      model: "${model}"
+      choices: [{index: 0, message: {role: assistant, content: "${text[0][0]}"}}]
+      usage: {tokens: "${count[0]}", note: "used ${count[0]} tokens"}
+    error: {error: {message: "${message}", code: "${code}"}}
+    stream:
+      mode: body_param
+      key: stream
+      content_type: text/event-stream
+      before: "data: "
+      after: "\\n\\n"
+      end: "data: [DONE]\\n\\n"
+      answer: {choices: [{delta: {content: "${text[0][0]}"}}]}
+  - path: /v1/score
+    model: score
+    body: form
+    inputs: [{name: x, place: x, datatype: FP32, shape: [1]}]
+    answer: "${y}"
+  - path: /v1/alias
+    model: plain
+"""
+OPTIONS: dict[str, Any] = yaml.safe_load(CHAT)
+CODEC = HttpCodec(DEFAULT_LIMITS, OPTIONS)
+BODY = {
+    "messages": [{"role": "system", "content": "no"}, {"role": "user", "content": "hi"}],
+    "temperature": 0.5,
+}
+ANSWER = InferResponse(
+    model=ModelRef("chat"),
+    outputs=(
+        items_tensor("text", (1, 1), ["höi".encode()]),
+        array_tensor("count", np.array([7], np.int64)),
+    ),
+)
+
+
+def ask(body: Any, path: str = "/v1/chat/completions", kind: str = "application/json") -> Any:
+    """Return the call that a body at a path is."""
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    headers = Headers((("Content-Type", kind),))
+    return CODEC.decode_call(HttpRequest("POST", path, "", headers, (memoryview(data),)))
+
+
+def json_of(wire: HttpResponse) -> Any:
+    """Return the document of an answer."""
+    return orjson.loads(wire.view)
+
+
+def test_places_become_inputs_and_parameters() -> None:
+    """Each input comes from its place, or its default; absent parameters are left out."""
+    call = ask(BODY)
+    assert isinstance(call, InferRequest)
+    prompt, tokens = call.inputs
+    assert (ModelRef("chat", "2"), {"temperature": 0.5}) == (call.model, dict(call.parameters))
+    assert ("prompt", (1, 1), [b"hi"]) == (prompt.name, prompt.shape, list(as_items(prompt)))
+    assert (Datatype.INT32, [16]) == (tokens.datatype, as_numpy(tokens).tolist())
+
+
+def test_outputs_fill_the_template() -> None:
+    """A whole text is the value itself, in a longer text it is written out."""
+    document = json_of(CODEC.encode_reply(ask(BODY), ANSWER))
+    assert {
+        "object": "chat.completion",
+        "model": "chat",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "höi"}}],
+        "usage": {"tokens": 7, "note": "used 7 tokens"},
+    } == document
+
+
+def test_a_stream_is_in_the_routes_own_words() -> None:
+    """Server-sent events, with the last word after the last answer."""
+    call = ask({**BODY, "stream": True})
+    assert isinstance(call, StreamInferRequest)
+    first = CODEC.encode_item(call, ANSWER.changed(final=False))
+    last = CODEC.encode_end(call, ANSWER)
+    event = 'data: {"choices":[{"delta":{"content":"höi"}}]}\n\n'
+    assert last is not None
+    assert ("text/event-stream", event, "data: [DONE]\n\n") == (
+        first.headers.get("content-type"),
+        bytes(first.view).decode(),
+        bytes(last.view).decode(),
+    )
+
+
+def test_an_error_of_a_stream_is_its_last_event_or_an_answer_of_its_own() -> None:
+    """Once the stream has begun it is an event; before, there is no stream yet."""
+    call = ask({**BODY, "stream": True})
+    assert isinstance(call, StreamInferRequest)
+    said = '{"error":{"message":"boom","code":500}}'
+    late = CODEC.encode_late_error(call, UpstreamError("boom"))
+    assert f"data: {said}\n\n" == bytes(late.view).decode()
+    early = CODEC.encode_error(call, UpstreamError("boom"))
+    assert (500, "application/json", said) == (
+        early.status,
+        early.headers.get("content-type"),
+        bytes(early.view).decode(),
+    )
+
+
+def test_errors_fill_their_template_even_before_there_is_a_call() -> None:
+    """A body that lacks an input is answered in the route's words, with status 400."""
+    with pytest.raises(InvalidRequest, match=r"nothing at messages\[-1\].content") as caught:
+        ask({"messages": []})
+    wire = CODEC.encode_error(None, caught.value)
+    assert (400, 400) == (wire.status, json_of(wire)["error"]["code"])
+
+
+def test_a_form_is_a_body_too() -> None:
+    """Numbers in a form are text, and read as the input's datatype."""
+    call = ask(b"x=1.5&y=2", "/v1/score", "application/x-www-form-urlencoded")
+    assert [1.5] == as_numpy(call.inputs[0]).tolist()
+    reply = InferResponse(model=ModelRef("score"), outputs=(array_tensor("y", np.eye(2)),))
+    assert [[1.0, 0.0], [0.0, 1.0]] == json_of(CODEC.encode_reply(call, reply))
+
+
+def test_a_route_without_inputs_is_another_path_of_predict() -> None:
+    """It takes grps's own messages, for the route's model when none is named."""
+    call = ask({"str_data": "x"}, "/v1/alias")
+    assert (ModelRef("plain"), [b"x"]) == (call.model, list(as_items(call.inputs[0])))
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"messages": [{"content": 5}]}, InvalidTensor),
+        ({"messages": [{"content": [["a", "b"]]}]}, InvalidRequest),
+        ({"messages": [{"content": [["a"], "b"]}]}, InvalidRequest),
+        ({**BODY, "max_tokens": 2**31}, InvalidTensor),
+        ({**BODY, "max_tokens": 1.5}, InvalidTensor),
+        ({**BODY, "temperature": [1]}, InvalidRequest),
+        ([], InvalidRequest),
+    ],
+)
+def test_bodies_that_do_not_fit(body: Any, error: type[Exception]) -> None:
+    """Wrong kinds, counts and ranges are the caller's fault."""
+    with pytest.raises(error):
+        ask(body)
+
+
+def test_an_output_that_is_not_there_is_said() -> None:
+    """A template that names an output the model lacks is a failure, not an empty answer."""
+    reply = InferResponse(model=ModelRef("chat"), outputs=(array_tensor("z", np.zeros(1)),))
+    with pytest.raises(Unconvertible, match="no output 'text'"):
+        CODEC.encode_reply(ask(BODY), reply)
+
+
+def test_paths_are_told_to_the_listener() -> None:
+    """What must be mounted besides the protocol's own prefixes."""
+    assert ("/v1/chat/completions", "/v1/score", "/v1/alias") == custom_paths(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "expected"),
+    [
+        ("BOOL", [True, False], [True, False]),
+        ("UINT16", [65535], [65535]),
+        ("UINT64", [2**63 - 1], [2**63 - 1]),
+        ("BF16", [1.0], [0x3F80]),
+        ("FP16", ["NaN"], ["nan"]),
+    ],
+)
+def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[Any]) -> None:
+    """Also the datatypes that grps itself lacks; the nesting is the shape when none is given."""
+    route = {
+        "path": "/x",
+        "model": "m",
+        "inputs": [{"name": "a", "place": "a", "datatype": datatype}],
+        "answer": "${a}",
+    }
+    codec = HttpCodec(DEFAULT_LIMITS, {"customized": [route]})
+    wire = HttpRequest("POST", "/x", body=(memoryview(orjson.dumps({"a": value})),))
+    call = codec.decode_call(wire)
+    assert isinstance(call, InferRequest)
+    [tensor] = call.inputs
+    found = as_numpy(tensor).tolist()
+    assert (Datatype(datatype), (len(value),), [str(one) for one in expected]) == (
+        tensor.datatype,
+        tensor.shape,
+        [str(one) for one in found],
+    )
+
+
+@pytest.mark.parametrize(
+    ("route", "text"),
+    [
+        ({"path": "v1"}, "needed is a plain path"),
+        ({"path": "/grps/v1/x"}, "outside /grps/"),
+        ({"path": "/x", "nope": 1}, "no option 'nope'"),
+        ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "needed is a template"),
+        ({"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a..b"}]}, "no place"),
+        ({"path": "/x", "answer": 1, "inputs": [{"name": "a"}]}, "needs a name and a place"),
+        (
+            {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "datatype": "Q"}]},
+            "no datatype",
+        ),
+        (
+            {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "shape": [-1, -1]}]},
+            "at most one",
+        ),
+        ({"path": "/x", "body": "xml"}, "none of json, form, query"),
+        ({"path": "/x", "stream": {"mode": "tea"}}, "none of query_param"),
+        ({"path": "/x", "parameters": {"a": 1}}, "names to places"),
+        ({"path": "/x", "model": 1}, "model's name"),
+        ({"path": "/x", "error": {"a": "${text}"}}, "error names 'text'"),
+        ({"path": "/x", "stream": {"end": 1}}, "end is 1"),
+        ({"path": "/x", "inputs": 1}, "needed is a list"),
+        (5, "needed is a mapping"),
+    ],
+)
+def test_routes_that_are_wrong_say_where(route: Any, text: str) -> None:
+    """A mistake in YAML is named at start."""
+    with pytest.raises(ValueError, match=text):
+        check_options({"customized": [route]})
+
+
+def test_places_are_followed_and_miss_without_a_crash() -> None:
+    """Names, numbers from either end, and nothing where a document ends."""
+    document = {"a": [{"b": 1}, {"b": 2}]}
+    missing = [find(document, read_place(place)) for place in ("a[2]", "b", "a.b", "a[0].b.c")]
+    assert (2, 1, 1) == (
+        find(document, read_place("a[-1].b")),
+        find(document, read_place("a[0].b")),
+        len(set(map(id, missing))),
+    )
+
+
+NUMBERS = HttpCodec(
+    DEFAULT_LIMITS,
+    {
+        "customized": [
+            {
+                "path": f"/{datatype.value}",
+                "model": "m",
+                "body": body,
+                "inputs": [{"name": "x", "place": "x", "datatype": datatype.value, **shape}],
+                "answer": '{"y": "${x}"}',
+            }
+            for datatype, body, shape in (
+                (Datatype.BOOL, "query", {"shape": ["1"]}),
+                (Datatype.BF16, "json", {}),
+                (Datatype.UINT16, "json", {"shape": ["-1", "2"]}),
+                (Datatype.FP64, "json", {"shape": [0]}),
+            )
+        ]
+    },
+)
+
+
+def number(path: str, document: object, query: str = "") -> Any:
+    """Return the input that a document or a query is."""
+    body = memoryview(orjson.dumps(document))
+    call: Any = NUMBERS.decode_call(HttpRequest("POST", path, query, Headers(()), (body,)))
+    return call.inputs[0]
+
+
+def test_every_datatype_has_its_numbers() -> None:
+    """Truths as words in a query; BF16 as numbers it holds; dimensions as text of a file."""
+    assert [True] == as_numpy(number("/BOOL", {}, "x=true")).tolist()
+    half = number("/BF16", {"x": [1.5, -2]})
+    assert (Datatype.BF16, (2,), [0x3FC0, 0xC000]) == (
+        half.datatype,
+        half.shape,
+        as_numpy(half).tolist(),
+    )
+    pairs = number("/UINT16", {"x": [1, 2, 3, 65535]})
+    assert ((2, 2), [[1, 2], [3, 65535]]) == (pairs.shape, as_numpy(pairs).tolist())
+    assert (0,) == number("/FP64", {"x": []}).shape
+    assert (1,) == number("/BF16", {"x": 1}).shape
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "query", "text"),
+    [
+        ("/BOOL", {}, "x=yes", "x is not true or false"),
+        ("/UINT16", {"x": [1, 65536]}, "", "x is out of the range of UINT16"),
+        ("/UINT16", {"x": [1, 2, 3]}, "", r"x has 3 elements, input 'x' has shape \[-1, 2\]"),
+        ("/FP64", {"x": [1]}, "", r"x has 1 elements, input 'x' has shape \[0\]"),
+    ],
+)
+def test_values_that_are_none_are_named(path: str, document: object, query: str, text: str) -> None:
+    """By their place in the body."""
+    with pytest.raises(InvalidRequest, match=text):
+        number(path, document, query)
+
+
+def test_templates_in_text_are_json() -> None:
+    """A file's scalars are text; JSON in one has its types, and what is no JSON fails at start."""
+    (route,) = settings_of({"customized": [{"path": "/x", "error": '{"n": 1}'}]}).customized
+    assert {"n": 1} == route.error
+    with pytest.raises(ValueError, match=r"customized\[0\].answer is not JSON"):
+        check_options({"customized": [{"path": "/x", "answer": "{oops"}]})
+
+
+def test_an_error_among_the_answers_of_a_stream_is_an_event() -> None:
+    """A stream of Triton's may go on after one."""
+    call = ask({**BODY, "stream": True})
+    failed = InferResponse(
+        model=ModelRef("m"), outputs=(), final=False, error=UpstreamError("boom")
+    )
+    part = CODEC.encode_item(call, failed)
+    assert b'data: {"error":{"message":"boom","code":500}}\n\n' == bytes(part.view)
+
+
+def test_what_a_template_cannot_say_is_a_failure() -> None:
+    """Integers beyond 64 bits do not exist in JSON here."""
+    reply = InferResponse(model=ModelRef("m"), outputs=(), parameters={"x": 1 << 70})
+    call = NUMBERS.decode_call(HttpRequest("GET", "/BOOL", "x=true", Headers(()), ()))
+    with pytest.raises(Unsupported, match="cannot be written as JSON"):
+        NUMBERS.encode_reply(call, reply)
+
+
+def test_a_form_that_is_no_text_is_refused() -> None:
+    """Forms are percent-encoded ASCII, and say so."""
+    for body, kind, text in (
+        (b"x=\xff", "application/x-www-form-urlencoded", "not percent-encoded ASCII"),
+        (b"x=1", "text/plain", "needed is application/x-www-form-urlencoded"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            ask(body, "/v1/score", kind)

@@ -1,0 +1,762 @@
+"""The HTTP codec of grps: paths, content types, models, answers in the form asked for, streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    ServerSwitchRequest,
+    ServerTrendsRequest,
+    SharedStatusRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    ModelNotFound,
+    NotFound,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelStatus,
+    ServerStatus,
+    TensorMetadata,
+    Trend,
+)
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.protocols.grps.errors import MethodNotAllowed, Unconvertible
+from gateway.protocols.grps.http.codec import HttpCodec
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+PREDICT = "/grps/v1/infer/predict"
+CODEC = HttpCodec(DEFAULT_LIMITS, {"default_model": "m"})
+ARRAY = np.array([[1.5, 2.0]], np.float32)
+FP32 = array_tensor("y", ARRAY)
+SUCCESS = {"code": 200, "msg": "OK", "status": "SUCCESS"}
+
+
+def post(
+    body: bytes, query: str = "", kind: str | None = "application/json", path: str = PREDICT
+) -> HttpRequest:
+    """Return a request as a client sends it."""
+    headers = Headers(() if kind is None else (("content-type", kind),))
+    return HttpRequest("POST", path, query, headers, (memoryview(body),))
+
+
+def asked(wire: HttpRequest, codec: HttpCodec = CODEC) -> Any:
+    """Return the call that a request is."""
+    return codec.decode_call(wire)
+
+
+def answer(call: Call[Any], *outputs: Tensor, codec: HttpCodec = CODEC, **fields: Any) -> Any:
+    """Return the HTTP answer to *call* with these outputs."""
+    return codec.encode_reply(call, InferResponse(model=ModelRef("m"), outputs=outputs, **fields))
+
+
+def json_of(wire: HttpResponse) -> Any:
+    """Return the document of an answer."""
+    return orjson.loads(wire.view)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("health/online", ServerSwitchRequest),
+        ("health/offline", ServerSwitchRequest),
+        ("health/live", ServerLiveRequest),
+        ("health/ready", ServerReadyRequest),
+        ("metadata/server", ServerStatusRequest),
+    ],
+)
+def test_questions_to_the_server(method: str, path: str, kind: type[Call[Any]]) -> None:
+    """Health and server metadata take GET and POST, whatever the body."""
+    wire = HttpRequest(method, f"/grps/v1/{path}", body=(memoryview(b"not json"),))
+    call = CODEC.decode_call(wire)
+    assert kind is type(call)
+    if isinstance(call, ServerSwitchRequest):
+        assert (path.endswith("online"), False) == (call.online, call.allowed)
+        codec = HttpCodec(DEFAULT_LIMITS, {"switch": True})
+        allowed = codec.decode_call(HttpRequest("GET", f"/grps/v1/{path}"))
+        assert isinstance(allowed, ServerSwitchRequest)
+        assert allowed.allowed
+
+
+@pytest.mark.parametrize("name", ["qps", "%2Aqps", "*latency_cdf%28ms%29"])
+def test_series_are_points_of_a_trend(name: str) -> None:
+    """With or without the star of real servers' names; a distribution is labelled so."""
+    call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", f"name={name}"))
+    assert ServerTrendsRequest is type(call)
+    points = ((0, 0.0), (1, 2.5))
+    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, distribution=True)}
+    answer = CODEC.encode_reply(call, trends)
+    label = "trend" if "qps" in name else "cdf"
+    assert {"label": label, "data": [[0, 0.0], [1, 2.5]]} == json_of(answer)
+
+
+def test_series_of_no_such_name_are_not_found() -> None:
+    """As a real server says it."""
+    call = CODEC.decode_call(HttpRequest("GET", "/grps/v1/monitor/series", "name=*nope"))
+    with pytest.raises(NotFound, match="key not found"):
+        CODEC.encode_reply(call, {})
+
+
+@pytest.mark.parametrize(
+    ("healthy", "status", "said"),
+    [
+        (True, 200, SUCCESS),
+        (False, 503, {"code": 503, "msg": "Service Unavailable", "status": "FAILURE"}),
+    ],
+)
+def test_readiness_is_said_as_real_servers_do(
+    healthy: bool, status: int, said: dict[str, Any]
+) -> None:
+    """Not ready is 503 in the Status and as HTTP status; ready is 200 OK SUCCESS."""
+    wire = CODEC.encode_reply(ServerReadyRequest(), healthy)
+    assert (status, {"status": said}) == (wire.status, json_of(wire))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "error", "status"),
+    [
+        ("GET", PREDICT, MethodNotAllowed, 405),
+        ("DELETE", "/grps/v1/health/live", MethodNotAllowed, 405),
+        ("GET", "/grps/v1/nope", NotFound, 404),
+        ("GET", "/grps/v1/js/flot_min", NotFound, 404),
+        ("POST", "/grps/v1/monitor/series", MethodNotAllowed, 405),
+    ],
+)
+def test_wrong_paths_and_methods(
+    method: str, path: str, error: type[GatewayError], status: int
+) -> None:
+    """Unknown paths are 404, other methods 405 with the right ones named."""
+    with pytest.raises(error) as caught:
+        CODEC.decode_call(HttpRequest(method, path))
+    wire = CODEC.encode_error(None, caught.value)
+    assert (status, status == 405) == (wire.status, wire.headers.get("allow") is not None)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["application/json", "application/json; charset=utf-8", "Application/JSON"],
+)
+def test_content_types_are_read_tolerantly(kind: str) -> None:
+    """Parameters and case do not matter, unlike on real servers."""
+    assert InferRequest is type(asked(post(b'{"str_data":"x"}', kind=kind)))
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        (b"{}", None, "No content type"),
+        (b"{}", "text/plain", "Unsupported content type"),
+        (b"", "application/json", "body is empty"),
+        (b"", "application/octet-stream", "body is empty"),
+    ],
+)
+def test_bad_content_is_refused(body: bytes, kind: str | None, text: str) -> None:
+    """Without a type, with another, or without a body: 400 that says so."""
+    with pytest.raises(InvalidRequest, match=text) as caught:
+        asked(post(body, kind=kind))
+    assert 400 == CODEC.encode_error(None, caught.value).status
+
+
+@pytest.mark.parametrize(
+    ("body", "query", "model"),
+    [
+        (b'{"str_data":"x"}', "", "m"),
+        (b'{"str_data":"x"}', "model=a-b-2-rc", "a-b-2-rc"),
+        (b'{"str_data":"x","model":"p-1"}', "model=q-1", "p-1"),
+        (b'{"str_data":"x","model":""}', "model=q-1", "q-1"),
+        (b'{"str_data":"x","model":null}', "model=%E4%B8%AD", "中"),
+    ],
+)
+def test_the_model_of_the_payload_comes_first(body: bytes, query: str, model: str) -> None:
+    """Payload, then query, then the default; a key is never split here."""
+    assert ModelRef(model) == asked(post(body, query)).model
+
+
+def test_a_configured_key_is_a_model_with_a_version() -> None:
+    """The option `models` says what a key stands for."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"models": {"a-b-2-rc": "a-b/2-rc"}})
+    call = asked(post(b'{"str_data":"x"}', "model=a-b-2-rc"), codec)
+    assert ModelRef("a-b", "2-rc") == call.model
+
+
+def test_no_model_and_no_default_is_not_found() -> None:
+    """A listener without a default model cannot guess."""
+    with pytest.raises(ModelNotFound, match="no default model"):
+        asked(post(b'{"str_data":"x"}'), HttpCodec(DEFAULT_LIMITS, {}))
+
+
+def test_text_takes_the_place_of_an_input_and_comes_back_as_text() -> None:
+    """str_data is an unnamed BYTES element without a shape, and mirrored in the answer."""
+    call = asked(post('{"str_data":"hällo"}'.encode()))
+    [tensor] = call.inputs
+    assert ("", Datatype.BYTES, None, ["hällo".encode()], {"grps_form": "str_data"}) == (
+        tensor.name,
+        tensor.datatype,
+        tensor.shape,
+        list(as_items(tensor)),
+        dict(call.parameters),
+    )
+    wire = answer(call, items_tensor("out", (1, 1), [b"bye"]))
+    assert {"status": SUCCESS, "str_data": "bye"} == json_of(wire)
+
+
+def test_bytes_come_back_as_bytes() -> None:
+    """An octet-stream request is one element; the answer is the raw bytes without a Status."""
+    body = bytes(range(256))
+    call = asked(post(body, "model=k", "application/octet-stream"))
+    assert ([body], ModelRef("k")) == ([bytes(i) for i in as_items(call.inputs[0])], call.model)
+    wire = answer(call, items_tensor("out", (1,), [body]))
+    assert (200, "application/octet-stream", body) == (
+        wire.status,
+        wire.headers.get("content-type"),
+        bytes(wire.view),
+    )
+
+
+def test_bytes_of_a_body_are_not_copied() -> None:
+    """An octet-stream body is handed on as the view that it came in."""
+    wire = post(bytes(1000), "", "application/octet-stream")
+    item = as_items(asked(wire).inputs[0])[0]
+    assert np.shares_memory(np.frombuffer(item, np.uint8), np.frombuffer(wire.view, np.uint8))
+
+
+def test_no_bytes_are_said_in_json() -> None:
+    """An answer of no bytes has a Status, as the Python server says it."""
+    call = asked(post(b"x", "", "application/octet-stream"))
+    wire = answer(call, items_tensor("out", (1,), [b""]))
+    assert {"status": SUCCESS, "bin_data": ""} == json_of(wire)
+
+
+def test_text_that_is_none_goes_out_as_bytes() -> None:
+    """A model that answers text with bytes that are not UTF-8 is not misquoted."""
+    call = asked(post(b'{"str_data":"x"}'))
+    assert b"\xff\xfe" == bytes(answer(call, items_tensor("out", (1,), [b"\xff\xfe"])).view)
+
+
+def test_tensors_come_back_as_tensors() -> None:
+    """Gtensors in, gtensors out, int64 as text, defaults left out."""
+    call = asked(
+        post(b'{"gtensors":{"tensors":[{"dtype":"DT_FLOAT32","shape":[1],"flat_float32":[1]}]}}')
+    )
+    wire = answer(
+        call, FP32, array_tensor("n", np.array(2**53 + 1)), items_tensor("t", (2,), [b"a", b"b"])
+    )
+    tensors = [
+        {"name": "y", "dtype": "DT_FLOAT32", "shape": [1, 2], "flat_float32": [1.5, 2.0]},
+        {"name": "n", "dtype": "DT_INT64", "flat_int64": [str(2**53 + 1)]},
+        {"name": "t", "dtype": "DT_STRING", "shape": [2], "flat_string": ["a", "b"]},
+    ]
+    assert {"status": SUCCESS, "gtensors": {"tensors": tensors}} == json_of(wire)
+
+
+WIDE = [
+    ("BOOL", np.array([True, False]), "DT_UINT8", "flat_uint8", [1, 0]),
+    ("UINT16", np.array([65535], np.uint16), "DT_INT32", "flat_int32", [65535]),
+    ("UINT32", np.array([2**32 - 1], np.uint32), "DT_INT64", "flat_int64", [str(2**32 - 1)]),
+    ("UINT64", np.array([2**63 - 1], np.uint64), "DT_INT64", "flat_int64", [str(2**63 - 1)]),
+    ("BF16", np.array([0x3F80], np.uint16), "DT_FLOAT32", "flat_float32", [1.0]),
+    ("FP16", np.array([0.1], np.float16), "DT_FLOAT16", "flat_float16", [0.099975586]),
+]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "array", "dtype", "member", "elements"), WIDE, ids=[row[0] for row in WIDE]
+)
+def test_outputs_are_widened_without_loss(
+    datatype: str, array: Any, dtype: str, member: str, elements: list[Any]
+) -> None:
+    """A datatype that grps lacks goes out as the next wider one."""
+    call = asked(post(b'{"str_data":"x"}'))
+    wire = answer(call, array_tensor("y", array, Datatype(datatype)))
+    [tensor] = json_of(wire)["gtensors"]["tensors"]
+    assert (dtype, elements) == (tensor["dtype"], tensor[member])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (array_tensor("y", np.array([1, 2**63], np.uint64)), "index 1"),
+        (items_tensor("y", (2,), [b"ok", b"\xff"]), "not UTF-8 at index 1"),
+    ],
+)
+def test_outputs_that_cannot_be_said_are_a_failure(tensor: Tensor, text: str) -> None:
+    """What would be lost is refused with 500 and the element's place, never changed."""
+    call = asked(post(b'{"str_data":"x"}'))
+    with pytest.raises(Unconvertible, match=text) as caught:
+        answer(call, tensor)
+    assert 500 == CODEC.encode_error(call, caught.value).status
+
+
+def test_ndarray_in_and_out() -> None:
+    """An ndarray is one unnamed FP32 tensor; asked for, one FP32 output goes out as one."""
+    call = asked(post(b'{"ndarray":[[1,2.5]]}', "return-ndarray=True"))
+    assert ("", [[1.0, 2.5]]) == (call.inputs[0].name, as_numpy(call.inputs[0]).tolist())
+    assert {"status": SUCCESS, "ndarray": [[1.5, 2.0]]} == json_of(answer(call, FP32))
+    odd = array_tensor("y", np.array([np.nan, np.inf, -np.inf, 0.1], np.float32))
+    expected = ["NaN", "Infinity", "-Infinity", 0.1]
+    assert expected == json_of(answer(call, odd))["ndarray"]
+
+
+def test_a_scalar_ndarray_has_rank_0() -> None:
+    """A bare number is a tensor without dimensions, both ways."""
+    call = asked(post(b'{"ndarray":0}', "return-ndarray=true"))
+    assert () == call.inputs[0].shape
+    assert 7.0 == json_of(answer(call, array_tensor("y", np.array(7, np.float32))))["ndarray"]
+
+
+@pytest.mark.parametrize("outputs", [(FP32, FP32.renamed("z")), (items_tensor("y", (1,), [b""]),)])
+def test_other_outputs_are_no_ndarray(outputs: tuple[Tensor, ...]) -> None:
+    """More than one output, or one that is not FP32: 500, the outputs named."""
+    call = asked(post(b'{"str_data":"x"}', "return-ndarray=true"))
+    with pytest.raises(Unconvertible, match="'y' of"):
+        answer(call, *outputs)
+
+
+def test_only_the_word_true_counts() -> None:
+    """return-ndarray=1 asks for nothing."""
+    call = asked(post(b'{"ndarray":[1]}', "return-ndarray=1&streaming=1"))
+    assert (InferRequest, "gtensors") == (type(call), list(json_of(answer(call, FP32)))[1])
+
+
+GMAP = b'{"gmap":{"s_s":{"a":"b"},"s_b":{"k":"AAE="},"s_i32":{"i":1},"s_i64":{"j":"-9"},"s_f":{"f":0.1},"s_d":{"d":0.1}}}'
+
+
+def test_a_map_is_parameters_and_tensors_and_comes_back() -> None:
+    """Every field of gmap keeps its name in the IR, so that a map can be answered by a map."""
+    call = asked(post(GMAP))
+    assert {
+        "grps_form": "gmap",
+        "gmap.s_s.a": "b",
+        "gmap.s_i32.i": 1,
+        "gmap.s_i64.j": -9,
+        "gmap.s_f.f": float(np.float32(0.1)),
+        "gmap.s_d.d": 0.1,
+    } == dict(call.parameters)
+    assert ["gmap.s_b.k"] == [tensor.name for tensor in call.inputs]
+    wire = answer(call, *call.inputs, parameters=call.parameters)
+    assert orjson.loads(GMAP)["gmap"] == json_of(wire)["gmap"]
+
+
+STREAM = "streaming=TRUE"
+
+
+def test_a_stream_is_parts_of_one_answer() -> None:
+    """Each answer is one part with the configured type; an error is one more message."""
+    call = asked(post(b'{"str_data":"x"}', STREAM))
+    assert StreamInferRequest is type(call)
+    item = InferResponse(
+        model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"hi"]),), final=False
+    )
+    part = CODEC.encode_item(call, item)
+    assert (200, "application/octet-stream", "hi") == (
+        part.status,
+        part.headers.get("content-type"),
+        json_of(part)["str_data"],
+    )
+    failed = CODEC.encode_error(call, UpstreamError("boom"))
+    assert {"code": 500, "msg": "boom", "status": "FAILURE"} == json_of(failed)["status"]
+
+
+def test_a_stream_without_answers_is_an_empty_body() -> None:
+    """As a real server has it; after an answer there is nothing more to say."""
+    call = asked(post(b'{"str_data":"x"}', STREAM))
+    end = CODEC.encode_end(call, None)
+    assert end is not None
+    assert (200, "application/octet-stream", b"") == (
+        end.status,
+        end.headers.get("content-type"),
+        bytes(end.view),
+    )
+    assert CODEC.encode_end(call, InferResponse(model=ModelRef("m"), outputs=())) is None
+
+
+def test_streamed_bytes_are_raw() -> None:
+    """A part of bytes has no Status around it."""
+    call = asked(post(b"x", STREAM, "application/octet-stream"))
+    item = InferResponse(model=ModelRef("m"), outputs=(items_tensor("t", (1,), [b"\xff"]),))
+    assert b"\xff" == bytes(CODEC.encode_item(call, item).view)
+
+
+def test_a_stream_of_ndarrays_is_refused() -> None:
+    """Streaming and return-ndarray together are 400, in the real servers' words."""
+    with pytest.raises(InvalidRequest, match="not supported at the same time"):
+        asked(post(b'{"str_data":"x"}', f"{STREAM}&return-ndarray=true"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "wire"),
+    [
+        ("header_param", "header"),
+        ("body_param", "body"),
+    ],
+)
+def test_the_switch_of_streams_is_configurable(mode: str, wire: str) -> None:
+    """A header, or a boolean in the body, asks for a stream, and an upstream is asked so."""
+    options = {
+        "default_model": "m",
+        "streaming": {"mode": mode, "key": "X-Go", "content_type": "text/event-stream"},
+    }
+    codec = HttpCodec(DEFAULT_LIMITS, options)
+    stream = StreamInferRequest(
+        model=ModelRef("m"), request=InferRequest(model=ModelRef("m"), inputs=(FP32,))
+    )
+    sent = codec.encode_call(stream)
+    assert (wire == "body", "") == (b'"X-Go":true' in bytes(sent.view), sent.query)
+    call = codec.decode_call(sent)
+    assert StreamInferRequest is type(call)
+    part = codec.encode_item(call, InferResponse(model=ModelRef("m"), outputs=(FP32,)))
+    assert "text/event-stream" == part.headers.get("content-type")
+
+
+def test_text_true_in_a_body_asks_for_no_stream() -> None:
+    """In the body only the boolean counts."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"default_model": "m", "streaming": {"mode": "body_param"}})
+    assert InferRequest is type(asked(post(b'{"str_data":"x","streaming":"true"}'), codec))
+
+
+def test_http_always_200_is_an_option() -> None:
+    """As on the C++ server, only the body tells then."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"http_always_200": True})
+    wire = codec.encode_error(None, Unavailable("gone"))
+    assert (200, 503) == (wire.status, json_of(wire)["status"]["code"])
+
+
+def test_overload_says_when_to_come_back() -> None:
+    """503 with Retry-After."""
+    wire = CODEC.encode_error(None, Overloaded("too many"))
+    assert (503, "1") == (wire.status, wire.headers.get("retry-after"))
+
+
+METADATA = ModelMetadata(
+    name="simple",
+    versions=("1",),
+    inputs=(TensorMetadata("INPUT0", Datatype.UINT16, (-1, 16)),),
+    outputs=(TensorMetadata("OUT", Datatype.BYTES, None),),
+    max_batch_size=8,
+)
+
+
+def test_model_metadata_is_yaml_that_a_gateway_reads_back() -> None:
+    """A version that looks like a number is quoted, a widened datatype is told as well."""
+    call = asked(post(b'{"str_data":"simple"}', path="/grps/v1/metadata/model"))
+    wire = CODEC.encode_reply(call, METADATA)
+    text = json_of(wire)["str_data"]
+    assert ("version: '1'" in text, "dtype: DT_INT32" in text) == (True, True)
+    assert METADATA == CODEC.decode_reply(ModelMetadataRequest(model=ModelRef("simple")), wire)
+
+
+def test_server_metadata_lists_all_models() -> None:
+    """Each version is an entry; the page at / names them for people, escaped."""
+    status = ServerStatus(ready=True, models=(ModelStatus(METADATA),))
+    wire = CODEC.encode_reply(
+        CODEC.decode_call(HttpRequest("GET", "/grps/v1/metadata/server")), status
+    )
+    assert "models:\n- name: simple\n" == json_of(wire)["str_data"][:23]
+    page = CODEC.encode_reply(
+        CODEC.decode_call(HttpRequest("GET", "/")),
+        ServerStatus(ready=True, models=(ModelStatus(ModelMetadata(name="<b>")),)),
+    )
+    assert ("text/html; charset=utf-8", True) == (
+        page.headers.get("content-type"),
+        b"&lt;b&gt;" in bytes(page.view),
+    )
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"str_data":""}', b'{"gmap":{}}'])
+def test_model_metadata_needs_a_name(body: bytes) -> None:
+    """Without one it is 400."""
+    with pytest.raises(InvalidRequest):
+        asked(post(body, path="/grps/v1/metadata/model"))
+
+
+# The other direction: requests to a grps server.
+
+
+def test_requests_go_out_in_the_callers_form() -> None:
+    """Text as text, bytes as octet-stream with the model in the query, tensors as JSON."""
+    text = asked(post(b'{"str_data":"x"}', "model=k-1"))
+    raw = asked(post(b"\x00", "model=k/1", "application/octet-stream"))
+    tensors = InferRequest(model=ModelRef("k", "2"), inputs=(FP32,))
+    sent = [CODEC.encode_call(call) for call in (text, raw, tensors)]
+    assert ({"str_data": "x", "model": "k-1"}, "model=k%2F1", "k-2") == (
+        json_of_request(sent[0]),
+        sent[1].query,
+        json_of_request(sent[2])["model"],
+    )
+    assert ["application/json", "application/octet-stream"] == [
+        wire.headers.get("content-type") for wire in sent[:2]
+    ]
+
+
+def json_of_request(wire: HttpRequest) -> Any:
+    return orjson.loads(wire.view)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "key"),
+    [
+        ({}, ModelRef("m", "1"), "m-1"),
+        ({}, ModelRef("m"), "m"),
+        ({"keys": {"m/1": "other"}}, ModelRef("m", "1"), "other"),
+        ({"keys": {"m": "m-1.0.0"}}, ModelRef("m"), "m-1.0.0"),
+        ({"keys": {"m": ""}}, ModelRef("m", "3"), None),
+    ],
+)
+def test_keys_of_models_are_configurable(
+    options: dict[str, Any], model: ModelRef, key: str | None
+) -> None:
+    """name-version, the name, or what the options say; "" is the server's default."""
+    codec = HttpCodec(DEFAULT_LIMITS, options)
+    sent = codec.encode_call(InferRequest(model=model, inputs=(FP32,)))
+    assert key == json_of_request(sent).get("model")
+
+
+def test_a_configured_form_is_used() -> None:
+    """`input_form` sends tensors as the model wants them, by name or for all."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"input_form": {"t": "str_data", "*": "ndarray"}})
+    text = codec.encode_call(
+        InferRequest(model=ModelRef("t"), inputs=(items_tensor("x", (1, 1), [b"hi"]),))
+    )
+    array = codec.encode_call(InferRequest(model=ModelRef("a"), inputs=(FP32,)))
+    assert ("hi", [[1.5, 2.0]]) == (
+        json_of_request(text)["str_data"],
+        json_of_request(array)["ndarray"],
+    )
+    with pytest.raises(Unsupported, match="one BYTES element"):
+        codec.encode_call(InferRequest(model=ModelRef("t"), inputs=(FP32,)))
+
+
+def test_datatypes_that_grps_lacks_are_sent_only_if_told_so() -> None:
+    """An upstream's model wants its datatype: nothing is widened behind its back."""
+    call = InferRequest(model=ModelRef("m"), inputs=(array_tensor("x", np.array([True, False])),))
+    with pytest.raises(Unsupported, match=r"'x' is BOOL.*'widen'"):
+        CODEC.encode_call(call)
+    codec = HttpCodec(DEFAULT_LIMITS, {"widen": True})
+    [tensor] = json_of_request(codec.encode_call(call))["gtensors"]["tensors"]
+    assert ("DT_UINT8", [1, 0]) == (tensor["dtype"], tensor["flat_uint8"])
+
+
+def test_bytes_cannot_ask_for_a_stream_in_a_body() -> None:
+    """There is no JSON to ask in."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"streaming": {"mode": "body_param"}})
+    request = InferRequest(
+        model=ModelRef("m"),
+        inputs=(items_tensor("x", (1,), [b"\xff"]),),
+        parameters={"grps_form": "bin_data"},
+    )
+    with pytest.raises(Unsupported, match="bin_data cannot ask for a stream in the body"):
+        codec.encode_call(StreamInferRequest(model=request.model, request=request))
+
+
+def test_the_page_tells_the_newest_of_each_period() -> None:
+    """Seconds, minutes, hours and days; nothing of a distribution."""
+    points = tuple((place, float(place)) for place in range(174))
+    trends = {"qps": Trend(points), "latency_cdf(ms)": Trend(points, distribution=True)}
+    call = CODEC.decode_call(HttpRequest("GET", "/"))
+    assert isinstance(call, ServerStatusRequest)
+    assert call.trends
+    answer = CODEC.encode_reply(call, ServerStatus(ready=True, trends=trends))
+    page = bytes(answer.view).decode()
+    cells = "".join(
+        f"<td>{text}</td>" for text in ("qps", "173.000", "113.000", "53.000", "29.000")
+    )
+    assert f"<tr>{cells}</tr>" in page
+    assert "latency_cdf" not in page
+
+
+def test_names_are_for_all_inputs_or_for_none() -> None:
+    """A grps server takes inputs by name or by place."""
+    one = array_tensor("a", np.ones(1, np.float32))
+    call = InferRequest(model=ModelRef("m"), inputs=(one, one.renamed("")))
+    with pytest.raises(Unsupported, match="input 1 has no name and others have"):
+        CODEC.encode_call(call)
+
+
+def test_readiness_may_ask_for_liveness() -> None:
+    """A grps server starts offline: an option asks whether it lives instead."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"readiness": "live"})
+    paths = [made.encode_call(ServerReadyRequest()).path for made in (CODEC, codec)]
+    assert ["/grps/v1/health/ready", "/grps/v1/health/live"] == paths
+
+
+def test_what_grps_cannot_ask_is_unsupported() -> None:
+    """Shared memory has no words in grps."""
+    with pytest.raises(Unsupported, match="SharedStatusRequest"):
+        CODEC.encode_call(SharedStatusRequest())
+
+
+@pytest.mark.parametrize(
+    ("http", "code", "msg", "error"),
+    [
+        (500, 500, "Traceback ... RuntimeError: Model x not found.", ModelNotFound),
+        (200, 500, "[ExecutorException] Not found model: x", ModelNotFound),
+        (200, 400, "Bad Request, err: Parse json failed.", InvalidRequest),
+        (500, 500, "boom", UpstreamError),
+        (503, 503, "Service Unavailable", Unavailable),
+        (200, 504, "too late", DeadlineExceeded),
+        (200, 413, "too much", TooLarge),
+        (200, 777, "odd", UpstreamError),
+    ],
+)
+def test_failures_of_upstreams(http: int, code: int, msg: str, error: type[GatewayError]) -> None:
+    """The Status decides, whatever the HTTP status; its words and code go back to grps clients."""
+    body = orjson.dumps({"status": {"code": code, "msg": msg, "status": "FAILURE"}})
+    call = InferRequest(model=ModelRef("x"))
+    with pytest.raises(error, match=msg.split(" ", maxsplit=1)[0].strip("[]")) as caught:
+        CODEC.decode_reply(call, HttpResponse(http, body=(memoryview(body),)))
+    again = json_of(CODEC.encode_error(call, caught.value))["status"]["code"]
+    assert (code if code < 600 else 500) == again
+
+
+@pytest.mark.parametrize("status", [404, 500, 503])
+def test_html_of_a_server_is_an_error(status: int) -> None:
+    """An error that is no JSON is told by its HTTP status and first words."""
+    wire = HttpResponse(status, body=(memoryview(b"<html>oops</html>"),))
+    with pytest.raises(GatewayError, match=f"HTTP status {status}: <html>oops"):
+        CODEC.decode_reply(InferRequest(model=ModelRef("m")), wire)
+
+
+def test_not_ready_by_403_is_not_ready() -> None:
+    """The Python server's gRPC says 403 where others say 503."""
+    body = b'{"status":{"code":403,"msg":"Service Unavailable","status":"FAILURE"}}'
+    assert CODEC.decode_reply(ServerReadyRequest(), HttpResponse(200, body=(body,))) is False
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"status":{"code":200,"status":"SUCCESS"}}',
+        b"null",
+        b"{",
+        b'{"status":{"code":200},"gtensors":{"tensors":[{"dtype":"DT_NO"}]}}',
+    ],
+)
+def test_answers_that_cannot_be_used(body: bytes) -> None:
+    """An answer without data, or with data that is none, is malformed."""
+    with pytest.raises(InvalidRequest) as caught:
+        CODEC.decode_reply(InferRequest(model=ModelRef("m")), HttpResponse(200, body=(body,)))
+    assert caught.value.origin is None
+
+
+def test_answers_of_other_printers_are_read() -> None:
+    """camelCase, int64 as numbers, bare NaN and integral floats come from one server or another."""
+    body = (
+        b'{"status":{"code":200,"status":1},"gtensors":{"tensors":['
+        b'{"name":"a","dtype":5,"shape":[2],"flatInt64":[1,"2"]},'
+        b'{"name":"b","dtype":"DT_FLOAT32","shape":[3],"flat_float32":[NaN,1,-Infinity]}]}}'
+    )
+    reply = CODEC.decode_reply(
+        InferRequest(model=ModelRef("m")), HttpResponse(200, body=(memoryview(body),))
+    )
+    found = [as_numpy(tensor).tolist() for tensor in reply.outputs]
+    assert ([1, 2], "[nan, 1.0, -inf]") == (found[0], str(found[1]))
+
+
+def test_headers_and_ids_pass() -> None:
+    """The request id goes along, what belongs to one connection stays."""
+    context = Context(
+        metadata=(("x-mine", "1"), ("host", "h"), ("grpc-timeout", "1S"), ("bad name", "x")),
+        request_id="r1",
+    )
+    wire = CODEC.encode_call(ServerLiveRequest(context=context))
+    assert [("x-mine", "1"), ("x-request-id", "r1")] == list(wire.headers)
+
+
+def test_limits_hold() -> None:
+    """Documents, keys, depth and tensors over a limit are refused by the limit's name."""
+    small = MessageLimits(json_bytes=200, json_keys=3, json_depth=3, tensors=1)
+    codec = HttpCodec(small, {"default_model": "m"})
+    tensor = b'{"dtype":1}'
+    bodies = {
+        "json_bytes": b'{"str_data":"' + b"x" * 200 + b'"}',
+        "json_keys": b'{"a":1,"b":1,"c":1,"d":1}',
+        "json_depth": b'{"a":[[[1]]],"str_data":"x"}',
+        "tensors": b'{"gtensors":{"tensors":[' + tensor + b"," + tensor + b"]}}",
+    }
+    found = {}
+    for limit, body in bodies.items():
+        with pytest.raises(TooLarge) as caught:
+            codec.decode_call(post(body))
+        found[limit] = caught.value.limit
+    deep = {"tensors": "json_depth"}  # three levels do not hold a tensor
+    assert {limit: deep.get(limit, limit) for limit in bodies} == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"str_data":"x","str_data":"y"}',
+        b'{"gmap":{"s_s":{"k":"a","k":"b"}}}',
+        b'{"str_data":"a:b","x":{"y":1,"y":2}}',
+    ],
+)
+def test_duplicate_keys_are_refused(body: bytes) -> None:
+    """Another parser might keep the other one."""
+    with pytest.raises(MalformedMessage, match="twice"):
+        asked(post(body))
+
+
+@pytest.mark.parametrize("count", [10, 5000])
+def test_keys_in_long_lists_are_seen(count: int) -> None:
+    """An object behind many numbers is looked at as any other."""
+    numbers = b"1," * count
+    body = b'{"str_data":"x","y":[' + numbers + b'{"a":1,"a":2}]}'
+    with pytest.raises(MalformedMessage, match="'a' twice"):
+        asked(post(body))
+
+
+def test_a_colon_in_text_is_no_duplicate() -> None:
+    """Text with colons is looked at closely, and taken."""
+    assert InferRequest is type(asked(post(b'{"str_data":"a:b:c"}')))
+
+
+def test_brpcs_http_errors_have_its_code() -> None:
+    """An unknown method is 404 as text with x-bd-error-code; a failure is HTTP 200 in JSON."""
+    path = "/GrpsBrpcService/"
+    with pytest.raises(GatewayError) as caught:
+        CODEC.decode_call(post(b"{}", path=path + "Nope"))
+    wire = CODEC.encode_error(None, caught.value)
+    assert (404, "1002", "text/plain") == (
+        wire.status,
+        wire.headers.get("x-bd-error-code"),
+        wire.headers.get("content-type"),
+    )
+    call = CODEC.decode_call(post(b'{"str_data":"x"}', path=path + "Predict"))
+    failed = CODEC.encode_error(call, NotReady("soon"))
+    assert (200, 503) == (failed.status, json_of(failed)["status"]["code"])
+
+
+def test_brpcs_printer_writes_int64_as_numbers() -> None:
+    """Its JSON is not that of grps."""
+    call = CODEC.decode_call(
+        post(b'{"str_data":"x"}', path="/grps.protos.v1.GrpsBrpcService/Predict")
+    )
+    wire = answer(call, array_tensor("n", np.array([2**60])))
+    assert [2**60] == json_of(wire)["gtensors"]["tensors"][0]["flat_int64"]

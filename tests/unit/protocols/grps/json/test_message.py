@@ -1,0 +1,273 @@
+"""The rules of grps's JSON: the union of what both servers take, each wrong thing named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge, Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.protocols.grps.custom.json_path import fill, names_in, plain
+from gateway.protocols.grps.json.elements import read_array
+from gateway.protocols.grps.json.message import read_answer, read_request, write_json
+from gateway.protocols.grps.messages import Form, GrpsMessage, Status
+
+
+def tensor_of(**members: Any) -> Tensor:
+    """Return the one tensor of a request."""
+    document = {"gtensors": {"tensors": [members]}}
+    return read_request(document, DEFAULT_LIMITS).tensors[0]
+
+
+def text_of(tensor: Tensor) -> str:
+    return str(as_numpy(tensor).tolist())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "member", "given", "found"),
+    [
+        ("DT_UINT8", "flat_uint8", [0, 255], [0, 255]),
+        ("DT_INT8", "flatInt8", [-128, "127"], [-128, 127]),
+        (3, "flat_int16", [1.0, "-2"], [1, -2]),
+        ("4", "flat_int32", ["7", "8"], [7, 8]),
+        ("DT_INT64", "flat_int64", ["9223372036854775807", -1], [2**63 - 1, -1]),
+        ("DT_INT64", "flat_int64", ["1", "-2"], [1, -2]),
+        ("DT_FLOAT16", "flat_half", [1, 0.5], [1.0, 0.5]),
+        ("DT_FLOAT32", "flat_float", [1, "2.5", "-1e2"], [1.0, 2.5, -100.0]),
+        ("DT_FLOAT32", "flat_float32", ["NaN", "-infinity"], [float("nan"), float("-inf")]),
+        ("DT_FLOAT64", "flat_double", [1e308, 3], [1e308, 3.0]),
+    ],
+)
+def test_numbers_are_taken_in_every_spelling(
+    dtype: Any, member: str, given: list[Any], found: list[Any]
+) -> None:
+    """Numbers, digits in text, integral floats, words; names in both spellings."""
+    tensor = tensor_of(dtype=dtype, shape=[len(given)], **{member: given})
+    assert str(found) == text_of(tensor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "text"),
+    [
+        ("DT_UINT8", [256], "256 at index 0, which is out of the range of DT_UINT8"),
+        ("DT_UINT8", [0, -1], "-1 at index 1"),
+        ("DT_INT32", [2**31], "out of the range"),
+        ("DT_INT32", [1.5], "1.5 at index 0, needed is an integer"),
+        ("DT_INT32", [True], "true at index 0"),
+        ("DT_INT32", [None], "null at index 0"),
+        ("DT_INT32", ["1_0"], "'1_0' at index 0"),
+        ("DT_INT32", ["1-2"], "'1-2' at index 0"),
+        ("DT_INT32", [[1]], "a list at index 0"),
+        ("DT_INT64", [2**63], "an integer of 64 bits"),
+        ("DT_INT64", ["9223372036854775808"], "an integer of 64 bits"),
+        ("DT_FLOAT32", ["x"], "'x' at index 0, needed is a number"),
+        ("DT_FLOAT32", ["1e999"], "'1e999' at index 0"),
+        ("DT_FLOAT32", [{"a": 1}], "an object at index 0"),
+        ("DT_FLOAT32", [1e39], "out of the range of DT_FLOAT32"),
+        ("DT_FLOAT16", [65520.0], "out of the range of DT_FLOAT16"),
+        ("DT_FLOAT64", [10**400], "no float can hold"),
+        ("DT_FLOAT64", [10**400, "1"], "at index 0, needed is a number"),
+        ("DT_STRING", [1], "1 at index 0, needed is a string"),
+    ],
+)
+def test_elements_that_do_not_fit_are_named(dtype: str, given: list[Any], text: str) -> None:
+    """Value, place and need: nothing is rounded, wrapped or guessed."""
+    member = f"flat_{dtype.removeprefix('DT_').lower()}"
+    with pytest.raises(InvalidTensor, match=text):
+        tensor_of(name="x", dtype=dtype, shape=[len(given)], **{member: given})
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ({"dtype": "dt_int8"}, "has dtype dt_int8"),
+        ({"dtype": 99}, "has dtype 99"),
+        ({"dtype": 1.5}, "needed is a name or number"),
+        ({}, "has dtype 0"),
+        ({"dtype": 1, "shape": 5}, "has shape 5, needed is a list"),
+        ({"dtype": 1, "shape": [-1]}, "a dimension of tensor '' is -1"),
+        ({"dtype": 1, "shape": [2**32]}, "integer from 0 to 4294967295"),
+        ({"dtype": 1, "name": 7}, "name of a tensor is 7"),
+        ({"dtype": 1, "flat_uint8": 5}, "5 in flat_uint8, needed is a list"),
+        ({"dtype": 1, "shape": [1], "flat_int8": [1]}, "data in flat_int8"),
+        ({"dtype": 8, "shape": [1], "flat_double": [1], "flat_float64": [1]}, "twice"),
+        ({"dtype": 1, "shape": [2], "flat_uint8": [1]}, "1 elements in flat_uint8"),
+    ],
+)
+def test_tensors_that_do_not_agree_are_refused(members: dict[str, Any], text: str) -> None:
+    """Every member is checked before it is believed."""
+    with pytest.raises(InvalidRequest, match=text):
+        tensor_of(**members)
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ({"gtensors": 5}, "gtensors is 5, needed is an object"),
+        ({"gtensors": {"tensors": 5}}, "gtensors.tensors is 5"),
+        ({"gtensors": {"tensors": [5]}}, "gtensors holds 5"),
+        ({"str_data": 5}, "str_data is 5, needed is a string"),
+        ({"str_data": False}, "str_data is false"),
+        ({"str_data": "x", "model": 5}, "model is 5"),
+        ({"gmap": []}, "gmap is a list"),
+        ({"gmap": {"s_s": 5}}, "gmap.s_s is 5"),
+        ({"gmap": {"s_s": {"a": 5}}}, "gmap.s_s.a is 5, needed is a string"),
+        ({"gmap": {"s_s": {}, "sS": {"a": "b"}, "s_i32": {"a": 2**31}}}, "integer from"),
+        ({"gmap": {"s_s": {"a": "b"}, "sS": {"a": "b"}}}, "two spellings"),
+        ({"gmap": {"s_b": {"a": "!"}}}, "needed is base64"),
+        ({"gmap": {"s_b": {"a": {}}}}, "an object, needed is base64"),
+        ({"gmap": {"s_f": {"a": 1e39}}}, "out of the range of float"),
+        ({"gmap": {"s_d": {"a": "x"}}}, "needed is a number"),
+    ],
+)
+def test_members_of_the_wrong_kind_are_refused(document: dict[str, Any], text: str) -> None:
+    """At the top and in maps."""
+    with pytest.raises(InvalidRequest, match=text):
+        read_request(document, DEFAULT_LIMITS)
+
+
+def test_nulls_and_unknown_members_are_ignored() -> None:
+    """As on both servers; an empty list of another member is no data."""
+    document = {
+        "gtensors": {
+            "tensors": [
+                {
+                    "name": None,
+                    "dtype": 1,
+                    "shape": None,
+                    "flat_uint8": [3],
+                    "flat_int8": [],
+                    "x": 1,
+                }
+            ]
+        },
+        "str_data": None,
+        "unknown": {"a": [1]},
+    }
+    assert "3" == text_of(read_request(document, DEFAULT_LIMITS).tensors[0])
+    assert {"s_s": {"a": "b"}} == dict(
+        read_request(
+            {"gmap": {"s_s": {"a": "b"}, "s_t": {"k": 1}, "s_b": None}}, DEFAULT_LIMITS
+        ).entries
+    )
+
+
+def test_base64_is_taken_in_every_alphabet() -> None:
+    """Standard or URL-safe, padded or not."""
+    values = {"a": "-_8=", "b": "+/8", "c": ""}
+    found = read_request({"gmap": {"s_b": values}}, DEFAULT_LIMITS).entries["s_b"]
+    assert {"a": b"\xfb\xff", "b": b"\xfb\xff", "c": b""} == found
+
+
+def test_texts_have_a_limit() -> None:
+    """A string that is too long is refused with its place."""
+    document = {
+        "gtensors": {"tensors": [{"dtype": 9, "shape": [2], "flat_string": ["a", "b" * 9]}]}
+    }
+    with pytest.raises(TooLarge, match="at index 1"):
+        read_request(document, MessageLimits(bytes_element_size=5))
+    found = read_request(document, DEFAULT_LIMITS).tensors[0]
+    assert [b"a", b"b" * 9] == list(as_items(found))
+    with pytest.raises(TooLarge, match="dimensions"):
+        tensor_of(dtype=1, shape=[1] * 40)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "found"),
+    [
+        (5, (), "5.0"),
+        ([], (0,), "[]"),
+        ([[]], (1, 0), "[[]]"),
+        ([True, 2], (2,), "[1.0, 2.0]"),
+        ([1e300], (1,), "[inf]"),
+    ],
+)
+def test_ndarrays_are_read_as_numpy_does(value: Any, shape: tuple[int, ...], found: str) -> None:
+    """Scalars, empty lists, booleans, and infinity beyond float32."""
+    array = read_array(value, DEFAULT_LIMITS)
+    assert ("float32", shape, found) == (array.dtype.name, array.shape, str(array.tolist()))
+
+
+@pytest.mark.parametrize("value", [[1, [2]], [[1], 2], [[1], [2, 3]], ["1"], [None], [10**400]])
+def test_ndarrays_that_are_none(value: Any) -> None:
+    """Ragged, or with something in it that is no number."""
+    with pytest.raises(InvalidTensor):
+        read_array(value, DEFAULT_LIMITS)
+
+
+def test_statuses_of_servers_are_read_leniently() -> None:
+    """Whatever is odd in a Status counts as left out."""
+    found = [
+        read_answer({"status": status}, DEFAULT_LIMITS).status
+        for status in ({"code": "x", "msg": 5, "status": "ODD"}, {"code": 5, "status": 7}, "no")
+    ]
+    assert [Status(), Status(5, "", 7), None] == found
+
+
+def test_odd_statuses_are_written_as_json() -> None:
+    """A flag without a name is its number, a lone surrogate is no text."""
+    document = orjson.loads(write_json(GrpsMessage(status=Status(1, "a\ud800", 7))))
+    assert {"code": 1, "msg": "a?", "status": 7} == document["status"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GrpsMessage(form=Form.STR_DATA, text="\ud800"),
+        GrpsMessage(
+            form=Form.GTENSORS, tensors=(Tensor("x", None, None, items_tensor("", (0,), []).data),)
+        ),
+        GrpsMessage(
+            form=Form.GTENSORS,
+            tensors=(array_tensor("x", np.empty((0, 1 << 33), np.float32)),),
+        ),
+    ],
+)
+def test_what_json_cannot_say_is_unsupported(message: GrpsMessage) -> None:
+    """A codec raises nothing else."""
+    with pytest.raises(Unsupported):
+        write_json(message)
+
+
+def test_unaligned_elements_are_written() -> None:
+    """A view at an odd place of a message is copied, not refused."""
+    array = np.frombuffer(b"\x00" + np.float32(1.5).tobytes(), np.uint8)[1:].view("<f4")
+    document = orjson.loads(
+        write_json(GrpsMessage(form=Form.GTENSORS, tensors=(array_tensor("x", array),)))
+    )
+    assert [1.5] == document["gtensors"]["tensors"][0]["flat_float32"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "found"),
+    [
+        (items_tensor("x", (), [b"a"]), "a"),
+        (items_tensor("x", (2, 2), [b"a", b"b", b"c", b"\xff"]), [["a", "b"], ["c", "/w=="]]),
+        (items_tensor("x", (0, 2), []), []),
+        (array_tensor("x", np.array([[True]])), [[True]]),
+        (array_tensor("x", np.array([0x3FC0], np.uint16), Datatype.BF16), [1.5]),
+        (array_tensor("x", np.array([np.nan, 0.5])), ["NaN", 0.5]),
+        (array_tensor("x", np.array(np.inf)), "Infinity"),
+        (array_tensor("x", np.array(2.5)), 2.5),
+    ],
+)
+def test_tensors_are_plain_json(tensor: Tensor, found: Any) -> None:
+    """Nested as their shape; what JSON has no word for is text."""
+    assert found == orjson.loads(orjson.dumps(plain(tensor), option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def test_templates_are_filled() -> None:
+    """Keys and plain values stay; booleans in a longer text are JSON's words."""
+    template = {"a": ["${x}", 1, None], "b": "is ${x[0]}, ${y}"}
+    assert {"a": [[True], 1, None], "b": "is true, z"} == fill(template, {"x": [True], "y": "z"})
+    assert ({"x", "y"}, set()) == (names_in(template), names_in(5))
+    with pytest.raises(GatewayError, match="no element"):
+        fill("${x[9]}", {"x": [1]})
+    with pytest.raises(GatewayError, match="no datatype"):
+        plain(Tensor("x", None, None, items_tensor("", (0,), []).data))

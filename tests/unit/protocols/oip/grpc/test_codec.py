@@ -1,0 +1,277 @@
+"""The Open Inference gRPC codec: what clients ask and are answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Origin, Sequence
+from gateway.ir.data import SharedData, as_numpy, as_raw
+from gateway.ir.errors import (
+    ERROR_CLASSES,
+    ErrorCode,
+    InvalidRequest,
+    MalformedMessage,
+    NotFound,
+    TooLarge,
+    Unsupported,
+)
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import RequestedOutput, array_tensor
+from gateway.protocols.oip.errors import GRPC_STATUS
+from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from tests.cases.oip_grpc import CALLS, METHOD, REPLIES, CallCase, ReplyCase
+from tests.cases.oip_options import EVERYTHING
+
+CODEC = GrpcCodec(DEFAULT_LIMITS, EVERYTHING)
+M = ModelRef("m")
+X = array_tensor("X", np.arange(4, dtype="<f4"))
+BIG = array_tensor("BIG", np.zeros((1, 3, 224, 224), "<f4"))
+
+
+def codec(dialect: str) -> GrpcCodec:
+    return GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
+
+
+def read(wire: GrpcRequest) -> InferRequest:
+    call = CODEC.decode_call(wire)
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def infer(message: pb.ModelInferRequest, **beside: Any) -> GrpcRequest:
+    return GrpcRequest(METHOD + "ModelInfer", (message.SerializeToString(),), **beside)
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_decodes_call(case: CallCase) -> None:
+    """A client's message is read as the call it says."""
+    found = CODEC.decode_call(GrpcRequest(case.method, (memoryview(case.message),)))
+    assert case.call == found.changed(context=case.call.context)
+
+
+@pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
+def test_encodes_reply(case: ReplyCase) -> None:
+    """An answer is written byte for byte as the protobuf library writes it."""
+    found = GrpcCodec(DEFAULT_LIMITS, {}).encode_reply(case.call, case.reply)
+    assert (GrpcStatus.OK, case.message) == (found.status, b"".join(found.message))
+
+
+def test_tensors_are_views_of_a_request() -> None:
+    """A received tensor shares the memory of the message."""
+    wire = CODEC.encode_call(InferRequest(model=M, inputs=(BIG,)))
+    body = memoryview(b"".join(wire.message))
+    call = read(GrpcRequest(wire.method, (body,)))
+    assert np.shares_memory(as_numpy(call.inputs[0]), np.frombuffer(body, np.uint8))
+
+
+def test_large_tensors_are_sent_where_they_lie() -> None:
+    """The data of a large tensor are a buffer of their own in what is sent, both ways."""
+    call = InferRequest(model=M, inputs=(BIG,))
+    data = np.frombuffer(as_raw(BIG), np.uint8)
+    for wire in (
+        CODEC.encode_call(call).message,
+        CODEC.encode_reply(call, InferResponse(model=M, outputs=(BIG,))).message,
+    ):
+        assert np.shares_memory(data, np.frombuffer(wire[1], np.uint8))
+
+
+def test_typed_contents_are_read() -> None:
+    """Typed contents give the same call as raw ones."""
+    tensor = pb.ModelInferRequest.InferInputTensor(
+        name="X",
+        datatype="FP32",
+        shape=[4],
+        contents=pb.InferTensorContents(fp32_contents=[0, 1, 2, 3]),
+    )
+    found = read(infer(pb.ModelInferRequest(model_name="m", inputs=[tensor])))
+    assert (X,) == found.inputs
+
+
+def test_reserved_parameters_leave_the_custom_ones() -> None:
+    """Sequence, priority and timeout are fields of the call; other parameters stay."""
+    parameters = {
+        "sequence_id": pb.InferParameter(string_param="s-1"),
+        "sequence_start": pb.InferParameter(bool_param=True),
+        "priority": pb.InferParameter(uint64_param=2),
+        "timeout": pb.InferParameter(int64_param=7),
+        "binary_data_output": pb.InferParameter(bool_param=True),
+        "k": pb.InferParameter(uint64_param=2**64 - 1),
+    }
+    found = read(infer(pb.ModelInferRequest(model_name="m", parameters=parameters)))
+    assert InferRequest(
+        model=M,
+        sequence=Sequence("s-1", start=True),
+        priority=2,
+        timeout_us=7,
+        parameters={"k": 2**64 - 1},
+    ) == found.changed(context=InferRequest().context)
+
+
+def test_parameters_of_http_are_dropped() -> None:
+    """Parameters that mean something over HTTP only do not reach the call."""
+    message = pb.ModelInferRequest(
+        model_name="m",
+        inputs=[
+            pb.ModelInferRequest.InferInputTensor(
+                name="X",
+                datatype="UINT8",
+                shape=[1],
+                parameters={
+                    "binary_data_size": pb.InferParameter(int64_param=1),
+                    "k": pb.InferParameter(int64_param=2),
+                },
+            )
+        ],
+        outputs=[
+            pb.ModelInferRequest.InferRequestedOutputTensor(
+                name="Y", parameters={"binary_data": pb.InferParameter(bool_param=True)}
+            )
+        ],
+        raw_input_contents=[b"\1"],
+    )
+    found = read(infer(message))
+    assert ({"k": 2}, (RequestedOutput("Y"),)) == (found.inputs[0].parameters, found.outputs)
+
+
+def asking(**parameters: pb.InferParameter) -> GrpcRequest:
+    """Return an inference whose one requested output has these parameters."""
+    output = pb.ModelInferRequest.InferRequestedOutputTensor(name="Y", parameters=parameters)
+    return infer(pb.ModelInferRequest(model_name="m", outputs=[output]))
+
+
+REGION = {
+    "shared_memory_region": pb.InferParameter(string_param="r"),
+    "shared_memory_byte_size": pb.InferParameter(int64_param=8),
+}
+TWO = pb.InferParameter(int64_param=2)
+
+
+def test_classes_and_places_of_outputs() -> None:
+    """A requested output may be asked for as classes, or into shared memory."""
+    assert (RequestedOutput("Y", classes=2),) == read(asking(classification=TWO)).outputs
+    place = SharedData("r", 0, 8)
+    assert (RequestedOutput("Y", shared=place),) == read(asking(**REGION)).outputs
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [
+        (
+            asking(classification=pb.InferParameter(int64_param=0)),
+            "'classification' of output 'Y' is 0",
+        ),
+        (
+            asking(classification=pb.InferParameter(string_param="2")),
+            "needed is a number of classes",
+        ),
+        (asking(classification=TWO, **REGION), "as classes and in shared memory"),
+        (
+            asking(shared_memory_region=REGION["shared_memory_region"]),
+            "shared_memory_byte_size None",
+        ),
+        (
+            asking(**REGION, shared_memory_offset=pb.InferParameter(int64_param=-1)),
+            "shared_memory_offset -1",
+        ),
+        (asking(shared_memory_byte_size=TWO), "shared_memory_region None"),
+    ],
+)
+def test_outputs_that_cannot_be_had_so(wire: GrpcRequest, text: str) -> None:
+    """A reserved parameter of a wrong type or value is the caller's fault."""
+    with pytest.raises(InvalidRequest, match=text):
+        CODEC.decode_call(wire)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_is_answered(method: str) -> None:
+    """An empty message is read, or refused for what it lacks; no method is unknown."""
+    wire = GrpcRequest(method, (b"",))
+    if method.endswith(("MemoryRegister", "ModelLoad", "ModelUnload")):
+        with pytest.raises(InvalidRequest, match=r"has no name|names no model"):
+            CODEC.decode_call(wire)
+    else:
+        assert "oip.grpc" == CODEC.decode_call(wire).context.protocol
+
+
+def test_other_methods_are_refused_by_name() -> None:
+    """A method of no table is named in the refusal."""
+    with pytest.raises(Unsupported, match="ModelTrain' is not supported"):
+        CODEC.decode_call(GrpcRequest(METHOD + "ModelTrain", (b"",)))
+
+
+def test_methods_of_the_service() -> None:
+    """All methods are in the table; only the stream is one."""
+    streams = [name for name, kind in METHODS.items() if kind is not MethodKind.UNARY]
+    assert (20, [METHOD + "ModelStreamInfer"]) == (len(METHODS), streams)
+
+
+def test_descriptor_for_reflection() -> None:
+    """The descriptor for reflection is the service's file."""
+    (found,) = file_descriptors()
+    assert b"GRPCInferenceService" in found
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "ServerLive"])
+def test_undecodable_bytes_are_the_clients_fault(method: str) -> None:
+    """Bytes that are no message are answered INVALID_ARGUMENT."""
+    with pytest.raises(MalformedMessage, match=r"2 bytes are not a message of type inference\."):
+        CODEC.decode_call(GrpcRequest(METHOD + method, (b"\x0a\xff",)))
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_encodes_error(code: ErrorCode) -> None:
+    """Every kind of error has its status, and its text goes along."""
+    error = ERROR_CLASSES[code]("the text")
+    assert GrpcResponse(status=GRPC_STATUS[code], details="the text") == CODEC.encode_error(
+        None, error
+    )
+
+
+def test_long_error_text_is_cut() -> None:
+    """An error text is cut to its limit."""
+    found = CODEC.encode_error(None, InvalidRequest("x" * 5000))
+    assert DEFAULT_LIMITS.error_text_bytes == len(found.details)
+
+
+def test_error_of_another_protocol_keeps_its_text() -> None:
+    """An origin of another codec is not looked into."""
+    error = NotFound("no model", origin=Origin("oip.http", object()))
+    assert GrpcResponse(status=GrpcStatus.NOT_FOUND, details="no model") == CODEC.encode_error(
+        None, error
+    )
+
+
+def test_named_repository_is_refused() -> None:
+    """The index is of all models; one repository cannot be asked for."""
+    message = pb.RepositoryIndexRequest(repository_name="r").SerializeToString()
+    with pytest.raises(Unsupported, match="repository 'r' is named"):
+        CODEC.decode_call(GrpcRequest(METHOD + "RepositoryIndex", (message,)))
+
+
+def test_a_stream_has_no_reply() -> None:
+    """A stream is answered item by item, never with one reply."""
+    untyped: Any = StreamInferRequest(model=M, request=InferRequest(model=M))
+    for attempt in (
+        lambda: CODEC.decode_reply(untyped, GrpcResponse()),
+        lambda: CODEC.encode_reply(untyped, None),
+    ):
+        with pytest.raises(Unsupported, match="StreamInferRequest is not supported"):
+            attempt()
+
+
+def test_limits_of_a_request_are_told_as_such() -> None:
+    """A limit is named in the error of a request that exceeds it."""
+    message = pb.ModelInferRequest(model_name="m" * 256)
+    with pytest.raises(TooLarge) as caught:
+        CODEC.decode_call(infer(message))
+    assert "model_name_bytes" == caught.value.limit

@@ -1,0 +1,94 @@
+"""What travels beside a message over gRPC, in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    ServerReadyRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import array_tensor
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcRequest
+from tests.cases.oip_grpc import METHOD
+
+CODEC = GrpcCodec(DEFAULT_LIMITS, {})
+M = ModelRef("m")
+X = array_tensor("X", np.arange(4, dtype="<f4"))
+BIG = array_tensor("BIG", np.zeros((1, 3, 224, 224), "<f4"))
+
+
+def codec(dialect: str) -> GrpcCodec:
+    return GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
+
+
+def infer(message: pb.ModelInferRequest, **beside: Any) -> GrpcRequest:
+    return GrpcRequest(METHOD + "ModelInfer", (message.SerializeToString(),), **beside)
+
+
+def test_context_of_a_call() -> None:
+    """Text metadata, request id, deadline and needs travel beside the call."""
+    metadata = (("x-request-id", "r-1"), ("trace-bin", b"\0"), ("traceparent", "00-1"))
+    wire = GrpcRequest(METHOD + "ServerLive", (b"",), metadata, deadline=12.5)
+    assert (
+        Context(
+            protocol="oip.grpc",
+            metadata=(("x-request-id", "r-1"), ("traceparent", "00-1")),
+            request_id="r-1",
+            deadline=12.5,
+            needs=frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES}),
+        )
+        == CODEC.decode_call(wire).context
+    )
+
+
+def test_an_inference_may_have_its_id_from_the_start() -> None:
+    """It is the client's, where that sent one that is fit for a log."""
+    message = pb.ModelInferRequest(model_name="m")
+    for sent, expected in (("own", "own"), ("a\nb", "made"), ("", "made")):
+        wire = infer(message, metadata=(("x-request-id", sent),) if sent else ())
+        context = CODEC.decode_call(wire).context.changed(request_id=expected)
+        assert context == CODEC.decode_as(wire, "made").context
+
+
+def test_origin_of_a_call() -> None:
+    """A call remembers the message it came from."""
+    wire = infer(pb.ModelInferRequest(model_name="m"))
+    assert Origin("oip.grpc", wire) == CODEC.decode_call(wire).context.origin
+
+
+def test_metadata_for_an_upstream() -> None:
+    """What the context holds crosses, with the request id, except what gRPC cannot carry."""
+    context = Context(
+        request_id="r-1",
+        metadata=(
+            ("traceparent", "00-1"),
+            ("content-type", "application/json"),
+            ("grpc-timeout", "1S"),
+            ("trace-bin", "AA=="),
+            ("x-name", "Zoë"),
+            ("x:y", "1"),
+        ),
+    )
+    found = CODEC.encode_call(ServerReadyRequest(context=context))
+    assert (("traceparent", "00-1"), ("x-request-id", "r-1")) == found.metadata
+
+
+def test_request_id_is_sent_once() -> None:
+    """A request id that the metadata already hold is not added to them."""
+    context = Context(request_id="r-1", metadata=(("x-request-id", "r-1"),), deadline=3.0)
+    found = CODEC.encode_call(ServerReadyRequest(context=context))
+    assert ((("x-request-id", "r-1"),), 3.0) == (found.metadata, found.deadline)
+
+
+@pytest.mark.parametrize("text", ["a" * 129, "a\x7f"])
+def test_request_id_not_fit_for_a_log_is_dropped(text: str) -> None:
+    """A request id that is too long or not printable is left for the gateway to make."""
+    wire = GrpcRequest(METHOD + "ServerLive", (b"",), (("x-request-id", text),))
+    assert "" == CODEC.decode_call(wire).context.request_id

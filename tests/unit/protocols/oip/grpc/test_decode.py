@@ -1,0 +1,297 @@
+"""Which data belongs to which tensor of an inference message, and when the library is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.data import SharedData, as_raw
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.oip.grpc.decode import InferReader, parse
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.protobuf import LEN, MAX_FIELDS, VARINT, tag, varint
+
+READER = InferReader(DEFAULT_LIMITS)
+Tensor = pb.ModelInferRequest.InferInputTensor
+Output = pb.ModelInferResponse.InferOutputTensor
+FLOATS = np.array([1, 2], "<f4").tobytes()
+TYPED = pb.InferTensorContents(fp32_contents=[1, 2])
+NO_SIZE = {"shared_memory_region": pb.InferParameter(string_param="r")}
+SHARED = {**NO_SIZE, "shared_memory_byte_size": pb.InferParameter(int64_param=4)}
+
+
+def request(*inputs: Tensor, raw: list[bytes] | None = None) -> memoryview:
+    message = pb.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=raw or [])
+    return memoryview(message.SerializeToString())
+
+
+def response(*outputs: Output, raw: list[bytes] | None = None) -> memoryview:
+    message = pb.ModelInferResponse(model_name="m", outputs=outputs, raw_output_contents=raw or [])
+    return memoryview(message.SerializeToString())
+
+
+def fp32(name: str = "X", shape: tuple[int, ...] = (2,), **more: Any) -> Tensor:
+    return Tensor(name=name, datatype="FP32", shape=shape, **more)
+
+
+def output(name: str, **more: Any) -> Output:
+    return Output(**{"name": name, "datatype": "FP32", "shape": (2,), **more})
+
+
+@pytest.mark.parametrize(
+    ("view", "kind", "text"),
+    [
+        (
+            request(fp32("X"), fp32("Y"), raw=[FLOATS]),
+            InvalidTensor,
+            "message has 1 raw contents for 2 tensors",
+        ),
+        (
+            request(fp32("X"), raw=[FLOATS, FLOATS]),
+            InvalidTensor,
+            "message has 2 raw contents for 1 tensors",
+        ),
+        (
+            request(fp32("X", contents=TYPED), fp32("Y"), raw=[FLOATS]),
+            InvalidTensor,
+            "'X' has contents and the message has 1 raw contents: needed is one of the two",
+        ),
+        (
+            request(fp32("X", contents=TYPED), raw=[FLOATS]),
+            InvalidTensor,
+            "'X' has contents and the message has 1 raw contents",
+        ),
+        (
+            request(fp32("X"), raw=[FLOATS[:4]]),
+            InvalidTensor,
+            r"'X' has 4 bytes, shape \[2\] of FP32 needs 8",
+        ),
+        (
+            request(fp32("X")),
+            InvalidTensor,
+            r"'X' has neither contents nor raw contents, shape \[2\] needs 2 elements",
+        ),
+        (request(fp32("X", shape=(0,)), raw=[b"\0"]), InvalidTensor, "has 1 bytes"),
+        (request(fp32("X"), fp32("X"), raw=[FLOATS] * 2), InvalidTensor, "'X' is there 2 times"),
+        (
+            request(Tensor(name="B", datatype="BOOL", shape=[2]), raw=[b"\1\2"]),
+            InvalidTensor,
+            "'B' has a byte other than 0 and 1",
+        ),
+        (
+            request(Tensor(name="T", datatype="BYTES", shape=[1]), raw=[b"\5\0\0\0plum"]),
+            InvalidTensor,
+            "'T': 8 bytes hold only 0 whole BYTES elements",
+        ),
+        (
+            request(Tensor(name="T", datatype="BYTES", shape=[1]), raw=[b"\0\0\0\0\0"]),
+            InvalidTensor,
+            "'T' has bytes after its 1 BYTES elements",
+        ),
+        (
+            request(fp32("X", parameters=SHARED), fp32("Y"), raw=[FLOATS, FLOATS]),
+            InvalidTensor,
+            "2 raw contents for 2 tensors, some in shared memory",
+        ),
+        (
+            request(fp32("X", parameters=SHARED), fp32("Y"), fp32("Z"), raw=[FLOATS]),
+            InvalidTensor,
+            "1 raw contents for 3 tensors, some in shared memory",
+        ),
+        (
+            request(fp32("X", parameters=SHARED, contents=TYPED)),
+            InvalidTensor,
+            "'X' has contents and lies in shared memory",
+        ),
+        (
+            request(fp32("X", parameters=NO_SIZE)),
+            InvalidRequest,
+            "input 'X' has shared_memory_byte_size None",
+        ),
+    ],
+)
+def test_refuses_request(view: memoryview, kind: type[GatewayError], text: str) -> None:
+    """Data that do not fit their tensors are refused with what was found and needed."""
+    with pytest.raises(kind, match=text):
+        READER.request(view)
+
+
+def test_reads_every_form_of_empty_tensor() -> None:
+    """An empty tensor may come raw, typed, or with nothing at all."""
+    empty = fp32("X", shape=(0, 3))
+    described = fp32("X", shape=(0, 3), contents=pb.InferTensorContents())
+    for view in (request(empty), request(described), request(empty, raw=[b""])):
+        _, _, (tensor,) = READER.request(view)
+        assert ((0, 3), b"") == (tensor.shape, bytes(as_raw(tensor)))
+
+
+def test_empty_contents_beside_raw_are_no_data() -> None:
+    """A message of contents that holds nothing does not forbid raw contents."""
+    view = request(fp32("X", contents=pb.InferTensorContents()), raw=[FLOATS])
+    _, _, (tensor,) = READER.request(view)
+    assert FLOATS == bytes(as_raw(tensor))
+
+
+def test_raw_scalar_bool_and_text() -> None:
+    """Scalars, BOOL and BYTES are read raw."""
+    tensors = [
+        Tensor(name="S", datatype="FP32", shape=[]),
+        Tensor(name="B", datatype="BOOL", shape=[3]),
+        Tensor(name="T", datatype="BYTES", shape=[1, 2]),
+    ]
+    raw = [FLOATS[:4], b"\0\1\1", b"\4\0\0\0plum\0\0\0\0"]
+    _, _, found = READER.request(request(*tensors, raw=raw))
+    assert raw == [bytes(as_raw(tensor)) for tensor in found]
+
+
+def test_long_bytes_element_is_refused() -> None:
+    """A raw BYTES element over its limit is refused under the limit's name; others pass."""
+    reader = InferReader(MessageLimits(bytes_element_size=4))
+    tensor = Tensor(name="T", datatype="BYTES", shape=[2])
+    short = b"\4\0\0\0plum\0\0\0\0"
+    _, _, (found,) = reader.request(request(tensor, raw=[short]))
+    assert short == bytes(as_raw(found))
+    with pytest.raises(TooLarge, match="'T' has an element of 5 bytes, at most 4") as caught:
+        reader.request(request(tensor, raw=[b"\5\0\0\0plums\0\0\0\0"]))
+    assert "bytes_element_size" == caught.value.limit
+
+
+def test_answers_may_mix_raw_and_typed() -> None:
+    """Raw contents go to the outputs without typed ones, in order."""
+    other = np.array([3, 4], "<f4").tobytes()
+    view = response(
+        output("A", contents=pb.InferTensorContents()),
+        output("B", contents=TYPED),
+        output("C"),
+        raw=[other, other],
+    )
+    _, _, found = READER.response(view)
+    assert [other, FLOATS, other] == [bytes(as_raw(tensor)) for tensor in found]
+
+
+def test_answers_may_leave_out_empty_outputs() -> None:
+    """An output without an element needs no raw contents, and may have them."""
+    empty = output("E", shape=(0,))
+    for raw in ([FLOATS], [b"", FLOATS]):
+        _, _, found = READER.response(response(empty, output("A"), raw=raw))
+        assert [b"", FLOATS] == [bytes(as_raw(tensor)) for tensor in found]
+
+
+@pytest.mark.parametrize("raw", [[], [FLOATS] * 3])
+def test_wrong_number_of_raw_outputs(raw: list[bytes]) -> None:
+    """An answer whose raw contents do not go round is refused with both numbers."""
+    with pytest.raises(InvalidTensor, match=f"has {len(raw)} raw contents for 2 outputs without"):
+        READER.response(response(output("A"), output("B"), raw=raw))
+
+
+def test_split_contents_are_merged() -> None:
+    """Contents that come in two parts are one, as the library has it."""
+    first = Tensor(contents=pb.InferTensorContents(fp32_contents=[1])).SerializeToString()
+    second = Tensor(contents=pb.InferTensorContents(fp32_contents=[2])).SerializeToString()
+    inner = fp32("X").SerializeToString() + first + second
+    view = memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner)
+    _, _, (tensor,) = READER.request(view)
+    assert FLOATS == bytes(as_raw(tensor))
+
+
+def test_split_contents_of_an_answer_are_merged() -> None:
+    """The same for answers."""
+    first = Output(contents=pb.InferTensorContents(fp32_contents=[1])).SerializeToString()
+    second = Output(contents=pb.InferTensorContents(fp32_contents=[2])).SerializeToString()
+    inner = output("X").SerializeToString() + first + second
+    view = memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner)
+    _, _, (tensor,) = READER.response(view)
+    assert FLOATS == bytes(as_raw(tensor))
+
+
+def test_parameter_in_two_parts_is_merged() -> None:
+    """A parameter whose value comes twice has the last one, as the library has it."""
+    values = [pb.InferParameter(int64_param=number).SerializeToString() for number in (1, 2)]
+    entry = b"\x0a\x01k" + b"".join(b"\x12" + varint(len(one)) + one for one in values)
+    message, _, _ = READER.request(memoryview(b"\x22" + varint(len(entry)) + entry))
+    assert {"k": 2} == message.parameters
+
+
+def test_many_unpacked_elements_are_read() -> None:
+    """More elements, each a field, than are scanned by hand are read by the library."""
+    count = MAX_FIELDS + 1
+    inner = Tensor(name="X", datatype="UINT8", shape=[count]).SerializeToString()
+    contents = (varint(tag(4, VARINT)) + b"\7") * count
+    inner += varint(tag(5, LEN)) + varint(len(contents)) + contents
+    _, _, (tensor,) = READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
+    assert b"\7" * count == bytes(as_raw(tensor))
+
+
+@pytest.mark.parametrize("read", [READER.request, READER.response])
+@pytest.mark.parametrize("field", [b"\x22\0", b"\x2a\0", b"\x32\0", b"\x3a\0", b"\x98\6\1"])
+def test_library_makes_an_object_of_each_of_a_million_empty_fields(
+    read: Any, field: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of nothing but fields is refused by hand: it took 40 times its size as objects."""
+    monkeypatch.setattr("gateway.protocols.oip.grpc.decode.parse", None)
+    with pytest.raises(TooLarge, match=r"message has more than 1856 fields"):
+        read(memoryview(field * 1_000_000))
+
+
+def test_library_is_not_asked_for_more_elements_than_the_shape_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Typed contents of more fields than any shape said are refused by hand, too."""
+    monkeypatch.setattr("gateway.protocols.oip.grpc.decode.parse", None)
+    inner = Tensor(name="X", datatype="INT32", shape=[1]).SerializeToString()
+    contents = b"\x42\0" * 100_000
+    inner += varint(tag(5, LEN)) + varint(len(contents)) + contents
+    with pytest.raises(TooLarge, match=f"more than {MAX_FIELDS} fields"):
+        READER.request(memoryview(varint(tag(5, LEN)) + varint(len(inner)) + inner))
+
+
+@pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x02a", b"\x0a\x01\xff", b"\x0b", b"\0\0"])
+def test_broken_bytes(data: bytes) -> None:
+    """Bytes that are no message are refused, and so is text that is not UTF-8."""
+    with pytest.raises(MalformedMessage, match="bytes are not a message of type"):
+        READER.request(memoryview(data))
+    with pytest.raises(MalformedMessage, match="bytes are not a message of type"):
+        parse(memoryview(data), pb.ServerMetadataResponse)
+
+
+def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
+    """Raw contents are numbered over the other inputs, whichever of them comes first."""
+    view = request(
+        fp32("X", parameters=SHARED), fp32("Y"), fp32("Z", parameters=SHARED), raw=[FLOATS]
+    )
+    _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
+    place = SharedData("r", 0, 4)
+    assert [place, FLOATS, place] == [
+        tensor.data if isinstance(tensor.data, SharedData) else bytes(as_raw(tensor))
+        for tensor in tensors
+    ]
+
+
+def test_outputs_in_shared_memory_have_no_data() -> None:
+    """An empty place among the raw contents, or none, stands for them; both are read."""
+    place = SharedData("r", 0, 4)
+    for raw in ([b"", FLOATS], [FLOATS]):
+        outputs = [
+            pb.ModelInferResponse.InferOutputTensor(name=name, datatype="FP32", shape=shape)
+            for name, shape in (("A", [1]), ("B", [2]))
+        ]
+        message = pb.ModelInferResponse(outputs=outputs, raw_output_contents=raw)
+        view = memoryview(message.SerializeToString())
+        _, _, tensors = InferReader(DEFAULT_LIMITS).response(view, {"A": place})
+        assert (place, FLOATS) == (tensors[0].data, bytes(as_raw(tensors[1])))
+
+
+def test_inputs_beside_shared_memory_may_be_typed() -> None:
+    """Without raw contents the other inputs have their own."""
+    view = request(fp32("X", parameters=SHARED), fp32("Y", contents=TYPED))
+    _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
+    assert FLOATS == bytes(as_raw(tensors[1]))

@@ -1,0 +1,198 @@
+"""Inference messages written by hand, read back by the protobuf library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from gateway.ir.context import ModelRef
+from gateway.ir.data import ArrayData, RawData, SharedData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.protocols.oip.grpc.encode import RAW_INPUTS, RAW_OUTPUTS, InferWriter, PlainWriter
+from gateway.schema import open_inference_pb2 as pb
+
+WRITER = InferWriter()
+M = ModelRef("m", "1")
+X = array_tensor("X", np.arange(6, dtype="<i2").reshape(2, 3))
+BIG = array_tensor("BIG", np.arange(4096, dtype="<i4"))
+
+
+def joined(parts: Iterable[bytes | bytearray | memoryview] | None) -> bytes:
+    assert parts is not None
+    return b"".join(parts)
+
+
+def test_writes_a_request_as_the_library_does() -> None:
+    """A request has the very bytes that the library writes."""
+    expected = pb.ModelInferRequest(
+        model_name="m",
+        model_version="1",
+        id="abc",
+        parameters={"k": pb.InferParameter(string_param="v")},
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="X", datatype="INT16", shape=[2, 3])],
+        outputs=[
+            pb.ModelInferRequest.InferRequestedOutputTensor(
+                name="Y", parameters={"n": pb.InferParameter(int64_param=-1)}
+            )
+        ],
+        raw_input_contents=[np.arange(6, dtype="<i2").tobytes()],
+    )
+    found = WRITER.request(M, "abc", {"k": "v"}, [X], [RequestedOutput("Y", parameters={"n": -1})])
+    assert expected.SerializeToString() == joined(found)
+
+
+def test_writes_a_response_as_the_library_does() -> None:
+    """A response has the very bytes that the library writes."""
+    expected = pb.ModelInferResponse(
+        model_name="m",
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(
+                name="X",
+                datatype="INT16",
+                shape=[2, 3],
+                parameters={"u": pb.InferParameter(uint64_param=2**64 - 1)},
+            )
+        ],
+        raw_output_contents=[np.arange(6, dtype="<i2").tobytes()],
+    )
+    tensor = Tensor("X", X.datatype, X.shape, X.data, {"u": 2**64 - 1})
+    assert expected.SerializeToString() == joined(WRITER.response(ModelRef("m"), "", {}, [tensor]))
+
+
+def test_the_same_a_second_time() -> None:
+    """A tensor of the same description is written alike, one of another shape is not."""
+    flat = array_tensor("X", np.arange(6, dtype="<i2"))
+    first, second, other = (joined(WRITER.response(M, "", {}, [t])) for t in (X, X, flat))
+    assert first == second
+    assert [6] == list(pb.ModelInferResponse.FromString(other).outputs[0].shape)
+
+
+def test_large_data_are_parts_of_their_own() -> None:
+    """Small data stand in the head; large data follow it as they are."""
+    big = array_tensor("BIG", np.zeros(4096, "<i4"))
+    sizes = [len(part) for part in WRITER.response(M, "", {}, [X, big, X])]
+    assert (3, 16384) == (len(sizes), sizes[1])
+
+
+def test_an_output_in_shared_memory_has_an_empty_place() -> None:
+    """Clients count raw contents with the outputs; of inputs those in the message are counted."""
+    placed = Tensor("S", X.datatype, X.shape, SharedData("r", 4, 12))
+    rows = np.arange(6, dtype="<i2").tobytes()
+    answer = pb.ModelInferResponse.FromString(joined(WRITER.response(M, "", {}, [placed, X])))
+    assert [b"", rows] == list(answer.raw_output_contents)
+    keys = {"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"}
+    assert keys == set(answer.outputs[0].parameters)
+    asked = pb.ModelInferRequest.FromString(joined(WRITER.request(M, "", {}, [placed, raw(X)], [])))
+    assert [rows] == list(asked.raw_input_contents)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
+def test_integer_that_fits_no_parameter(value: int) -> None:
+    """An integer over 64 bits is refused by name and value."""
+    with pytest.raises(Unsupported, match=f"parameter 'k' is {value}, which does not fit 64 bits"):
+        WRITER.response(M, "", {"k": value}, [])
+
+
+def test_text_that_is_no_utf8() -> None:
+    """Text with lone surrogates is refused in every place it may stand."""
+    for model, parameters in ((ModelRef("\ud800"), {}), (M, {"k": "\ud800"}), (M, {"\ud800": "v"})):
+        with pytest.raises(Unsupported, match="request cannot be written: text is not UTF-8"):
+            WRITER.request(model, "", parameters, [], [])
+
+
+def test_tensor_without_a_description() -> None:
+    """A tensor without datatype or shape is refused by name."""
+    for tensor, missing in (
+        (Tensor("X", None, (1,), X.data), "datatype"),
+        (Tensor("X", Datatype.INT16, None, X.data), "shape"),
+    ):
+        with pytest.raises(Unsupported, match=f"'X' has no {missing}, Open Inference needs one"):
+            WRITER.response(M, "", {}, [tensor])
+
+
+def raw(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, RawData(as_raw(tensor)))
+
+
+@pytest.mark.parametrize("request_id", ["", "abc", "x" * 200])
+@pytest.mark.parametrize(
+    "tensors",
+    [(), (X,), (raw(X), X), (X, raw(BIG), BIG, X, BIG), (array_tensor("S", np.array(1, "<f4")),)],
+)
+def test_most_messages_are_written_at_once_and_alike(
+    tensors: tuple[Tensor, ...], request_id: str
+) -> None:
+    """Tensors, raw or arrays, small or large, are written with the very bytes of the writer of everything."""
+    wanted = (RequestedOutput("Y"), RequestedOutput("Z"))
+    plain = PlainWriter(RAW_INPUTS).write(M, request_id, tensors, wanted)
+    assert joined(WRITER.request(M, request_id, {}, tensors, wanted)) == joined(plain)
+    plain = PlainWriter(RAW_OUTPUTS).write(M, request_id, tensors)
+    assert joined(WRITER.response(M, request_id, {}, tensors)) == joined(plain)
+
+
+def test_large_data_written_at_once_are_not_copied() -> None:
+    """Small data stand with what is around them; large data are sent from where they lie."""
+    plain = PlainWriter(RAW_OUTPUTS).write(M, "", [X, BIG, X, raw(BIG)])
+    assert plain is not None
+    assert [False, True, False, True] == [isinstance(part, memoryview) for part in plain]
+    assert isinstance(BIG.data, ArrayData)
+    assert np.shares_memory(BIG.data.array, np.frombuffer(plain[1], np.uint8))
+
+
+def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
+    """An array's elements go out in the order of its shape, however they lie in memory."""
+    turned = array_tensor("X", np.arange(6, dtype="<i2").reshape(3, 2).T)
+    plain = PlainWriter(RAW_OUTPUTS).write(M, "", [turned])
+    assert joined(WRITER.response(M, "", {}, [turned])) == joined(plain)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        items_tensor("T", (1,), [b"text"]),
+        Tensor("T", Datatype.BYTES, (1,), RawData(memoryview(b"\4\0\0\0text"))),
+        Tensor("X", None, (2, 3), X.data),
+        Tensor("X", X.datatype, None, X.data),
+        Tensor("X", X.datatype, (2, 2), X.data),
+        Tensor("X", X.datatype, (2, 2), RawData(as_raw(X))),
+        Tensor("X", X.datatype, (0,), RawData(as_raw(X))),
+        Tensor("X", X.datatype, X.shape, ArrayData(np.zeros((2, 3), ">i2"))),
+        Tensor("X", X.datatype, X.shape, SharedData("r", 0, 12)),
+        Tensor("X", X.datatype, X.shape, X.data, {"k": "v"}),
+        Tensor("\ud800", X.datatype, X.shape, X.data),
+    ],
+)
+def test_tensors_with_more_to_them_are_not_written_at_once(tensor: Tensor) -> None:
+    """Tensors of which more is to be said or checked are left to the other."""
+    assert PlainWriter(RAW_INPUTS).write(M, "", [X, tensor]) is None
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        RequestedOutput("Y", classes=1),
+        RequestedOutput("Y", parameters={"k": "v"}),
+        RequestedOutput("Y", shared=SharedData("r", 0, 12)),
+    ],
+)
+def test_outputs_with_more_to_them_are_not_written_at_once(output: RequestedOutput) -> None:
+    """Outputs of which more is asked than that they come are left to the other."""
+    assert PlainWriter(RAW_INPUTS).write(M, "", [X], [output]) is None
+
+
+def test_names_that_are_no_utf8_are_not_written_at_once() -> None:
+    """What cannot be written is for the writer of everything to say."""
+    writer = PlainWriter(RAW_INPUTS)
+    assert writer.write(ModelRef("\ud800"), "", []) is None
+    assert writer.write(M, "\ud800", []) is None
+
+
+def test_a_datatype_that_a_server_may_not_know_is_not_written_at_once() -> None:
+    """Such a tensor is for the dialect to refuse."""
+    tensor = Tensor("X", Datatype.BF16, (1,), RawData(memoryview(b"12")))
+    assert PlainWriter(RAW_INPUTS, Datatype.BF16).write(M, "", [tensor]) is None
+    assert PlainWriter(RAW_INPUTS).write(M, "", [tensor]) is not None

@@ -1,0 +1,151 @@
+"""The small messages over gRPC: what servers leave out or spell their own way, and limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from gateway.ir.calls import (
+    Call,
+    ModelMetadataRequest,
+    RepositoryIndexRequest,
+    ServerMetadataRequest,
+)
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
+from gateway.protocols.oip.grpc.management import CALL_WRITERS, REPLY_READERS, REPLY_WRITERS
+from gateway.schema import open_inference_pb2 as pb
+
+Tensor = pb.ModelMetadataResponse.TensorMetadata
+Entry = pb.RepositoryIndexResponse.ModelIndex
+
+
+def read(call: type[Call[Any]], message: Message, limits: MessageLimits = DEFAULT_LIMITS) -> Any:
+    return REPLY_READERS[call](memoryview(message.SerializeToString()), limits)
+
+
+def test_every_question_has_an_answer() -> None:
+    """What can be asked can be answered, in both directions."""
+    assert set(CALL_WRITERS) == set(REPLY_READERS) == set(REPLY_WRITERS)
+
+
+def test_metadata_without_types() -> None:
+    """A server may leave types and shapes out, or name datatypes of its own."""
+    message = pb.ModelMetadataResponse(
+        name="m",
+        inputs=[Tensor(name="A"), Tensor(name="B", datatype="STRING", shape=[-1])],
+        outputs=[Tensor(name="C", datatype="FP32")],
+    )
+    expected = ModelMetadata(
+        name="m",
+        inputs=(TensorMetadata("A", None, None), TensorMetadata("B", None, (-1,))),
+        outputs=(TensorMetadata("C", Datatype.FP32, ()),),
+    )
+    assert expected == read(ModelMetadataRequest, message)
+
+
+def test_metadata_with_the_field_that_means_two_things() -> None:
+    """Field 6, a map of one type here and of another there, is passed over."""
+    data = pb.ModelMetadataResponse(name="m").SerializeToString() + b"\x32\x06\x0a\x01k\x12\x01v"
+    found = REPLY_READERS[ModelMetadataRequest](memoryview(data), DEFAULT_LIMITS)
+    assert ModelMetadata(name="m") == found
+
+
+@pytest.mark.parametrize(
+    ("spelled", "state"),
+    [
+        ("READY", ModelState.READY),
+        ("State.READY", ModelState.READY),
+        ("State.UNAVAILABLE", ModelState.UNAVAILABLE),
+        ("", ModelState.UNKNOWN),
+        ("ASLEEP", ModelState.UNKNOWN),
+    ],
+)
+def test_states(spelled: str, state: ModelState) -> None:
+    """States are read with and without MLServer's prefix; a new one is unknown."""
+    message = pb.RepositoryIndexResponse(models=[Entry(name="m", state=spelled)])
+    assert (RepositoryEntry("m", state=state),) == read(RepositoryIndexRequest, message)
+
+
+def test_long_reason_is_cut() -> None:
+    """The text of why a model is not ready is bounded."""
+    message = pb.RepositoryIndexResponse(models=[Entry(name="m", reason="x" * 5000)])
+    (entry,) = read(RepositoryIndexRequest, message)
+    assert DEFAULT_LIMITS.error_text_bytes == len(entry.reason)
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "kind", "text"),
+    [
+        (
+            ModelMetadataRequest,
+            pb.ModelMetadataResponse(inputs=[Tensor(name="A", shape=[-2])]),
+            InvalidTensor,
+            r"'A' has shape \[-2\], needed are dimensions of -1 or more",
+        ),
+        (
+            ModelMetadataRequest,
+            pb.ModelMetadataResponse(inputs=[Tensor(name="A", shape=[1] * 33)]),
+            TooLarge,
+            "'A' has 33 dimensions, at most 32",
+        ),
+        (
+            ModelMetadataRequest,
+            pb.ModelMetadataResponse(outputs=[Tensor()] * 257),
+            TooLarge,
+            "257 outputs, at most 256",
+        ),
+        (
+            ModelMetadataRequest,
+            pb.ModelMetadataResponse(versions=[""] * 10_001),
+            TooLarge,
+            "10001 versions, at most 10000",
+        ),
+        (
+            ModelMetadataRequest,
+            pb.ModelMetadataResponse(platform="\n"),
+            InvalidRequest,
+            "model metadata has the character",
+        ),
+        (
+            ModelMetadataRequest,
+            pb.ModelMetadataResponse(inputs=[Tensor(name="\n")]),
+            InvalidRequest,
+            "tensor name has the character",
+        ),
+        (
+            ServerMetadataRequest,
+            pb.ServerMetadataResponse(extensions=["\n"]),
+            InvalidRequest,
+            "server metadata has the character",
+        ),
+        (
+            ServerMetadataRequest,
+            pb.ServerMetadataResponse(extensions=[""] * 10_001),
+            TooLarge,
+            "10001 extensions",
+        ),
+        (
+            RepositoryIndexRequest,
+            pb.RepositoryIndexResponse(models=[Entry()] * 10_001),
+            TooLarge,
+            "10001 models",
+        ),
+        (
+            RepositoryIndexRequest,
+            pb.RepositoryIndexResponse(models=[Entry(name="m", version="\n")]),
+            InvalidRequest,
+            "model version has the character",
+        ),
+    ],
+)
+def test_refuses(
+    call: type[Call[Any]], message: Message, kind: type[GatewayError], text: str
+) -> None:
+    """An answer over a limit or with odd names is refused."""
+    with pytest.raises(kind, match=text):
+        read(call, message)

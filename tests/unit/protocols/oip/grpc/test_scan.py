@@ -1,0 +1,339 @@
+"""What an inference message holds, found field by field: names, shapes, parameters, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.oip.grpc.scan import RAW_INPUTS, RAW_OUTPUTS, Scanned, Scanner
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.protobuf import LEN, VARINT, WireError, tag, varint
+
+Tensor = pb.ModelInferRequest.InferInputTensor
+Wanted = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+def scan(data: bytes, limits: MessageLimits = DEFAULT_LIMITS) -> Scanned:
+    return Scanner(limits).scan(memoryview(data), RAW_INPUTS)
+
+
+def request(**fields: Any) -> bytes:
+    return bytes(pb.ModelInferRequest(**fields).SerializeToString())
+
+
+def nested(number: int, inner: bytes) -> bytes:
+    return varint(tag(number, LEN)) + varint(len(inner)) + inner
+
+
+def test_finds_everything_of_a_request() -> None:
+    """Names, parameters, tensors, outputs and raw contents are found."""
+    data = request(
+        model_name="m",
+        model_version="1",
+        id="abc",
+        parameters={"k": pb.InferParameter(int64_param=-1)},
+        inputs=[
+            Tensor(
+                name="X",
+                datatype="INT8",
+                shape=[2, 3],
+                parameters={"p": pb.InferParameter(bool_param=True)},
+            )
+        ],
+        outputs=[Wanted(name="Y", parameters={"q": pb.InferParameter(double_param=0.5)})],
+        raw_input_contents=[b"123456"],
+    )
+    found, request_id, raws = scan(data)
+    (tensor,) = found.tensors
+    assert ("m", "1", "abc", {"k": -1}) == (
+        found.model.name,
+        found.model.version,
+        request_id,
+        found.parameters,
+    )
+    assert ("X", Datatype.INT8, (2, 3), 6, {"p": True}) == (
+        tensor.name,
+        tensor.datatype,
+        tensor.shape,
+        tensor.count,
+        tensor.parameters,
+    )
+    assert ([("Y", {"q": 0.5})], [b"123456"]) == (found.outputs, [bytes(raw) for raw in raws])
+
+
+def test_responses_have_raw_contents_in_another_field() -> None:
+    """In a response field 6 is raw contents, and field 7 is none of its own."""
+    data = nested(6, b"raw") + nested(7, b"unknown")
+    found, _, raws = Scanner(DEFAULT_LIMITS).scan(memoryview(data), RAW_OUTPUTS)
+    assert ([b"raw"], []) == ([bytes(raw) for raw in raws], found.outputs)
+
+
+def read(scanner: Scanner, data: bytes) -> object:
+    """Return what a message says, or the error it is refused with."""
+    try:
+        found = scanner.scan(memoryview(data), RAW_INPUTS)
+    except (GatewayError, WireError) as error:
+        return type(error), str(error)
+    return found
+
+
+@pytest.mark.parametrize("name", ["X", "n" * 300])
+def test_descriptions_are_the_same_the_second_time(name: str) -> None:
+    """A description that was seen before is read as the first time, a long one too."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    view = memoryview(request(inputs=[Tensor(name=name, datatype="INT8", shape=[1])]))
+    first, _, _ = scanner.scan(view, RAW_INPUTS)
+    assert first == scanner.scan(view, RAW_INPUTS)[0]
+
+
+PIECES = st.sampled_from(
+    [
+        nested(1, b"m"),
+        nested(1, b"n"),
+        nested(3, b"id"),
+        nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01"),
+        nested(5, nested(1, b"Y") + nested(2, b"INT8") + b"\x1a\x01\x02"),
+        nested(6, nested(1, b"out")),
+        nested(7, b"1"),
+        nested(7, b"22"),
+        nested(9, nested(7, b"1")),  # unknown, and raw contents to who begins to read inside
+        nested(7, b""),
+    ]
+)
+
+
+@given(messages=st.lists(st.lists(PIECES, max_size=6), max_size=12))
+def test_what_is_remembered_of_heads_changes_nothing(messages: list[list[bytes]]) -> None:
+    """Whatever was read before, and in whatever order fields stand, a message reads the same."""
+    remembering = Scanner(DEFAULT_LIMITS)
+    for pieces in messages:
+        data = b"".join(pieces)
+        for _ in range(4):
+            assert read(Scanner(DEFAULT_LIMITS), data) == read(remembering, data)
+
+
+def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> None:
+    """Of later messages only the raw contents and the id are read."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    found = [
+        scanner.scan(
+            memoryview(nested(1, b"m") + nested(3, each) + tensor + nested(7, each)), RAW_INPUTS
+        )
+        for each in (b"1", b"2", b"3", b"4")
+    ]
+    assert ["1", "2", "3", "4"] == [request_id for _, request_id, _ in found]
+    assert [b"1", b"2", b"3", b"4"] == [bytes(raws[0]) for _, _, raws in found]
+    assert found[1][0] is found[2][0]
+    assert found[2][0] is found[3][0]
+
+
+@pytest.mark.parametrize(("texts", "sizes"), [(range(20), [4] * 20), ([0] * 20, range(20))])
+def test_messages_that_differ_each_time_are_not_remembered(
+    texts: Sequence[int], sizes: Sequence[int]
+) -> None:
+    """Parameters, or sizes of data, of their own displace nothing that comes again."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    for text, size in zip(texts, sizes, strict=True):
+        data = request(
+            inputs=[Tensor(name="T", datatype="BYTES", shape=[1])],
+            parameters={"k": pb.InferParameter(string_param=f"{text:02}")},
+            raw_input_contents=[bytes(size)],
+        )
+        scanner.scan(memoryview(data), RAW_INPUTS)
+    assert 0 == len(scanner._outlines[RAW_INPUTS])
+
+
+def test_a_change_of_any_byte_is_seen() -> None:
+    """Each mutation of a message that is remembered reads as by who has never seen it."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    one = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    two = nested(5, nested(1, b"Y") + nested(2, b"INT16") + b"\x1a\x02\x01\x02")
+    data = nested(1, b"m") + nested(3, b"id-1") + one + two + nested(7, b"1") + nested(7, b"2345")
+    whole = read(Scanner(DEFAULT_LIMITS), data)
+    for _ in range(3):
+        assert whole == read(scanner, data)
+    for at in range(len(data)):
+        changes = [data[:at] + bytes((byte,)) + data[at + 1 :] for byte in b"\0\1\7\x1a2:A\xff"]
+        for changed in (*changes, data[:at], data[:at] + data[at + 1 :], data + data[at:]):
+            first = read(Scanner(DEFAULT_LIMITS), changed)
+            assert [first] * 3 == [read(scanner, changed) for _ in range(3)], changed
+    assert whole == read(scanner, data)
+
+
+def test_an_id_is_checked_each_time() -> None:
+    """One that is too long, or no text, is refused however often the rest was seen."""
+    scanner = Scanner(MessageLimits(name_bytes=3))
+    tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
+    for each in (b"abc", b"abd", b"abe", b"abcd", b"ab\xff", b"ab\n"):
+        data = nested(3, each) + tensor + nested(7, b"1")
+        assert read(Scanner(MessageLimits(name_bytes=3)), data) == read(scanner, data)
+
+
+def test_contents_are_not_remembered() -> None:
+    """Equal messages with contents have each their own view of them."""
+    scanner = Scanner(DEFAULT_LIMITS)
+    contents = pb.InferTensorContents(uint_contents=[7])
+    data = request(inputs=[Tensor(name="X", datatype="UINT8", shape=[1], contents=contents)])
+    for view in (memoryview(data), memoryview(bytearray(data))):
+        (tensor,) = scanner.scan(view, RAW_INPUTS)[0].tensors
+        assert view.obj is tensor.contents.obj
+
+
+def test_of_single_fields_the_last_counts() -> None:
+    """A name that comes again replaces the one before."""
+    assert "b" == scan(request(model_name="a") + request(model_name="b"))[0].model.name
+
+
+def test_of_a_parameter_the_last_entry_counts() -> None:
+    """A key that comes again replaces the one before, even when that had no value."""
+    data = request(parameters={"k": pb.InferParameter()})
+    data += request(parameters={"k": pb.InferParameter(string_param="v")})
+    assert {"k": "v"} == scan(data)[0].parameters
+
+
+def test_of_the_arms_of_a_parameter_the_last_counts() -> None:
+    """A parameter with several arms has the last one."""
+    arms: list[dict[str, Any]] = [
+        {"uint64_param": 2**64 - 1},
+        {"bool_param": False},
+        {"string_param": "v"},
+    ]
+    inner = b"".join(pb.InferParameter(**arm).SerializeToString() for arm in arms)
+    assert {"k": "v"} == scan(nested(4, b"\x0a\x01k" + nested(2, inner)))[0].parameters
+
+
+def test_shape_may_be_unpacked() -> None:
+    """Dimensions may come one by one, and in several runs."""
+    inner = Tensor(name="X", datatype="INT8", shape=[2]).SerializeToString()
+    inner += varint(tag(3, VARINT)) + b"\3" + nested(3, b"\4")
+    assert (2, 3, 4) == scan(nested(5, inner))[0].tensors[0].shape
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    """Fields and groups that no one knows are no error, at any depth but in map entries."""
+    unknown = nested(99, b"\xff") + b"\xa3\x06\xa4\x06"
+    inner = Tensor(name="X", datatype="INT8", shape=[1]).SerializeToString() + unknown
+    wanted = Wanted(name="Y").SerializeToString() + unknown
+    found, _, _ = scan(unknown + nested(5, inner) + nested(6, wanted))
+    assert (["X"], [("Y", {})]) == ([tensor.name for tensor in found.tensors], found.outputs)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (request(model_name="a\n"), InvalidRequest, r"model name has the character U\+000A"),
+        (request(model_version="\x7f"), InvalidRequest, "model version has the character"),
+        (request(id="\x00"), InvalidRequest, "id has the character"),
+        (request(inputs=[Tensor(name="\t")]), InvalidRequest, "tensor name has the character"),
+        (request(outputs=[Wanted(name="\t")]), InvalidRequest, "output name has the character"),
+        (
+            request(parameters={"\t": pb.InferParameter(bool_param=True)}),
+            InvalidRequest,
+            "parameter name has the character",
+        ),
+        (
+            request(parameters={"k": pb.InferParameter()}),
+            InvalidRequest,
+            "parameter 'k' has no value: needed is one of bool_param",
+        ),
+        (
+            nested(4, b"\x0a\x01k\x18\x01"),
+            InvalidRequest,
+            "parameter 'k' has an unknown field in its map entry",
+        ),
+        (request(inputs=[Tensor(name="X")]), InvalidTensor, "'X' has datatype '', Open Inference"),
+        (
+            request(inputs=[Tensor(name="X", datatype="FP32", shape=[-1])]),
+            InvalidTensor,
+            r"'X' has shape \[-1\]: dimensions must not be negative",
+        ),
+        (request(outputs=[Wanted(name="Y")] * 2), InvalidTensor, "output 'Y' is there 2 times"),
+    ],
+)
+def test_refuses(data: bytes, kind: type[GatewayError], text: str) -> None:
+    """What is not allowed is refused by name."""
+    with pytest.raises(kind, match=text):
+        scan(data)
+
+
+SMALL = MessageLimits(
+    tensors=1,
+    outputs=1,
+    parameters=1,
+    rank=2,
+    dim=9,
+    elements=20,
+    bytes_elements=5,
+    message_bytes=64,
+    model_name_bytes=2,
+    name_bytes=3,
+)
+TRUE = pb.InferParameter(bool_param=True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "good", "bad"),
+    [
+        ("model_name_bytes", {"model_name": "ab"}, {"model_name": "abc"}),
+        ("name_bytes", {"id": "abc"}, {"id": "abcd"}),
+        ("name_bytes", {"model_version": "abc"}, {"model_version": "abcd"}),
+        ("parameters", {"parameters": {"a": TRUE}}, {"parameters": {"a": TRUE, "b": TRUE}}),
+        ("name_bytes", {"parameters": {"abc": TRUE}}, {"parameters": {"abcd": TRUE}}),
+        ("outputs", {"outputs": [Wanted()]}, {"outputs": [Wanted(), Wanted(name="Y")]}),
+    ],
+)
+def test_limits(limit: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
+    """Each limit is kept: what reaches it passes, one more is refused under its name."""
+    scan(request(**good), SMALL)
+    with pytest.raises(TooLarge) as caught:
+        scan(request(**bad), SMALL)
+    assert limit == caught.value.limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "good", "bad"),
+    [
+        ("rank", [1, 1], [1, 1, 1]),
+        ("rank", [1, 1], [1] * 100),
+        ("dim", [9], [10]),
+        ("elements", [4, 5], [3, 7]),
+    ],
+)
+def test_limits_of_shapes(limit: str, good: list[int], bad: list[int]) -> None:
+    """Shapes are bounded before anything is made of them."""
+    scan(request(inputs=[Tensor(name="X", datatype="INT8", shape=good)]), SMALL)
+    with pytest.raises(TooLarge) as caught:
+        scan(request(inputs=[Tensor(name="X", datatype="INT8", shape=bad)]), SMALL)
+    assert limit == caught.value.limit
+
+
+def test_limit_of_tensors() -> None:
+    """The number of tensors is bounded."""
+    tensors = [Tensor(name=name, datatype="INT8", shape=[1]) for name in "XY"]
+    assert 1 == len(scan(request(inputs=tensors[:1]), SMALL)[0].tensors)
+    with pytest.raises(TooLarge, match="2 tensors, at most 1 are allowed"):
+        scan(request(inputs=tensors), SMALL)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a",
+        nested(1, b"\xff"),
+        nested(5, nested(5, b"") * 2),
+        nested(4, nested(2, b"") * 2),
+        nested(4, nested(2, nested(3, b"\xff"))),
+    ],
+)
+def test_gives_up(data: bytes) -> None:
+    """Broken bytes, and single messages that come twice, are left to the library."""
+    with pytest.raises(WireError):
+        scan(data)

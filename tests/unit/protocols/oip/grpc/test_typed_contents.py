@@ -1,0 +1,160 @@
+"""Typed contents: every field for its datatypes, ranges, counts, views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.data import ArrayData, ItemsData, RawData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidTensor, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import Tensor
+from gateway.protocols.oip.grpc.typed_contents import typed_data
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.protobuf import LEN, MAX_FIELDS, WireError, tag, varint
+
+D = Datatype
+
+
+def read(
+    datatype: Datatype, count: int, data: bytes, limits: MessageLimits = DEFAULT_LIMITS
+) -> Any:
+    return typed_data("X", datatype, count, memoryview(data), limits)
+
+
+def contents(**fields: Any) -> bytes:
+    return pb.InferTensorContents(**fields).SerializeToString()
+
+
+def raw(datatype: Datatype, count: int, data: bytes) -> bytes:
+    return bytes(as_raw(Tensor("X", datatype, (count,), read(datatype, count, data))))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "values"),
+    [
+        (D.BOOL, "bool_contents", [True, False, True]),
+        (D.INT8, "int_contents", [-128, 0, 127]),
+        (D.INT16, "int_contents", [-(2**15), -1, 2**15 - 1]),
+        (D.INT32, "int_contents", [-(2**31), -1, 2**31 - 1]),
+        (D.INT64, "int64_contents", [-(2**63), 2**53 + 1, 2**63 - 1]),
+        (D.UINT8, "uint_contents", [0, 127, 255]),
+        (D.UINT16, "uint_contents", [0, 300, 2**16 - 1]),
+        (D.UINT32, "uint_contents", [0, 300, 2**32 - 1]),
+        (D.UINT64, "uint64_contents", [0, 2**53 + 1, 2**64 - 1]),
+        (D.FP32, "fp32_contents", [0.5, float("inf"), -0.0]),
+        (D.FP64, "fp64_contents", [0.1, float("-inf"), -0.0]),
+    ],
+)
+def test_reads_every_datatype(datatype: Datatype, field: str, values: list[Any]) -> None:
+    """The elements of each field are exact, at the ends of the range too."""
+    expected = np.array(values, datatype.numpy_dtype).tobytes()
+    assert expected == raw(datatype, len(values), contents(**{field: values}))
+
+
+def test_bytes_elements_are_views() -> None:
+    """BYTES elements are views of the message, empty ones among them."""
+    data = memoryview(contents(bytes_contents=[b"plum", b""]))
+    found = typed_data("X", D.BYTES, 2, data, DEFAULT_LIMITS)
+    assert isinstance(found, ItemsData)
+    assert [b"plum", b""] == [bytes(item) for item in found.items]
+    assert np.shares_memory(np.frombuffer(found.items[0], np.uint8), np.frombuffer(data, np.uint8))
+
+
+def test_packed_floats_are_a_view() -> None:
+    """Floats packed in one run are not copied."""
+    data = memoryview(contents(fp32_contents=[1.0, 2.0]))
+    found = typed_data("X", D.FP32, 2, data, DEFAULT_LIMITS)
+    assert isinstance(found, RawData)
+    assert np.shares_memory(np.frombuffer(found.view, np.uint8), np.frombuffer(data, np.uint8))
+
+
+@pytest.mark.parametrize("data", [b"", contents(), varint(tag(6, LEN)) + b"\0", b"\x78\x01"])
+def test_nothing_in_contents(data: bytes) -> None:
+    """Contents without an element are as good as none, whatever else is in them."""
+    assert read(D.FP32, 0, data) is None
+
+
+def test_unpacked_and_split_runs_are_joined() -> None:
+    """One field may come in several runs, packed and not."""
+    packed = contents(int_contents=[1, 300])
+    unpacked = varint(tag(2, 0)) + varint(-1)
+    expected = np.array([-1, 1, 300, -1], "<i4").tobytes()
+    assert expected == raw(D.INT32, 4, unpacked + packed + unpacked)
+
+
+def test_unpacked_floats_are_joined() -> None:
+    """Floats may come one by one."""
+    one = varint(tag(6, 5)) + np.float32(1.5).tobytes()
+    assert np.array([1.5, 1.5], "<f4").tobytes() == raw(D.FP32, 2, one + one)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "text"),
+    [
+        (D.INT32, contents(fp32_contents=[1.0]), "'X' is INT32 and has fp32_contents, needed: int"),
+        (D.FP16, contents(fp32_contents=[1.0]), "FP16 and has fp32_contents, needed: only raw"),
+        (D.BF16, contents(uint_contents=[1]), "BF16 and has uint_contents, needed: only raw"),
+        (D.FP32, contents(fp32_contents=[1.0], int_contents=[1]), "both int_.* and fp32_contents"),
+        (D.FP32, contents(fp32_contents=[1.0, 2.0]), "'X' has 2 elements, its shape needs 1"),
+        (D.INT64, contents(int64_contents=[1, 2]), "'X' has 2 elements, its shape needs 1"),
+        (D.BYTES, contents(bytes_contents=[b"", b""]), "'X' has 2 elements, its shape needs 1"),
+        (D.INT8, contents(int_contents=[128]), "has 128 at index 0, INT8 holds -128 to 127"),
+        (D.INT8, contents(int_contents=[-129]), "has -129 at index 0"),
+        (D.INT16, contents(int_contents=[2**15]), "INT16 holds -32768 to 32767"),
+        (D.UINT8, contents(uint_contents=[256]), "UINT8 holds 0 to 255"),
+        (D.UINT16, contents(uint_contents=[2**16]), "UINT16 holds 0 to 65535"),
+    ],
+)
+def test_refuses(datatype: Datatype, data: bytes, text: str) -> None:
+    """What does not fit the datatype is refused with both values."""
+    with pytest.raises(InvalidTensor, match=text):
+        read(datatype, 1, data)
+
+
+def test_index_of_a_value_out_of_range() -> None:
+    """The first value out of range is named by its index."""
+    with pytest.raises(InvalidTensor, match="has 999 at index 2"):
+        read(D.INT8, 4, contents(int_contents=[1, -5, 999, 1000]))
+
+
+def test_long_element_is_refused() -> None:
+    """An element over the limit is refused under the limit's name."""
+    limits = MessageLimits(bytes_element_size=3)
+    with pytest.raises(TooLarge, match="an element of 4 bytes, at most 3") as caught:
+        read(D.BYTES, 1, contents(bytes_contents=[b"plum"]), limits)
+    assert "bytes_element_size" == caught.value.limit
+
+
+def test_many_bytes_elements_are_read() -> None:
+    """BYTES may have more elements than a message has fields elsewhere."""
+    count = MAX_FIELDS + 10
+    found = read(D.BYTES, count, b"\x42\0" * count)
+    assert count == len(found.items)
+
+
+def test_count_is_checked_before_anything_is_made() -> None:
+    """One byte on the wire is not made eight in memory before the number is known to be right."""
+    data = varint(tag(3, LEN)) + varint(1 << 20) + bytes(1 << 20)
+    with pytest.raises(InvalidTensor, match="has 1048576 elements, its shape needs 1"):
+        read(D.INT64, 1, data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x32\x03abc", b"\x12\x01\x80", b"\x12\x0b" + b"\x80" * 10 + b"\x01", b"\x12"],
+)
+def test_broken_bytes(data: bytes) -> None:
+    """Runs that end inside an element, or varints that are too long, are refused."""
+    with pytest.raises((WireError, GatewayError)):
+        read(D.INT32 if data[0] == 0x12 else D.FP32, 1, data)
+
+
+def test_integers_are_arrays_of_their_datatype() -> None:
+    """Integers come as arrays of the datatype's own dtype."""
+    found = read(D.UINT8, 2, contents(uint_contents=[1, 200]))
+    assert isinstance(found, ArrayData)
+    assert np.dtype("u1") == found.array.dtype

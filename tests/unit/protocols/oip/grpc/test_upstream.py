@@ -1,0 +1,246 @@
+"""The Open Inference gRPC codec towards servers: what it asks, what it makes of answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+)
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.data import as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    ERROR_CLASSES,
+    ErrorCode,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from tests.cases.oip_grpc import CALLS, REPLIES, CallCase, ReplyCase
+
+CODEC = GrpcCodec(DEFAULT_LIMITS, {})
+M = ModelRef("m")
+X = array_tensor("X", np.arange(4, dtype="<f4"))
+BIG = array_tensor("BIG", np.zeros((1, 3, 224, 224), "<f4"))
+
+
+def codec(dialect: str) -> GrpcCodec:
+    return GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
+
+
+def answer(**fields: Any) -> GrpcResponse:
+    return GrpcResponse((pb.ModelInferResponse(**fields).SerializeToString(),))
+
+
+def sent(call: Any, dialect: str = "triton") -> pb.ModelInferRequest:
+    return pb.ModelInferRequest.FromString(b"".join(codec(dialect).encode_call(call).message))
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_encodes_call(case: CallCase) -> None:
+    """A call is written byte for byte as the protobuf library writes it."""
+    found = CODEC.encode_call(case.call)
+    assert (case.method, case.message) == (found.method, b"".join(found.message))
+
+
+@pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
+def test_decodes_reply(case: ReplyCase) -> None:
+    """An upstream's message is read as the answer it says."""
+    assert case.reply == CODEC.decode_reply(case.call, GrpcResponse((memoryview(case.message),)))
+
+
+def test_tensors_are_views_of_an_answer() -> None:
+    """An upstream's tensor shares the memory of its message."""
+    call = InferRequest(model=M)
+    wire = CODEC.encode_reply(call, InferResponse(model=M, outputs=(BIG,)))
+    body = memoryview(b"".join(wire.message))
+    reply = CODEC.decode_reply(call, GrpcResponse((body,)))
+    assert np.shares_memory(as_numpy(reply.outputs[0]), np.frombuffer(body, np.uint8))
+
+
+def test_upstreams_own_error_goes_back_exactly() -> None:
+    """Status and details of an upstream of this protocol reach the caller as they came."""
+    wire = GrpcResponse(status=GrpcStatus.ALREADY_EXISTS, details="failed on purpose" * 100)
+    with pytest.raises(InvalidRequest) as caught:
+        CODEC.decode_reply(InferRequest(model=M), wire)
+    assert wire == CODEC.encode_error(None, caught.value)
+
+
+def test_status_without_text_gets_one() -> None:
+    """An upstream's status without details still says what it was."""
+    with pytest.raises(UpstreamError, match="status UNKNOWN and no text"):
+        CODEC.decode_reply(InferRequest(model=M), GrpcResponse(status=GrpcStatus.UNKNOWN))
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (GrpcStatus.NOT_FOUND, False),
+        (GrpcStatus.UNKNOWN, False),
+        (GrpcStatus.UNAVAILABLE, False),
+    ],
+)
+def test_status_that_means_model_not_ready(status: GrpcStatus, expected: bool) -> None:
+    """KServe's and MLServer's ways to say that a model is not ready are read as that."""
+    wire = GrpcResponse(status=status, details="not here")
+    assert expected is CODEC.decode_reply(ModelReadyRequest(model=M), wire)
+
+
+def test_failure_to_say_whether_ready_is_an_error() -> None:
+    """A status that says nothing of readiness is raised."""
+    with pytest.raises(ERROR_CLASSES[ErrorCode.UNAUTHENTICATED]):
+        CODEC.decode_reply(
+            ModelReadyRequest(model=M), GrpcResponse(status=GrpcStatus.UNAUTHENTICATED)
+        )
+
+
+def test_foreign_id_is_fatal() -> None:
+    """An answer with another request's id is refused."""
+    with pytest.raises(MalformedMessage, match="answer has id 'b', the request had 'a'"):
+        CODEC.decode_reply(InferRequest(model=M, id="a"), answer(model_name="m", id="b"))
+
+
+def test_missing_id_is_the_requests() -> None:
+    """An answer without an id has the request's."""
+    found = CODEC.decode_reply(InferRequest(model=M, id="a"), answer())
+    assert ("a", M) == (found.id, found.model)
+
+
+def test_invented_id_is_dropped() -> None:
+    """An id that the caller did not send does not come back, neither in nor out."""
+    call = InferRequest(model=M)
+    found = CODEC.decode_reply(call, answer(id="made-up"))
+    wire = CODEC.encode_reply(call, found.changed(id="made-up"))
+    assert ("", "") == (found.id, pb.ModelInferResponse.FromString(bytes(wire.view)).id)
+
+
+def test_kserve_is_sent_an_id() -> None:
+    """KServe, which needs an id, gets the request's, else the call's, else a fixed one."""
+    call = InferRequest(model=M)
+    found = [
+        sent(request, "kserve").id
+        for request in (
+            call.changed(id="a", context=Context(request_id="r")),
+            call.changed(context=Context(request_id="r")),
+            call,
+        )
+    ]
+    assert ["a", "r", "gateway"] == found
+
+
+def test_kserves_leaked_parameter_and_extra_outputs_are_dropped() -> None:
+    """Of KServe's answer the outputs asked for remain, without `binary_data_size`."""
+    tensor = pb.ModelInferResponse.InferOutputTensor(
+        datatype="UINT8",
+        shape=[1],
+        parameters={"binary_data_size": pb.InferParameter(int64_param=1)},
+    )
+    outputs = []
+    for name in ("A", "B"):
+        tensor.name = name
+        outputs.append(
+            pb.ModelInferResponse.InferOutputTensor.FromString(tensor.SerializeToString())
+        )
+    wire = answer(outputs=outputs, raw_output_contents=[b"\1", b"\2"])
+    call = InferRequest(model=M, outputs=(RequestedOutput("B"),))
+    assert (raw_tensor("B", Datatype.UINT8, (1,), memoryview(b"\2")),) == codec(
+        "kserve"
+    ).decode_reply(call, wire).outputs
+
+
+def test_missing_output_is_refused() -> None:
+    """An answer without an output that was asked for is refused."""
+    call = InferRequest(model=M, outputs=(RequestedOutput("B"),))
+    with pytest.raises(MalformedMessage, match="lacks output 'B'"):
+        CODEC.decode_reply(call, answer())
+
+
+def test_bad_name_in_an_answer_is_the_upstreams_fault() -> None:
+    """What would be a client's mistake in a request is a broken answer here."""
+    with pytest.raises(MalformedMessage, match="model name has the character U\\+0000"):
+        CODEC.decode_reply(InferRequest(model=M), answer(model_name="\0"))
+
+
+def test_wrong_size_in_an_answer_is_refused() -> None:
+    """An output whose bytes do not fit its shape is refused."""
+    output = pb.ModelInferResponse.InferOutputTensor(name="Y", datatype="FP32", shape=[2])
+    with pytest.raises(InvalidTensor, match=r"has 4 bytes, shape \[2\] of FP32 needs 8"):
+        CODEC.decode_reply(
+            InferRequest(model=M), answer(outputs=[output], raw_output_contents=[b"1234"])
+        )
+
+
+def test_version_is_refused_where_there_are_none() -> None:
+    """KServe would pass over a version, so it is not asked for one."""
+    for call in (
+        InferRequest(model=ModelRef("m", "1")),
+        ModelReadyRequest(model=ModelRef("m", "1")),
+    ):
+        with pytest.raises(Unsupported, match="'kserve' has no versions"):
+            codec("kserve").encode_call(call)
+
+
+@pytest.mark.parametrize("dialect", ["kserve", "ovms"])
+def test_index_is_refused_where_there_is_none(dialect: str) -> None:
+    """Servers without a repository index are not asked for it."""
+    with pytest.raises(Unsupported, match=f"'{dialect}' has no repository index"):
+        codec(dialect).encode_call(RepositoryIndexRequest())
+
+
+def test_mlservers_spelling_of_a_state() -> None:
+    """MLServer's "State.READY" is READY."""
+    message = pb.RepositoryIndexResponse(
+        models=[pb.RepositoryIndexResponse.ModelIndex(name="m", state="State.READY")]
+    )
+    wire = GrpcResponse((message.SerializeToString(),))
+    (entry,) = codec("mlserver").decode_reply(RepositoryIndexRequest(), wire)
+    assert "READY" == entry.state.value
+
+
+def test_model_must_be_named() -> None:
+    """A question about a model needs its name before anything is sent."""
+    with pytest.raises(InvalidRequest, match="InferRequest names no model"):
+        CODEC.encode_call(InferRequest())
+
+
+def test_unknown_dialect_is_refused() -> None:
+    """A dialect that does not exist is refused by name."""
+    with pytest.raises(ValueError, match="dialect is 'tf', needed is one of triton"):
+        codec("tf")
+
+
+def test_what_protobuf_cannot_write_is_refused() -> None:
+    """A name that has no UTF-8 form is refused, in small messages and in inference."""
+    model = ModelRef("\ud800")
+    for call in (ModelReadyRequest(model=model), InferRequest(model=model)):
+        with pytest.raises(Unsupported, match="cannot be written"):
+            CODEC.encode_call(call)
+    with pytest.raises(Unsupported, match="answer cannot be written"):
+        CODEC.encode_reply(InferRequest(model=M), InferResponse(model=model, outputs=()))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (Tensor("X", None, (4,), X.data), "'X' has no datatype"),
+        (Tensor("X", Datatype.FP32, None, X.data), "'X' has no shape"),
+    ],
+)
+def test_undescribed_tensor_is_refused(tensor: Tensor, text: str) -> None:
+    """A tensor that Open Inference cannot describe is not sent."""
+    with pytest.raises(Unsupported, match=text):
+        CODEC.encode_call(InferRequest(model=M, inputs=(tensor,)))

@@ -1,0 +1,611 @@
+"""The Open Inference HTTP codec: calls and answers beside their wire form, errors, dialects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need, Origin
+from gateway.ir.data import as_numpy, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    ERROR_CLASSES,
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.ir.tensor import RequestedOutput, array_tensor, items_tensor, raw_tensor
+from gateway.protocols.oip.dialects import dialect_of
+from gateway.protocols.oip.errors import HTTP_STATUS
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.cases.oip_http import (
+    CALLS,
+    LENGTH_HEADER,
+    REPLIES,
+    X_JSON,
+    X_RAW,
+    CallCase,
+    M,
+    ReplyCase,
+    X,
+    answer,
+    compact,
+    get,
+    post,
+)
+from tests.cases.oip_options import EVERYTHING
+
+
+def codec(**options: Any) -> HttpCodec:
+    return HttpCodec(DEFAULT_LIMITS, options)
+
+
+CODEC = codec()
+BINARY_REQUEST = post({"inputs": [X_JSON], "parameters": {"binary_data_output": True}})
+
+
+def received(wire: HttpRequest) -> HttpRequest:
+    """Return a request as a server gets it: its body one view."""
+    return HttpRequest(wire.method, wire.path, wire.query, wire.headers, (wire.view,))
+
+
+def document_of(wire: HttpRequest | HttpResponse) -> tuple[Any, bytes | None]:
+    """Return JSON and binary part of a message; no binary part where there is no header."""
+    length = wire.headers.get(LENGTH_HEADER.lower())
+    body = bytes(wire.view)
+    if length is None:
+        return json.loads(body), None
+    return json.loads(body[: int(length)]), body[int(length) :]
+
+
+def infer(wire: HttpRequest) -> InferRequest:
+    """Return the inference that *wire* asks for."""
+    call = CODEC.decode_call(wire)
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def plain(call: Call[Any]) -> Call[Any]:
+    """Return *call* without what travels beside it."""
+    return call.changed(context=Context())
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_encodes_call(case: CallCase) -> None:
+    """A call is written to the path and with the body of its dialect."""
+    wire = codec(dialect=case.dialect).encode_call(case.call)
+    assert (case.method, case.path) == (wire.method, wire.path)
+    if case.document is None:
+        assert b"" == bytes(wire.view)
+    else:
+        assert (case.document, case.binary) == document_of(wire)
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_decodes_call(case: CallCase) -> None:
+    """What was written is read back as the same call."""
+    if case.document is None:
+        wire = HttpRequest(case.method, case.path)
+    else:
+        wire = post(case.document, case.binary, case.path)
+    assert case.call == plain(CODEC.decode_call(wire))
+
+
+@pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
+def test_encodes_reply(case: ReplyCase) -> None:
+    """An answer is written in the form its request asked for."""
+    call = CODEC.decode_call(case.request)
+    wire = CODEC.encode_reply(call, case.reply)
+    assert case.status == wire.status
+    assert (case.document, case.binary) == document_of(wire)
+    expected = "application/json" if case.binary is None else "application/octet-stream"
+    assert expected == wire.headers.get("content-type")
+
+
+@pytest.mark.parametrize("case", REPLIES, ids=lambda case: case.name)
+def test_decodes_reply(case: ReplyCase) -> None:
+    """What was written is read back as the same answer."""
+    call = CODEC.decode_call(case.request)
+    wire = CODEC.encode_reply(call, case.reply)
+    assert case.reply == CODEC.decode_reply(call, wire)
+
+
+def test_name_and_needs() -> None:
+    """The codec is called oip.http and needs every tensor described."""
+    assert "oip.http" == CODEC.name
+    assert frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES}) == CODEC.needs
+
+
+@pytest.mark.parametrize(
+    "options", [{"dialect": "v1"}, {"not_ready_status": 404}], ids=["dialect", "status"]
+)
+def test_refuses_options(options: dict[str, Any]) -> None:
+    """An option with an unknown value is refused by its name."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        codec(**options)
+
+
+def test_context_of_a_call() -> None:
+    """Headers, request id and deadline of the request are in the context."""
+    wire = HttpRequest(
+        "GET", "/v2", "", Headers((("X-Request-Id", "r-1"), ("X-Team", "A"))), (), 12.5
+    )
+    call = CODEC.decode_call(wire)
+    assert (
+        Context(
+            protocol="oip.http",
+            metadata=(("x-request-id", "r-1"), ("x-team", "A")),
+            request_id="r-1",
+            deadline=12.5,
+            needs=CODEC.needs,
+        )
+        == call.context
+    )
+    assert call.context.origin is not None
+    assert wire is call.context.origin.wire
+
+
+@pytest.mark.parametrize("bad", ["a" * 129, "a\tb", "é"])
+def test_request_id_that_is_not_fit_for_a_log(bad: str) -> None:
+    """A request id that is long or not printable ASCII is not taken over."""
+    wire = HttpRequest("GET", "/v2", "", Headers((("x-request-id", bad),)))
+    assert "" == CODEC.decode_call(wire).context.request_id
+
+
+def test_headers_of_most_requests_to_an_upstream_are_the_same() -> None:
+    """The id of the call stands beside them, unless other headers cross, which it then joins."""
+    call = InferRequest(
+        model=ModelRef("m"), inputs=(raw_tensor("X", Datatype.INT8, (1,), memoryview(b"1")),)
+    )
+    alone = [CODEC.encode_call(call.within(request_id=each)) for each in ("a", "b")]
+    assert alone[0].headers is alone[1].headers
+    assert ["a", "b"] == [wire.request_id for wire in alone]
+    beside = CODEC.encode_call(call.within(request_id="a", metadata=(("traceparent", "t"),)))
+    crossed = (("traceparent", "t"), ("x-request-id", "a"))
+    assert (*alone[0].headers.pairs, *crossed) == beside.headers.pairs
+    assert "" == beside.request_id
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/models/m/infer_stream"])
+def test_an_inference_may_have_its_id_from_the_start(path: str) -> None:
+    """It is the client's, where that sent one; the rest is as ever."""
+    body = json.dumps({"inputs": [X_JSON]}).encode()
+    for pairs, expected in (((), "made"), ((("X-Request-Id", "own"),), "own")):
+        wire = HttpRequest("POST", path, headers=Headers(pairs), body=(body,))
+        context = CODEC.decode_call(wire).context.changed(request_id=expected)
+        assert context == CODEC.decode_as(wire, "made").context
+
+
+def test_binary_inputs_are_views_of_the_body() -> None:
+    """A binary input shares the memory of the request."""
+    wire = received(CODEC.encode_call(InferRequest(model=M, inputs=(X,))))
+    call = infer(wire)
+    assert np.shares_memory(as_numpy(call.inputs[0]), np.frombuffer(wire.view, np.uint8))
+
+
+def test_binary_inputs_are_sent_without_a_copy() -> None:
+    """A raw input is one of the buffers of the request to the upstream."""
+    data = np.arange(1000, dtype="<f4")
+    wire = CODEC.encode_call(InferRequest(model=M, inputs=(array_tensor("x", data),)))
+    assert 2 == len(wire.body)
+    assert np.shares_memory(data, np.frombuffer(wire.body[1], np.uint8))
+
+
+def test_binary_outputs_are_not_copied() -> None:
+    """Binary outputs are views both when an answer is read and when it is written."""
+    call = CODEC.decode_call(BINARY_REQUEST)
+    data = np.arange(4, dtype="<i4").reshape(1, 4)
+    reply = InferResponse(model=M, outputs=(array_tensor("y", data),))
+    wire = CODEC.encode_reply(call, reply)
+    assert np.shares_memory(data, np.frombuffer(wire.body[1], np.uint8))
+    whole = HttpResponse(200, wire.headers, (bytes(wire.view),))
+    read = CODEC.decode_reply(call, whole)
+    assert np.shares_memory(as_numpy(read.outputs[0]), np.frombuffer(whole.view, np.uint8))
+
+
+def test_raw_binary_request() -> None:
+    """A length header of 0 makes the whole body one input that the model describes."""
+    (whole,) = infer(post(b"", X_RAW)).inputs
+    assert ("", None, None) == (whole.name, whole.datatype, whole.shape)
+    assert X_RAW == as_raw(whole)
+
+
+def test_infer_replies_may_be_compressed() -> None:
+    """Answers to inferences may get a content coding, others are too short for it."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    assert CODEC.encode_reply(call, InferResponse(model=M, outputs=(X,))).compressible
+    assert not CODEC.encode_reply(CODEC.decode_call(get("/v2/health/live")), True).compressible
+
+
+def test_call_of_another_frontend_gets_binary_outputs() -> None:
+    """A call that this codec did not read is answered in the form that carries everything."""
+    call = InferRequest(model=M)
+    out = raw_tensor("y", Datatype.BF16, (1,), memoryview(b"\x00\x01"))
+    reply = InferResponse(model=M, outputs=(out,))
+    assert reply == CODEC.decode_reply(call, CODEC.encode_reply(call, reply))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        raw_tensor("y", Datatype.FP16, (1,), memoryview(b"\x00\x3c")),
+        raw_tensor("y", Datatype.BF16, (1,), memoryview(b"\x80\x3f")),
+        items_tensor("y", (2,), (b"ok", b"\xff")),
+    ],
+    ids=["fp16", "bf16", "not_utf8"],
+)
+def test_output_without_json_form(output: Any) -> None:
+    """An output that JSON cannot carry is refused by its name, with what to ask for."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    with pytest.raises(Unsupported, match=r"output 'y'.*binary_data"):
+        CODEC.encode_reply(call, InferResponse(model=M, outputs=(output,)))
+
+
+def test_nan_outputs_in_json() -> None:
+    """NaN becomes null in JSON, and is read back as NaN; negative zero and extremes stay."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    values = np.array([np.nan, -0.0, 0.1, 3.4028235e38], "<f4")
+    wire = CODEC.encode_reply(call, InferResponse(model=M, outputs=(array_tensor("y", values),)))
+    assert b'"data":[null,-0.0,0.1,3.4028235e+38]' in bytes(wire.view)
+    read = as_numpy(CODEC.decode_reply(call, wire).outputs[0])
+    np.testing.assert_array_equal(values, read)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_infinity_in_json_became_nan_without_a_word(dtype: str, value: float) -> None:
+    """An infinity is refused by output and index, with the way out; binary carries it."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    reply = InferResponse(model=M, outputs=(array_tensor("y", np.array([np.nan, value], dtype)),))
+    text = rf"output 'y' has {value} at index 1.*'binary_data'.*gRPC"
+    with pytest.raises(Unsupported, match=text):
+        CODEC.encode_reply(call, reply)
+    binary = CODEC.decode_call(
+        post({"inputs": [X_JSON], "parameters": {"binary_data_output": True}})
+    )
+    (read,) = CODEC.decode_reply(binary, CODEC.encode_reply(binary, reply)).outputs
+    np.testing.assert_array_equal(np.array([np.nan, value], dtype), as_numpy(read))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">u2"])
+def test_big_endian_output_in_json_was_an_internal_error(dtype: str) -> None:
+    """An array of the other byte order is written by its values."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    reply = InferResponse(model=M, outputs=(array_tensor("y", np.array([1, 2], dtype)),))
+    (read,) = CODEC.decode_reply(call, CODEC.encode_reply(call, reply)).outputs
+    np.testing.assert_array_equal([1, 2], as_numpy(read))
+
+
+def test_output_without_description() -> None:
+    """An output whose datatype nobody told is refused, not guessed."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    unknown = raw_tensor("y", Datatype.INT8, (1,), memoryview(b"\0"))
+    bare = type(unknown)("y", None, None, unknown.data)
+    with pytest.raises(Unsupported, match="'y' has no datatype"):
+        CODEC.encode_reply(call, InferResponse(model=M, outputs=(bare,)))
+
+
+def test_id_made_up_by_a_server_is_left_out() -> None:
+    """A client that sent no id gets none, and the call's own id is the one read back."""
+    call = CODEC.decode_call(post({"inputs": [X_JSON]}))
+    sent = call.within(request_id="r-9")
+    assert "r-9" == document_of(CODEC.encode_call(sent))[0]["id"]
+    wire = answer({"model_name": "m", "id": "r-9", "outputs": []})
+    assert "" == CODEC.decode_reply(sent, wire).id
+
+
+def test_answer_to_another_request() -> None:
+    """An answer with another id than the request's is never taken."""
+    with pytest.raises(UpstreamProtocolError, match="'2'"):
+        CODEC.decode_reply(InferRequest(model=M, id="1"), answer({"id": "2", "outputs": []}))
+
+
+def test_kserve_always_gets_an_id() -> None:
+    """KServe fails on requests without an id, so there is one."""
+    wire = codec(dialect="kserve").encode_call(InferRequest(model=M, inputs=(X,)))
+    assert "gateway" == document_of(wire)[0]["id"]
+
+
+@pytest.mark.parametrize("code", list(ErrorCode), ids=lambda code: code.value)
+def test_encodes_every_error(code: ErrorCode) -> None:
+    """Each kind of error has its status and the text under `error`."""
+    wire = CODEC.encode_error(None, ERROR_CLASSES[code]("it broke"))
+    assert HTTP_STATUS[code] == wire.status
+    assert b'{"error":"it broke"}' == bytes(wire.view)
+    assert "application/json" == wire.headers.get("content-type")
+
+
+def test_error_details() -> None:
+    """Overload says when to come back, a wrong method which is right, long texts are cut."""
+    assert "1" == CODEC.encode_error(None, Overloaded("full")).headers.get("retry-after")
+    with pytest.raises(GatewayError) as caught:
+        CODEC.decode_call(HttpRequest("PUT", "/v2/models/m/infer"))
+    wire = CODEC.encode_error(None, caught.value)
+    assert (405, "POST") == (wire.status, wire.headers.get("allow"))
+    long = document_of(CODEC.encode_error(None, InvalidRequest("x" * 5000)))[0]["error"]
+    assert 1024 == len(long)
+
+
+def test_not_ready_status_is_an_option() -> None:
+    """KServe's 409 for "not ready" can be chosen."""
+    chosen = codec(not_ready_status=409)
+    assert 409 == chosen.encode_error(None, NotReady("loading")).status
+    assert 409 == chosen.encode_reply(ModelReadyRequest(model=M), False).status
+    assert 503 == chosen.encode_reply(ServerLiveRequest(), False).status
+
+
+def test_error_of_an_upstream_comes_back_as_it_was() -> None:
+    """Status and text of an upstream of the same protocol are kept."""
+    call = InferRequest(model=M)
+    with pytest.raises(InvalidRequest) as caught:
+        CODEC.decode_reply(call, answer(b'{"error":"bad shape"}', status=422))
+    wire = CODEC.encode_error(call, caught.value)
+    assert (422, {"error": "bad shape"}) == (wire.status, document_of(wire)[0])
+    foreign = InvalidRequest("no", origin=Origin("oip.grpc", object()))
+    assert 400 == CODEC.encode_error(call, foreign).status
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"error":"plain"}', "plain"),
+        (b'{"detail":"Not Found"}', "Not Found"),
+        (
+            b'{"detail":[{"loc":["body","inputs"],"msg":"missing"},{"msg":"other"}]}',
+            "body.inputs: missing; other",
+        ),
+        (b'{"error":{"message":"inner"}}', "inner"),
+        (b'{"message":"said"}', "said"),
+        (b"Internal Server Error", "Internal Server Error"),
+        (
+            b'Traceback (most recent call last):\n  File "/srv/secret.py", line 3\nKeyError: 1\n',
+            "KeyError: 1",
+        ),
+        (b"", "HTTP status 500 without a text"),
+        (b"{}", "{}"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+    ],
+)
+def test_reads_error_texts(body: bytes, expected: str) -> None:
+    """What an error answer says is found in whichever form it is."""
+    with pytest.raises(GatewayError) as caught:
+        CODEC.decode_reply(InferRequest(model=M), answer(body, status=500))
+    assert expected == caught.value.message
+    assert caught.value.origin is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (404, ErrorCode.NOT_FOUND),
+        (409, ErrorCode.NOT_READY),
+        (422, ErrorCode.INVALID_ARGUMENT),
+        (429, ErrorCode.OVERLOADED),
+        (501, ErrorCode.UNSUPPORTED),
+        (503, ErrorCode.UNAVAILABLE),
+        (504, ErrorCode.DEADLINE_EXCEEDED),
+        (500, ErrorCode.UPSTREAM),
+        (302, ErrorCode.BAD_UPSTREAM),
+    ],
+)
+def test_reads_error_statuses(status: int, code: ErrorCode) -> None:
+    """Each status of a server means one kind of error."""
+    with pytest.raises(GatewayError) as caught:
+        CODEC.decode_reply(InferRequest(model=M), answer(b"no", status=status))
+    assert code == caught.value.code
+
+
+def test_unknown_model_of_an_upstream() -> None:
+    """404 about a model says that the model is not there."""
+    with pytest.raises(ModelNotFound):
+        CODEC.decode_reply(ModelMetadataRequest(model=M), answer(b"", status=404))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, b"", True),
+        (200, b'{"ready":true}', True),
+        (200, b'{"name":"m","ready":false}', False),
+        (200, b'{"ready":"False"}', False),
+        (200, b"ok", True),
+        (400, b'{"error":"no"}', False),
+        (404, b"", False),
+        (503, b"", False),
+    ],
+)
+def test_reads_readiness(status: int, body: bytes, expected: bool) -> None:
+    """Status 200 is ready unless its body says otherwise; 4xx and 503 are not."""
+    for call in (ModelReadyRequest(model=M), ServerReadyRequest()):
+        assert expected is CODEC.decode_reply(call, answer(body, status=status))
+
+
+def test_readiness_that_cannot_be_told() -> None:
+    """A failing server says nothing of its readiness."""
+    with pytest.raises(GatewayError):
+        CODEC.decode_reply(ServerLiveRequest(), answer(b"boom", status=500))
+
+
+def test_reads_a_repository_index() -> None:
+    """Triton's index, MLServer's states and KServe's names are all read."""
+    call = RepositoryIndexRequest()
+    body = compact([{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": None}])
+    ready = RepositoryEntry("a", "1", ModelState.READY)
+    assert (ready, RepositoryEntry("b")) == CODEC.decode_reply(call, answer(body))
+    dotted = compact([{"name": "a", "version": "1", "state": "State.READY"}])
+    assert (ready,) == CODEC.decode_reply(call, answer(dotted))
+    assert (RepositoryEntry("k"),) == CODEC.decode_reply(call, answer(b'{"models":["k"]}'))
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"3", b'{"a":1}', b"{", b'[{"version":"1"}]'])
+def test_refuses_a_broken_index(body: bytes) -> None:
+    """An index that is none is an error of ours to tell, not an exception."""
+    with pytest.raises(InvalidRequest):
+        CODEC.decode_reply(RepositoryIndexRequest(), answer(body))
+
+
+def test_index_request_of_dialects() -> None:
+    """Triton and MLServer are asked for their index with a body."""
+    for dialect in ("triton", "mlserver"):
+        wire = codec(dialect=dialect).encode_call(RepositoryIndexRequest(ready_only=True))
+        assert ("POST", "/v2/repository/index") == (wire.method, wire.path)
+        assert b'{"ready":true}' == bytes(wire.view)
+
+
+def test_reads_sparse_metadata() -> None:
+    """Servers may leave out what they like; unknown datatypes and shapes are unknown."""
+    call = ModelMetadataRequest(model=M)
+    body = compact(
+        {"inputs": [{"name": "x", "datatype": "STRING", "shape": ["a"]}], "outputs": None}
+    )
+    metadata = CODEC.decode_reply(call, answer(body))
+    assert ("m", (), ()) == (metadata.name, metadata.versions, metadata.outputs)
+    assert (None, None) == (metadata.inputs[0].datatype, metadata.inputs[0].shape)
+    server = CODEC.decode_reply(ServerMetadataRequest(), answer(b'{"name":"x"}'))
+    assert ("x", "", ()) == (server.name, server.version, server.extensions)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("triton", "triton"), ("MLServer", "mlserver"), ("kserve", "kserve"), ("other", None)],
+)
+def test_dialect_of_a_server(name: str, expected: str | None) -> None:
+    """A server's name tells its dialect, an unknown one tells nothing."""
+    assert expected == dialect_of(name)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        raw_tensor("x", Datatype.BF16, (1,), memoryview(b"\x80\x3f")),
+        array_tensor("x", np.array([1, np.nan], "<f4")),
+        items_tensor("x", (1,), (b"\xff",)),
+    ],
+    ids=["bf16", "nan", "not_utf8"],
+)
+def test_mlserver_is_not_asked_what_json_cannot_carry(tensor: Any) -> None:
+    """What would change on its way in JSON is refused before it is sent."""
+    with pytest.raises(Unsupported, match=r"input 'x'.*gRPC"):
+        codec(dialect="mlserver").encode_call(InferRequest(model=M, inputs=(tensor,)))
+
+
+def test_mlserver_takes_half_floats() -> None:
+    """FP16 goes to MLServer as numbers and comes back from it exactly."""
+    half = array_tensor("x", np.array([0.1, -65504], "<f2"))
+    call = InferRequest(model=M, inputs=(half,))
+    document, _ = document_of(codec(dialect="mlserver").encode_call(call))
+    reply = answer({"model_name": "m", "outputs": document["inputs"]})
+    assert (half,) == codec(dialect="mlserver").decode_reply(call, reply).outputs
+
+
+def test_kserve_takes_text_only() -> None:
+    """KServe makes text of BYTES, so other bytes are refused before they are sent."""
+    call = InferRequest(model=M, inputs=(items_tensor("x", (2,), (b"a", b"\xff")),))
+    with pytest.raises(Unsupported, match="index 1"):
+        codec(dialect="kserve").encode_call(call)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "call"),
+    [
+        ("kserve", InferRequest(model=ModelRef("m", "1"), inputs=(X,))),
+        ("triton", InferRequest(model=M, parameters={"k": 1 << 63})),
+        ("triton", InferRequest(model=M, parameters={"k": float("inf")})),
+        ("kserve", InferRequest(model=M, outputs=(RequestedOutput("y", classes=2),))),
+        ("triton", InferRequest(inputs=(X,))),
+        ("triton", InferRequest(model=M, inputs=(X.renamed(""),))),
+        ("triton", StreamInferRequest(request=InferRequest(model=M))),
+    ],
+    ids=["version", "uint64", "inf", "classes", "no_model", "no_name", "stream"],
+)
+def test_refuses_what_a_dialect_cannot_carry(dialect: str, call: Call[Any]) -> None:
+    """A call that a server would misread is refused before it is sent."""
+    with pytest.raises(Unsupported):
+        codec(dialect=dialect).encode_call(call)
+
+
+def test_a_stream_has_no_reply() -> None:
+    """A stream is answered item by item, never with one reply."""
+    call = StreamInferRequest(request=InferRequest(model=M))
+    with pytest.raises(Unsupported, match="StreamInferRequest"):
+        CODEC.encode_reply(call, nothing())
+
+
+async def nothing() -> AsyncIterator[InferResponse]:
+    """Yield no answer."""
+    answers: list[InferResponse] = []
+    for item in answers:
+        yield item
+
+
+def test_headers_of_a_request_to_an_upstream() -> None:
+    """The call's metadata goes on, headers about one message do not."""
+    context = Context(
+        metadata=(
+            ("traceparent", "00-1"),
+            ("host", "a"),
+            ("content-length", "9"),
+            ("grpc-timeout", "1S"),
+            ("x-bin", "\x01"),
+        ),
+        request_id="r",
+        deadline=3.0,
+    )
+    wire = CODEC.encode_call(ServerLiveRequest(context=context))
+    assert (("traceparent", "00-1"), ("x-request-id", "r")) == wire.headers.pairs
+    assert 3.0 == wire.deadline
+
+
+INDEX = (
+    RepositoryEntry("m", "1", ModelState.READY),
+    RepositoryEntry("m", "2", ModelState.UNAVAILABLE, "no memory"),
+    RepositoryEntry("far"),
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "ready_only"), [(b"", False), (b"{}", False), (b'{"ready": true}', True)]
+)
+def test_answers_the_index_as_triton_does(body: bytes, ready_only: bool) -> None:
+    """The index lists every version; empty members are left out. Its body is optional."""
+    listener = codec(**EVERYTHING)
+    call = listener.decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))
+    assert RepositoryIndexRequest(ready_only=ready_only) == call.changed(context=NO_CONTEXT)
+    expected = [
+        {"name": "m", "version": "1", "state": "READY"},
+        {"name": "m", "version": "2", "state": "UNAVAILABLE", "reason": "no memory"},
+        {"name": "far"},
+    ]
+    assert expected == json.loads(bytes(CODEC.encode_reply(call, INDEX).view))
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"ready": 1}', b"{"])
+def test_refuses_a_malformed_question_for_the_index(body: bytes) -> None:
+    """The error says what the body may be."""
+    with pytest.raises(MalformedMessage):
+        codec(**EVERYTHING).decode_call(HttpRequest("POST", "/v2/repository/index", body=(body,)))

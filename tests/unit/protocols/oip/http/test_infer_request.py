@@ -1,0 +1,530 @@
+"""Inference requests that clients send: every form of data, and each way to get it wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Sequence
+from gateway.ir.data import SharedData, as_items, as_numpy
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import RequestedOutput
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
+from gateway.wire.http import Headers, HttpRequest
+from tests.cases.oip_http import LENGTH_HEADER, X_BINARY, X_JSON, X_RAW, one_input, post
+
+# Padding makes a document large, so that simdjson reads it.
+PAD = b" " * SIMD_FROM_BYTES
+SIZES = [pytest.param(b"", id="small"), pytest.param(PAD, id="large")]
+
+
+def decode(wire: HttpRequest, **limits: int) -> InferRequest:
+    call = HttpCodec(MessageLimits(**limits), {}).decode_call(wire)
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def padded(document: Any, pad: bytes) -> HttpRequest:
+    text = (
+        document
+        if isinstance(document, bytes)
+        else json.dumps(document, ensure_ascii=False).encode()
+    )
+    return post(text + pad)
+
+
+def refused(wire: HttpRequest, **limits: int) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        decode(wire, **limits)
+    return caught.value
+
+
+def values(datatype: str, shape: list[int], data: Any, pad: bytes) -> Any:
+    (tensor,) = decode(padded(one_input(datatype, shape, data), pad)).inputs
+    assert tuple(shape) == tensor.shape
+    if tensor.datatype is Datatype.BYTES:
+        return [bytes(item) for item in as_items(tensor)]
+    return as_numpy(tensor).tolist()
+
+
+GOOD: list[tuple[str, list[int], Any, Any]] = [
+    ("BOOL", [2], [True, False], [True, False]),
+    ("INT8", [2], [-128, 127], [-128, 127]),
+    ("UINT8", [2], [0, 255], [0, 255]),
+    ("INT16", [2], [-32768, 32767], [-32768, 32767]),
+    ("UINT16", [1], [65535], [65535]),
+    ("INT32", [2], [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
+    ("UINT32", [1], [2**32 - 1], [2**32 - 1]),
+    ("INT64", [3], [-(2**63), 2**53 + 1, 2**63 - 1], [-(2**63), 2**53 + 1, 2**63 - 1]),
+    ("UINT64", [2], [2**64 - 1, 2**53 + 1], [2**64 - 1, 2**53 + 1]),
+    ("FP32", [3], [1, -0.5, 3.4028235e38], [1.0, -0.5, float(np.float32(3.4028235e38))]),
+    ("FP64", [2], [0.1, 1e308], [0.1, 1e308]),
+    ("FP64", [1], [10**20], [1e20]),
+    ("BYTES", [2], ["é", ""], ["é".encode(), b""]),
+    ("INT32", [2, 2], [1, 2, 3, 4], [[1, 2], [3, 4]]),
+    ("INT32", [2, 2], [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+    ("FP32", [1, 2, 1], [[[1], [2.5]]], [[[1.0], [2.5]]]),
+    ("BYTES", [2, 1], [["a"], ["["]], [b"a", b"["]),
+    ("INT32", [], [7], 7),
+    ("FP32", [0], [], []),
+    ("FP32", [2, 0], [], [[], []]),
+    ("FP32", [2, 0], [[], []], [[], []]),
+]
+
+
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize(("datatype", "shape", "data", "expected"), GOOD)
+def test_json_data(datatype: str, shape: list[int], data: Any, expected: Any, pad: bytes) -> None:
+    """Flat and nested data of every datatype is read exactly, by both parsers."""
+    assert expected == values(datatype, shape, data, pad)
+
+
+BAD: list[tuple[str, list[int], Any, str]] = [
+    ("INT32", [1], [1.0], "index 0, INT32 needs an integer"),
+    ("INT32", [2], [1, 1.5], "1.5 at index 1, INT32 needs an integer"),
+    ("INT32", [1], ["1"], "'1' at index 0, INT32 needs an integer"),
+    ("INT32", [1], [None], "null at index 0"),
+    ("INT32", [1], [True], "true at index 0, INT32 needs an integer"),
+    ("INT32", [1], [2**31], "2147483648 at index 0, which is out of the range of INT32"),
+    ("INT8", [2], [0, 200], "200 at index 1, which is out of the range of INT8"),
+    ("UINT8", [1], [-1], "-1 at index 0, which is out of the range of UINT8"),
+    ("UINT64", [1], [-1], "-1 at index 0, which is out of the range of UINT64"),
+    ("INT64", [1], [2**63], "9223372036854775808 at index 0"),
+    ("FP32", [1], [None], "null at index 0, FP32 needs a number"),
+    ("FP32", [1], ["NaN"], "FP32 needs a number"),
+    ("FP32", [1], [True], "true at index 0, FP32 needs a number"),
+    ("FP32", [2], [0, 1e39], "1e+39 at index 1, which is out of the range of FP32"),
+    ("BOOL", [1], [1], "1 at index 0, BOOL needs true or false"),
+    ("BYTES", [1], [5], "5 at index 0, BYTES needs a string"),
+    ("BYTES", [1], [{"b64": "x"}], "an object at index 0, BYTES needs a string"),
+    ("FP16", [1], [1], "'x' is FP16, which JSON has no element for"),
+    ("BF16", [1], [1], "binary_data_size"),
+    ("INT32", [2], [1], "1 elements in data, shape [2] needs 2"),
+    ("INT32", [1], [1, 2], "2 elements in data, shape [1] needs 1"),
+    ("INT32", [2, 2], [[1, 2, 3], [4]], "nested otherwise than its shape [2, 2]"),
+    ("INT32", [2, 2], [[1, 2], 3, 4], "nested otherwise"),
+    ("INT32", [4], [[1, 2], [3, 4]], "nested otherwise"),
+    ("INT32", [1], [[1]], "a list at index 0"),
+    ("INT32", [3], [1, [2, 3], []], "a list at index 1"),
+    ("INT32", [1, 3], [[1, [2, 3], []]], "a list at index 1"),
+    ("INT32", [1], 5, "has data 5, needed is a list"),
+    ("INT32", [1], "5", "has data '5'"),
+    ("INT32", [1], {"a": 1}, "has data an object"),
+    ("INT32", [1], None, "has no data"),
+]
+
+
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize(("datatype", "shape", "data", "expected"), BAD)
+def test_refuses_json_data(
+    datatype: str, shape: list[int], data: Any, expected: str, pad: bytes
+) -> None:
+    """Data that is not exactly what the datatype needs is refused, with input, index and need."""
+    error = refused(padded(one_input(datatype, shape, data), pad))
+    assert isinstance(error, InvalidRequest)
+    assert "input 'x'" in error.message
+    if not (pad and "a list at index" in expected):
+        assert expected in error.message
+    else:  # a proxy's lists are found by counting, without an index
+        assert "list" in error.message or "nested" in error.message or "elements" in error.message
+
+
+def test_nested_lists_that_hide_in_a_flat_buffer() -> None:
+    """[1,[2,3],[]] has three items and three numbers: the brackets give it away."""
+    count = 5000
+    data: list[Any] = [*range(count - 3), [1, 2], [], 3]
+    error = refused(post(one_input("INT32", [count], data)))
+    assert "list" in error.message
+
+
+def test_brackets_in_names_are_no_lists() -> None:
+    """Brackets in a string make the check closer, not wrong."""
+    data = list(range(5000))
+    document = {"inputs": [{"name": "[x[", "shape": [5000], "datatype": "INT32", "data": data}]}
+    (tensor,) = decode(post(document)).inputs
+    assert data == as_numpy(tensor).tolist()
+
+
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"inputs":[],"inputs":[]}', "'inputs' twice"),
+        (b'{"inputs":[{"name":"a","name":"b"}]}', "'name' twice"),
+        (b'{"parameters":{"a":1,"a":2},"inputs":[]}', "'a' twice"),
+        (b'{"inputs":[],"extra":{"z":1,"z":2}}', "'z' twice"),
+        (b'{"inputs":[],"outputs":[{"name":"y","parameters":{"q":1,"q":1}}]}', "'q' twice"),
+        (b'{"inputs":[],"\\u0069nputs":[]}', "'inputs' twice"),
+    ],
+)
+def test_refuses_equal_keys(text: bytes, expected: str, pad: bytes) -> None:
+    """A key twice in one object is refused wherever it is: parsers disagree on which counts."""
+    assert expected in refused(post(text + pad)).message
+
+
+def test_colons_in_strings_are_no_keys() -> None:
+    """Names such as TensorFlow's input:0 make the check closer, not wrong."""
+    document = {"inputs": [{"name": "a:0", "shape": [1], "datatype": "BYTES", "data": ["x:{["]}]}
+    (tensor,) = decode(post(document)).inputs
+    assert ("a:0", [b"x:{["]) == (tensor.name, list(as_items(tensor)))
+
+
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"7",
+        b"null",
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}]}',
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[Infinity]}]}',
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1e999]}]}',
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["\\ud800"]}]}',
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["\xff"]}]}',
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[' + b"9" * 5000 + b"]}]}",
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[1_0]}]}',
+        b'\xef\xbb\xbf{"inputs":[]}',
+        b'{"inputs":[]}}',
+        b'{"inputs":[],}',
+        b"{'inputs':[]}",
+        b'{"inputs":[' + b"[" * 3000 + b"]" * 3000 + b"]}",
+        b"\x00" * 20,
+    ],
+)
+def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
+    """Anything that is not one JSON object of a request is the client's fault, never ours."""
+    assert isinstance(refused(post(text + pad)), InvalidRequest | TooLarge)
+
+
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({}, "no 'inputs'"),
+        ({"inputs": None}, "no 'inputs'"),
+        ({"inputs": {}}, "'inputs' of the message is an object"),
+        ({"inputs": [3]}, "input 0 is 3, needed is an object"),
+        ({"inputs": [[]]}, "input 0 is"),
+        ({"inputs": [{}]}, "input 0 has no 'name'"),
+        ({"inputs": [{"name": ""}]}, "'name' of input 0 is ''"),
+        ({"inputs": [{"name": "a\u0007"}]}, "U+0007"),
+        ({"inputs": [{"name": "x"}]}, "input 'x' has no 'datatype'"),
+        ({"inputs": [{"name": "x", "datatype": 5}]}, "'datatype' of input 'x' is 5"),
+        ({"inputs": [{"name": "x", "datatype": "FLOAT"}]}, "datatype 'FLOAT'"),
+        ({"inputs": [{"name": "x", "datatype": "INT8"}]}, "input 'x' has no 'shape'"),
+        ({"inputs": [{**X_JSON, "shape": 4}]}, "'shape' of input 'x' is 4"),
+        ({"inputs": [{**X_JSON, "shape": [4.0]}]}, "'shape' of input 'x' is a list"),
+        ({"inputs": [{**X_JSON, "shape": [True]}]}, "'shape' of input 'x'"),
+        ({"inputs": [{**X_JSON, "shape": [-1, -4]}]}, "must not be negative"),
+        ({"inputs": [X_JSON, X_JSON]}, "input 'x' is there twice"),
+        ({"inputs": [{**X_JSON, "parameters": 3}]}, "'parameters' of input 'x' is 3"),
+        ({"inputs": [{**X_JSON, "parameters": {"a": None}}]}, "parameter 'a' of input 'x' is null"),
+        ({"inputs": [X_JSON], "parameters": {"a": [1]}}, "parameter 'a' of the request is a list"),
+        ({"inputs": [X_JSON], "parameters": []}, "'parameters' of the request is a list"),
+        ({"inputs": [X_JSON], "parameters": {"triton_x": 1}}, "'triton_x'"),
+        ({"inputs": [X_JSON], "parameters": {"sequence_id": -1}}, "'sequence_id' is -1"),
+        ({"inputs": [X_JSON], "parameters": {"binary_data_output": 1}}, "'binary_data_output'"),
+        ({"inputs": [X_JSON], "id": 5}, "'id' of the message is 5"),
+        ({"inputs": [X_JSON], "outputs": 5}, "'outputs' of the message is 5"),
+        ({"inputs": [X_JSON], "outputs": [5]}, "output 0 is 5"),
+        ({"inputs": [X_JSON], "outputs": [{"name": "y"}, {"name": "y"}]}, "output 'y' is there"),
+        (
+            {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
+            "'binary_data' of output 'y' is 1",
+        ),
+        (
+            {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"binary_data": 0}}]},
+            "'binary_data' of output 'y' is 0",
+        ),
+        (
+            {"inputs": [X_JSON], "outputs": [{"name": "y", "parameters": {"classification": -1}}]},
+            "'classification' of output 'y'",
+        ),
+    ],
+)
+def test_refuses_members(document: Any, expected: str, pad: bytes) -> None:
+    """A member that is missing or of a wrong type is named, with what was found."""
+    error = refused(padded(document, pad))
+    assert isinstance(error, InvalidRequest)
+    assert expected in error.message
+
+
+PLACE = {"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8}
+IN_PLACE: dict[str, Any] = {"name": "x", "shape": [1], "datatype": "INT32", "parameters": PLACE}
+
+
+def test_tensors_in_shared_memory_are_places() -> None:
+    """An input without data says where it lies, a requested output where it shall be put."""
+    document = {"inputs": [IN_PLACE], "outputs": [{"name": "y", "parameters": PLACE}]}
+    call = decode(post(document))
+    assert SharedData("r", 8, 4) == call.inputs[0].data == call.outputs[0].shared
+    assert ({}, {}) == (call.inputs[0].parameters, call.outputs[0].parameters)
+
+
+def test_outputs_are_asked_for_as_classes() -> None:
+    """None of them means the values."""
+    for count in (0, 2):
+        output = {"name": "y", "parameters": {"classification": count}}
+        call = decode(post({"inputs": [X_JSON], "outputs": [output]}))
+        assert (RequestedOutput("y", classes=count),) == call.outputs
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"inputs": [{**IN_PLACE, "data": [1]}]}, "'x' has data and lies in shared memory"),
+        (
+            {"inputs": [{**IN_PLACE, "parameters": {"shared_memory_region": "r"}}]},
+            "'x' has shared_memory_byte_size None",
+        ),
+        (
+            {"inputs": [{**IN_PLACE, "parameters": {**PLACE, "shared_memory_region": ""}}]},
+            "'x' has shared_memory_region ''",
+        ),
+        (
+            {
+                "inputs": [X_JSON],
+                "outputs": [{"name": "y", "parameters": {**PLACE, "classification": 1}}],
+            },
+            "as classes and in shared memory",
+        ),
+    ],
+)
+def test_refuses_places_that_are_none(document: Any, expected: str) -> None:
+    """A place that is not whole, or beside data, is the caller's fault."""
+    error = refused(post(document))
+    assert isinstance(error, InvalidRequest)
+    assert expected in error.message
+
+
+def test_null_members_are_absent() -> None:
+    """Clients that write every member write null for those they do not use."""
+    document = {
+        "id": None,
+        "parameters": None,
+        "inputs": [{**X_JSON, "parameters": None}],
+        "outputs": None,
+    }
+    call = decode(post(document))
+    assert ("", {}, ()) == (call.id, call.parameters, call.outputs)
+
+
+def test_parameters_of_every_type() -> None:
+    """Reserved parameters are taken apart, others go on with their types."""
+    parameters = {
+        "sequence_id": 2**64 - 1,
+        "sequence_end": True,
+        "priority": 1,
+        "timeout": 5,
+        "i": -(2**63),
+        "f": 1.0,
+        "b": False,
+        "s": "é",
+    }
+    call = decode(post({"inputs": [X_JSON], "parameters": parameters}))
+    assert Sequence(2**64 - 1, end=True) == call.sequence
+    assert (1, 5) == (call.priority, call.timeout_us)
+    assert {"i": -(2**63), "f": 1.0, "b": False, "s": "é"} == call.parameters
+    assert isinstance(call.parameters["f"], float)
+
+
+def test_mixed_json_and_binary() -> None:
+    """JSON and binary inputs stand in one request; only the binary ones consume bytes."""
+    second = {**X_BINARY, "name": "z", "parameters": {"binary_data_size": 16, "k": "v"}}
+    call = decode(post({"inputs": [X_BINARY, {**X_JSON, "name": "y"}, second]}, X_RAW + X_RAW))
+    assert [[[0, 1, 2, 3]]] * 3 == [as_numpy(tensor).tolist() for tensor in call.inputs]
+    assert {"k": "v"} == call.inputs[2].parameters
+
+
+def _sized(size: Any, **more: Any) -> dict[str, Any]:
+    return {"inputs": [{**X_BINARY, "parameters": {"binary_data_size": size}, **more}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "binary", "expected"),
+    [
+        (_sized(16), X_RAW + b"!", "1 bytes are left"),
+        (_sized(16), X_RAW[:-3], "3 bytes of it are missing"),
+        (_sized(12), X_RAW[:12], "has 12 bytes, shape [1, 4] of INT32 needs 16"),
+        (_sized(-1), b"", "binary_data_size '-1'"),
+        (_sized(True), X_RAW, "binary_data_size 'True'"),
+        (_sized("16"), X_RAW, "binary_data_size '16'"),
+        (_sized(16, data=[1, 2, 3, 4]), X_RAW, "both data and binary_data_size"),
+        (
+            _sized(4, datatype="BYTES", shape=[1]),
+            b"\x05\x00\x00\x00",
+            "hold only 0 whole BYTES elements",
+        ),
+    ],
+)
+def test_refuses_binary_parts(document: Any, binary: bytes, expected: str) -> None:
+    """Sizes that do not agree are refused with both numbers."""
+    error = refused(post(document, binary))
+    assert isinstance(error, InvalidRequest)
+    assert expected in error.message
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["-1", "+5", "1_0", " 5", "5 ", "abc", "", "1.0", "0x10", "٣", "9" * 30, "10000"],
+)
+def test_refuses_length_headers(value: str) -> None:
+    """The length header is ASCII digits and no more than the body has."""
+    wire = HttpRequest(
+        "POST",
+        "/v2/models/m/infer",
+        "",
+        Headers(((LENGTH_HEADER, value),)),
+        (memoryview(b'{"inputs":[]}'),),
+    )
+    assert LENGTH_HEADER in refused(wire).message
+
+
+def test_length_headers_are_compared_with_each_body() -> None:
+    """Heads that come again are read once; what they say of a body holds for each."""
+    text = json.dumps({"inputs": [X_JSON]}).encode()
+    headers = Headers(((LENGTH_HEADER, str(len(text))),))
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    for body in (text, text[:-1], text, text + b"1"):
+        wire = HttpRequest("POST", "/v2/models/m/infer", headers=headers, body=(body,))
+        if body == text:
+            assert codec.decode_call(wire).model is not None
+        else:
+            with pytest.raises(GatewayError, match=r"the whole body has|bytes are left"):
+                codec.decode_call(wire)
+
+
+def test_refuses_two_length_headers() -> None:
+    """Two length headers are refused, although they agree."""
+    wire = post({"inputs": [X_BINARY]}, X_RAW)
+    twice = Headers((*wire.headers.pairs, *wire.headers.pairs))
+    error = refused(HttpRequest(wire.method, wire.path, "", twice, wire.body))
+    assert "more than once" in error.message
+
+
+def test_length_header_that_cuts_the_json() -> None:
+    """A header that is too short is the client's fault, not a failure of ours."""
+    text = json.dumps({"inputs": [X_BINARY]}).encode()
+    wire = HttpRequest(
+        "POST",
+        "/v2/models/m/infer",
+        "",
+        Headers(((LENGTH_HEADER, "10"),)),
+        (memoryview(text + X_RAW),),
+    )
+    assert "is not JSON" in refused(wire).message
+
+
+def test_binary_body_without_json() -> None:
+    """The body of requests.post(json=..., data=...) gets told what a binary request is."""
+    message = refused(post(X_RAW)).message
+    assert "a binary request is the JSON followed by the bytes" in message
+    assert LENGTH_HEADER in message
+    assert "data=json_bytes + tensor_bytes" in message
+
+
+def test_binary_size_without_bytes() -> None:
+    """JSON alone with binary_data_size gets told how much is missing, and the header's name."""
+    message = refused(post({"inputs": [X_BINARY]})).message
+    assert "16 bytes of it are missing" in message
+    assert LENGTH_HEADER in message
+
+
+@pytest.mark.parametrize("pad", SIZES)
+def test_bytes_after_the_json_without_header(pad: bytes) -> None:
+    """JSON followed by other bytes gets told the header's name."""
+    text = json.dumps({"inputs": [X_BINARY]}).encode()
+    assert LENGTH_HEADER in refused(post(text + pad + X_RAW)).message
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/octet-stream", ""])
+def test_content_type_is_not_looked_at(content_type: str) -> None:
+    """Real clients send no content type (tritonclient), or odd ones."""
+    wire = post({"inputs": [X_JSON]}, headers=(("Content-Type", content_type),))
+    assert 1 == len(decode(wire).inputs)
+
+
+LIMITS: list[tuple[str, int, Any]] = [
+    ("json_bytes", 200, {"inputs": [{**X_JSON, "name": "x" * 107}]}),
+    ("tensors", 2, {"inputs": [{**X_JSON, "name": str(i)} for i in range(2)]}),
+    ("outputs", 2, {"inputs": [X_JSON], "outputs": [{"name": str(i)} for i in range(2)]}),
+    ("rank", 2, {"inputs": [X_JSON]}),
+    ("dim", 4, {"inputs": [X_JSON]}),
+    ("elements", 4, {"inputs": [X_JSON]}),
+    ("bytes_elements", 2, one_input("BYTES", [2], ["a", "b"])),
+    ("bytes_element_size", 3, one_input("BYTES", [1], ["abc"])),
+    ("name_bytes", 5, {"inputs": [{**X_JSON, "name": "abcde"}]}),
+    ("name_bytes", 6, {"id": "abcdef", "inputs": [X_JSON]}),
+    ("parameters", 2, {"inputs": [X_JSON], "parameters": {"a": 1, "b": 2}}),
+    ("json_keys", 5, {"inputs": [X_JSON], "a:": 1, "b": 2, "c": 3, "d": 4}),
+    ("json_depth", 4, {"inputs": [X_JSON], "a": [[[]]]}),
+]
+
+
+@pytest.mark.parametrize(("limit", "most", "document"), LIMITS)
+def test_limits(limit: str, most: int, document: Any) -> None:
+    """What is exactly as much as a limit passes, one more is refused by the limit's name."""
+    if limit == "json_bytes":
+        most = len(post(document).view)
+    decode(post(document), **{limit: most})
+    error = refused(post(document), **{limit: most - 1})
+    assert isinstance(error, TooLarge)
+    assert limit == error.limit
+
+
+def test_limits_of_large_documents() -> None:
+    """The same limits hold where simdjson reads."""
+    keys = {str(key): 0 for key in range(2000)}
+    wire = post({"inputs": [], **keys})
+    assert "json_keys" == getattr(refused(wire, json_keys=2000), "limit", None)
+    decode(wire, json_keys=2001)
+    deep = b'{"inputs":[],"a":' + b"[" * 63 + b"]" * 63 + b"}" + PAD
+    decode(post(deep))
+    too_deep = b'{"inputs":[],"a":' + b"[" * 64 + b"]" * 64 + b"}" + PAD
+    assert "json_depth" == getattr(refused(post(too_deep)), "limit", None)
+
+
+def test_binary_bytes_element_size_is_limited() -> None:
+    """Elements of binary BYTES have the limit of those in JSON."""
+    member = {**X_BINARY, "datatype": "BYTES", "shape": [1]}
+    wire = post({"inputs": [{**member, "parameters": {"binary_data_size": 7}}]}, b"\x03\0\0\0abc")
+    decode(wire, bytes_element_size=3)
+    assert "bytes_element_size" == getattr(refused(wire, bytes_element_size=2), "limit", None)
+
+
+def test_shape_that_wraps() -> None:
+    """2**32 times 2**32 elements are not zero elements."""
+    document = {"inputs": [{**X_JSON, "shape": [2**32, 2**32], "data": []}]}
+    assert isinstance(refused(post(document)), TooLarge)
+
+
+def test_every_cut_of_a_request_is_answered() -> None:
+    """Each prefix of a valid request is refused as the client's fault."""
+    body = bytes(post({"id": "1", "inputs": [X_JSON], "outputs": [{"name": "y"}]}).view)
+    for end in range(len(body)):
+        assert isinstance(refused(post(body[:end])), InvalidRequest)
+
+
+def test_large_numbers_in_one_go() -> None:
+    """150,528 floats are read exactly, flat and nested."""
+    floats = np.random.default_rng(1).random(150_528, np.float32)
+    for array in (floats, floats.reshape(1, 3, 224, 224)):
+        member = {"name": "x", "shape": [1, 3, 224, 224], "datatype": "FP32", "data": array}
+        text = orjson.dumps({"inputs": [member]}, option=orjson.OPT_SERIALIZE_NUMPY)
+        (tensor,) = decode(post(text)).inputs
+        np.testing.assert_array_equal(floats.reshape(1, 3, 224, 224), as_numpy(tensor))
+
+
+def test_default_limits_are_those_of_the_page() -> None:
+    """The codec's own default is the reliability page's."""
+    assert (16 << 20, 64) == (DEFAULT_LIMITS.json_bytes, DEFAULT_LIMITS.json_depth)

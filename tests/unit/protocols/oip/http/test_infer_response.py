@@ -1,0 +1,270 @@
+"""Answers that servers really send: odd, sparse, not quite JSON; and answers that lie."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given
+
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.data import as_items, as_numpy
+from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import RequestedOutput
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
+from gateway.wire.http import HttpRequest, HttpResponse
+from tests.cases.oip_http import X_BINARY, X_JSON, X_RAW, M, answer, compact, post
+
+CODEC = HttpCodec(DEFAULT_LIMITS, {})
+CALL = InferRequest(model=M)
+PAD = b" " * SIMD_FROM_BYTES
+SIZES = [pytest.param(b"", id="small"), pytest.param(PAD, id="large")]
+
+
+def decode(document: Any, binary: bytes | None = None, pad: bytes = b"") -> InferResponse:
+    text = document if isinstance(document, bytes) else compact(document)
+    return CODEC.decode_reply(CALL, answer(text + pad, binary))
+
+
+def output(text: bytes, datatype: str = "FP32", count: int = 3) -> bytes:
+    head = f'{{"outputs":[{{"name":"y","datatype":"{datatype}","shape":[{count}],"data":'
+    return head.encode() + text + b"}]}"
+
+
+@pytest.mark.parametrize("pad", SIZES)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"[NaN,Infinity,-Infinity]", [math.nan, math.inf, -math.inf]),
+        (b"[null,1,-0.0]", [math.nan, 1.0, -0.0]),
+        (b"[null,NaN,1e2]", [math.nan, math.nan, 100.0]),
+    ],
+)
+def test_floats_as_servers_write_them(text: bytes, expected: list[float], pad: bytes) -> None:
+    """Bare words (Triton) and null (MLServer, KServe) are read as what they mean."""
+    (tensor,) = decode(output(text), pad=pad).outputs
+    np.testing.assert_array_equal(np.array(expected, "f4"), as_numpy(tensor))
+
+
+@pytest.mark.parametrize("pad", SIZES)
+def test_half_floats_as_numbers(pad: bytes) -> None:
+    """MLServer writes FP16 as numbers."""
+    (tensor,) = decode(output(b"[0.1,null,65504]", "FP16"), pad=pad).outputs
+    np.testing.assert_array_equal(np.array([0.1, np.nan, 65504], "f2"), as_numpy(tensor))
+
+
+@pytest.mark.parametrize("pad", SIZES)
+def test_bytes_that_are_not_utf8(pad: bytes) -> None:
+    """Triton writes such bytes into its JSON as they are: they come out as they went in."""
+    (tensor,) = decode(output(b'["a","\xff\xfe","\xc3\xa9"]', "BYTES"), pad=pad).outputs
+    assert [b"a", b"\xff\xfe", b"\xc3\xa9"] == list(as_items(tensor))
+
+
+def test_null_and_missing_members() -> None:
+    """KServe writes null members, others leave them out."""
+    document = {
+        "model_name": None,
+        "model_version": None,
+        "id": None,
+        "parameters": None,
+        "outputs": [{**X_JSON, "parameters": None}],
+    }
+    reply = decode(document)
+    assert (ModelRef("m"), "", {}) == (reply.model, reply.id, reply.parameters)
+    assert {} == reply.outputs[0].parameters
+
+
+def test_parameters_that_are_no_scalars() -> None:
+    """A list or an object among a server's parameters is kept as its text, null is left out."""
+    document = {"parameters": {"a": None, "b": [1], "c": {"d": 2}, "e": 1}, "outputs": []}
+    assert {"b": "[1]", "c": '{"d":2}', "e": 1} == decode(document).parameters
+
+
+def test_mixed_outputs_in_any_order() -> None:
+    """JSON and binary outputs stand in one answer, in the server's order."""
+    document = {"outputs": [X_BINARY, {**X_JSON, "name": "y"}]}
+    reply = decode(document, X_RAW)
+    assert ["x", "y"] == [tensor.name for tensor in reply.outputs]
+    assert [[[0, 1, 2, 3]]] * 2 == [as_numpy(tensor).tolist() for tensor in reply.outputs]
+
+
+def test_empty_binary_outputs_without_header() -> None:
+    """Triton sends plain JSON when all binary outputs are empty."""
+    member = {**X_BINARY, "shape": [0], "parameters": {"binary_data_size": 0}}
+    (tensor,) = decode({"outputs": [member]}).outputs
+    assert (0,) == as_numpy(tensor).shape
+
+
+def test_outputs_that_were_not_asked_for() -> None:
+    """Only what was asked for is passed on; what is missing is an error."""
+    call = InferRequest(model=M, outputs=(RequestedOutput("y"),))
+    both = {"outputs": [X_JSON, {**X_JSON, "name": "y"}]}
+    reply = CODEC.decode_reply(call, answer(compact(both)))
+    assert ["y"] == [tensor.name for tensor in reply.outputs]
+    with pytest.raises(InvalidRequest, match="no output 'y'"):
+        CODEC.decode_reply(call, answer(compact({"outputs": [X_JSON]})))
+
+
+@pytest.mark.parametrize(
+    ("document", "binary"),
+    [
+        (b"", None),
+        (b"ok", None),
+        (b"[]", None),
+        (b"{}", None),
+        (b'{"outputs":[],"outputs":[]}', None),
+        (b'{"outputs":[{"a":NaN,"a":1}]}', None),
+        (b'{"x":NaN,"outputs":' + b"[" * 2000 + b"]" * 2000 + b"}", None),
+        (b"[NaN]", None),
+        (output(b"[1,2]"), None),
+        (output(b'["a",1,2]'), None),
+        (output(b"[1.5,1,1]", "INT32"), None),
+        (output(b"[null,1,1]", "INT32"), None),
+        (output(b'["\\ud800\\ud800"]', "BYTES", 1), None),
+        (compact({"outputs": [X_BINARY]}), X_RAW[:-1]),
+        (compact({"outputs": [X_BINARY]}), X_RAW + b"!"),
+        (compact({"outputs": [X_BINARY]}), None),
+        (compact({"outputs": [X_JSON, X_JSON]}), None),
+    ],
+)
+def test_answers_that_lie(document: bytes, binary: bytes | None) -> None:
+    """An answer that does not hold together is refused, whatever is wrong with it."""
+    with pytest.raises(GatewayError):
+        decode(document, binary)
+
+
+GOOD_JSON = bytes(post({"id": "1", "inputs": [X_JSON], "outputs": [{"name": "y"}]}).view)
+GOOD_BINARY = compact({"id": "1", "outputs": [X_BINARY, X_JSON | {"name": "y"}]})
+
+
+@given(st.data())
+def test_mutated_requests_raise_nothing_else(data: st.DataObject) -> None:
+    """A request with some bytes changed is read, or refused as an error of ours."""
+    body = bytearray(GOOD_JSON)
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        CODEC.decode_call(post(bytes(body)))
+    except GatewayError as error:
+        assert error.message  # noqa: PT017  # either way is right, nothing else is
+
+
+@given(st.data())
+def test_mutated_answers_raise_nothing_else(data: st.DataObject) -> None:
+    """An answer with some bytes changed is read, or refused as an error of ours."""
+    body = bytearray(GOOD_BINARY)
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    status = data.draw(st.sampled_from([200, 400, 500]))
+    try:
+        CODEC.decode_reply(CALL, answer(bytes(body), X_RAW, status=status))
+    except GatewayError as error:
+        assert error.message  # noqa: PT017
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+_MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.text() | _JSON,
+        "shape": st.lists(st.integers(-1, 3)) | _JSON,
+        "datatype": st.sampled_from(["FP32", "INT8", "BYTES", "BOOL", "FP16"]) | _JSON,
+        "parameters": _JSON,
+        "data": _JSON,
+    },
+)
+_DOCUMENTS = st.fixed_dictionaries(
+    {"inputs": st.lists(_MEMBERS, max_size=3)},
+    optional={"id": _JSON, "parameters": _JSON, "outputs": _JSON, "x": _JSON},
+)
+
+
+@given(_DOCUMENTS, st.sampled_from([b"", PAD]))
+@example({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [[]]}]}, PAD)
+def test_any_members_raise_nothing_else(document: Any, pad: bytes) -> None:
+    """Whatever stands where a member belongs, it is read or refused; both parsers agree."""
+    try:
+        text = orjson.dumps(document)
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, lone surrogates
+        return
+    try:
+        CODEC.decode_call(post(text + pad))
+        refused = None
+    except GatewayError as error:
+        refused = type(error)
+    try:
+        CODEC.decode_call(post(text + (b"" if pad else PAD)))
+        other = None
+    except GatewayError as error:
+        other = type(error)
+    assert (refused is None) is (other is None)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_raise_nothing_else(body: bytes) -> None:
+    """Any bytes as an answer are read or refused, for every question."""
+    calls: list[Call[Any]] = [CALL, RepositoryIndexRequest(), ModelReadyRequest(model=M)]
+    for call in calls:
+        try:
+            CODEC.decode_reply(call, HttpResponse(200, body=(body,)))
+        except GatewayError as error:
+            assert error.message  # noqa: PT017
+
+
+@given(st.text(max_size=40), st.sampled_from(["GET", "POST", "PUT"]))
+def test_any_path_raises_nothing_else(path: str, method: str) -> None:
+    """Any path is read or refused."""
+    try:
+        CODEC.decode_call(HttpRequest(method, "/v2/models/" + path))
+    except GatewayError as error:
+        assert CODEC.encode_error(None, error).status in (400, 404, 405, 413, 501)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'"a\xff"', "a\ufffd"),
+        (b'["a\xff"]', '["a\ufffd"]'),
+        (b'["\xc3\xa9",null,1.5]', '["é",null,1.5]'),
+        (b"[123456789012345678901234567890,NaN]", "[123456789012345678901234567890,NaN]"),
+    ],
+    ids=["text", "list", "utf8", "long_integer"],
+)
+def test_a_servers_odd_parameter_was_an_internal_error(value: bytes, expected: str) -> None:
+    """What is not UTF-8, or too long for JSON's usual readers, is shown and can be passed on."""
+    reply = decode(b'{"outputs":[],"parameters":{"k":' + value + b"}}")
+    assert {"k": expected} == reply.parameters
+    again = CODEC.decode_reply(CALL, CODEC.encode_reply(CALL, reply))
+    assert reply.parameters == again.parameters
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"outputs":[],"id":"a\\u0001"}',
+        b'{"outputs":[],"model_name":"a\\u0001"}',
+        b'{"outputs":[],"parameters":{"k":123456789012345678901234567890,"n":NaN}}',
+    ],
+    ids=["id", "model", "integer"],
+)
+def test_a_name_in_an_answer_was_blamed_on_the_client(document: bytes) -> None:
+    """What an answer may not hold is the server's fault: `Upstream` tells it by this class."""
+    with pytest.raises(MalformedMessage):
+        decode(document)

@@ -1,0 +1,228 @@
+"""Paths of Open Inference over HTTP: what each one asks, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    LogSettingsRequest,
+    ModelConfigRequest,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ModelStatisticsRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    StreamInferRequest,
+    TraceSettingRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, TooLarge, Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.protocols.oip.errors import MethodNotAllowed
+from gateway.protocols.oip.http.paths import Route, find_route, model_path, server_path
+
+M = ModelRef("m")
+LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "call", "model"),
+    [
+        ("GET", "/v2", ServerMetadataRequest, None),
+        ("GET", "/v2/health/live", ServerLiveRequest, None),
+        ("GET", "/v2/health/ready", ServerReadyRequest, None),
+        ("GET", "/v2/models", RepositoryIndexRequest, None),
+        ("GET", "/v2/models/m", ModelMetadataRequest, ModelRef("m")),
+        ("GET", "/v2/models/m/ready", ModelReadyRequest, ModelRef("m")),
+        ("POST", "/v2/models/m/infer", InferRequest, ModelRef("m")),
+        ("POST", "/v2/models/m/generate", InferRequest, ModelRef("m")),
+        ("POST", "/v2/models/m/versions/1/generate_stream", StreamInferRequest, ModelRef("m", "1")),
+        ("POST", "/v2/models/m/infer_stream", StreamInferRequest, ModelRef("m")),
+        ("GET", "/v2/models/m/versions/1", ModelMetadataRequest, ModelRef("m", "1")),
+        ("GET", "/v2/models/m/versions/v1.0/ready", ModelReadyRequest, ModelRef("m", "v1.0")),
+        ("POST", "/v2/models/m/versions/1/infer", InferRequest, ModelRef("m", "1")),
+        ("POST", "/v2/models/a%2Fb%20%C3%BC/infer", InferRequest, ModelRef("a/b ü")),
+        ("POST", "/v2/models/../infer", InferRequest, ModelRef("..")),
+        ("POST", "/v2/models/infer/infer", InferRequest, ModelRef("infer")),
+        ("POST", "/v2/models/stats/infer", InferRequest, ModelRef("stats")),
+        ("GET", "/v2/models/m+n", ModelMetadataRequest, ModelRef("m+n")),
+        ("GET", f"/v2/models/{LONGEST}", ModelMetadataRequest, ModelRef(LONGEST)),
+    ],
+)
+def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None) -> None:
+    """Each path asks its question, about the model as it was named."""
+    words = ("ready", "infer", "generate", "generate_stream", "infer_stream")
+    action = path.rpartition("/")[2] if model is not None else ""
+    action = action if action in words else ""
+    assert Route(call, model, (method,), action) == find_route(method, path, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v2/",
+        "/v1/models/m:predict",
+        "/v2/health",
+        "/v2/health/live/",
+        "/v2/models/",
+        "/v2/models//infer",
+        "/v2/models/m/",
+        "/v2/models/m/infer/",
+        "/v2/models/m/predict",
+        "/v2/models/m/versions",
+        "/v2/models/m/versions/",
+        "/v2/models/m/versions//infer",
+        "/v2/models/m/versions/1/",
+        "/v2/models/m/infer/x",
+        "/v2/repository",
+        "/V2",
+    ],
+)
+def test_unknown_paths(path: str) -> None:
+    """A path is matched exactly: a slash more is another path."""
+    with pytest.raises(NotFound, match="there is no path"):
+        find_route("GET", path, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/v2", "GET"),
+        ("HEAD", "/v2/health/live", "GET"),
+        ("POST", "/v2/models/m", "GET"),
+        ("GET", "/v2/models/m/infer", "POST"),
+        ("DELETE", "/v2/models/m/versions/1/infer", "POST"),
+    ],
+)
+def test_wrong_methods(method: str, path: str, allow: str) -> None:
+    """A path asked with another method says which one it takes."""
+    with pytest.raises(MethodNotAllowed) as caught:
+        find_route(method, path, DEFAULT_LIMITS)
+    assert allow == caught.value.allow
+
+
+GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v2/models/m/config", Route(ModelConfigRequest, M, action="config")),
+        (
+            "/v2/models/m/versions/2/config",
+            Route(ModelConfigRequest, ModelRef("m", "2"), action="config"),
+        ),
+        ("/v2/models/stats", Route(ModelStatisticsRequest, None)),
+        ("/v2/models/m/stats", Route(ModelStatisticsRequest, M, action="stats")),
+        (
+            "/v2/models/m/versions/2/stats",
+            Route(ModelStatisticsRequest, ModelRef("m", "2"), action="stats"),
+        ),
+        ("/v2/repository/models/m/load", Route(ModelLoadRequest, M, POST)),
+        ("/v2/repository/models/a%2Fb/unload", Route(ModelUnloadRequest, ModelRef("a/b"), POST)),
+        ("/v2/trace/setting", Route(TraceSettingRequest, None, BOTH)),
+        ("/v2/models/m/trace/setting", Route(TraceSettingRequest, M, BOTH, "trace/setting")),
+        ("/v2/logging", Route(LogSettingsRequest, None, BOTH)),
+        ("/v2/systemsharedmemory/status", Route(SharedStatusRequest, None)),
+        ("/v2/cudasharedmemory/status", Route(SharedStatusRequest, None, cuda=True)),
+        (
+            "/v2/systemsharedmemory/region/r%20s/status",
+            Route(SharedStatusRequest, None, GET, region="r s"),
+        ),
+        (
+            "/v2/cudasharedmemory/region/r/register",
+            Route(SharedRegisterRequest, None, POST, region="r", cuda=True),
+        ),
+        ("/v2/systemsharedmemory/unregister", Route(SharedUnregisterRequest, None, POST)),
+        (
+            "/v2/systemsharedmemory/region/r/unregister",
+            Route(SharedUnregisterRequest, None, POST, region="r"),
+        ),
+    ],
+)
+def test_finds_extensions(path: str, route: Route) -> None:
+    """Triton's extensions have paths of their own, with every method they are asked with."""
+    for method in route.methods:
+        assert route == find_route(method, path, DEFAULT_LIMITS)
+    with pytest.raises(MethodNotAllowed):
+        find_route("PUT", path, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/systemsharedmemory/register",
+        "/v2/systemsharedmemory/region//register",
+        "/v2/gpusharedmemory/status",
+        "/v2/repository/models//load",
+        "/v2/repository/models/a/b/load",
+        "/v2/logging/",
+        "/v2/trace/settings",
+    ],
+)
+def test_paths_beside_the_extensions(path: str) -> None:
+    """A path that is nearly one of an extension is none."""
+    with pytest.raises(NotFound):
+        find_route("POST", path, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("path", "feature"),
+    [
+        ("/v2/repository/r/index", "repositories by name"),
+        ("/v2/repository/r/models/m/unload", "repositories by name"),
+    ],
+)
+def test_extensions_are_named(path: str, feature: str) -> None:
+    """An extension that is not served is refused by its name, not as unknown."""
+    for method in ("GET", "POST"):
+        with pytest.raises(Unsupported, match=feature):
+            find_route(method, path, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name", ["%", "%4", "%zz", "a%2", "%ff", "%C3", "%ED%A0%80", "ü", "a%%20", "%u0041"]
+)
+def test_names_that_are_not_percent_encoded(name: str) -> None:
+    """A bad escape or bytes that are not UTF-8 are refused."""
+    with pytest.raises(MalformedMessage, match="model name"):
+        find_route("GET", f"/v2/models/{name}", DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("name", ["%00", "a%0Ab", "%7F", "%C2%80"])
+def test_control_characters_in_names(name: str) -> None:
+    """Names with control characters are refused."""
+    with pytest.raises(InvalidRequest, match="control characters"):
+        find_route("GET", f"/v2/models/m/versions/{name}", DEFAULT_LIMITS)
+
+
+def test_names_that_are_too_long() -> None:
+    """A name of one byte more than the limit is refused."""
+    with pytest.raises(TooLarge):
+        find_route("GET", f"/v2/models/{LONGEST}m", DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("name", ["m", "a/b", "..", "%2F", "ü 😀", "a?b#c&d=e", "versions"])
+@pytest.mark.parametrize("version", ["", "1", "v/1"])
+def test_paths_are_read_back(name: str, version: str) -> None:
+    """Whatever a model is called, its path leads back to it."""
+    model = ModelRef(name, version)
+    assert model == find_route("POST", model_path(model, "infer"), DEFAULT_LIMITS).model
+    assert model == find_route("GET", model_path(model, ""), DEFAULT_LIMITS).model
+
+
+def test_questions_without_a_path() -> None:
+    """A question Open Inference does not have has no path."""
+    assert "/v2" == server_path(ServerMetadataRequest)
+    assert server_path(StreamInferRequest) is None

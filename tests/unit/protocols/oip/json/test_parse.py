@@ -1,0 +1,141 @@
+"""What large documents cost that hold something else than tensor data."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.data import as_numpy
+from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.protocols.oip.json import parse as documents
+from gateway.wire.http import HttpRequest
+
+ROW = b'{"name": "X", "datatype": "INT32", "shape": [1], "data": [1]}'
+MANY = b"[]," * 100_000 + b"[]"
+
+
+def read(text: bytes) -> Any:
+    return documents.read_document(memoryview(text), "the request", DEFAULT_LIMITS).members
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs": [%b], "x": [%b]}' % (ROW, MANY),
+        b'{"inputs": [%b], "id": [%b]}' % (ROW, MANY),
+        b'{"inputs": [%b], "parameters": {"a": [%b]}}' % (ROW, MANY),
+        b'{"inputs": [{"name": "X", "x": {"a": [%b]}}]}' % MANY,
+        b'{"inputs": [{"name": "X", "shape": [[%b]]}]}' % MANY,
+        b'{"inputs": [{"name": "X", "data": {"a": [%b]}}]}' % MANY,
+        b'{"inputs": [%b]}'
+        % b",".join([b'{"x": "%b", "y": ["%b"]}' % (b"a" * 9, b"b" * 9000)] * 99),
+    ],
+    ids=["unknown", "id", "parameter", "of_tensor", "shape", "data", "in_sum"],
+)
+def test_unknown_member_blocks_the_loop_for_seconds(
+    text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no tensor data never becomes 40 times its size in Python objects: it is refused."""
+    closely = documents.check_closely
+
+    def watched(text: bytes, *rest: Any) -> None:
+        assert len(text) <= 1 << 18
+        closely(text, *rest)
+
+    monkeypatch.setattr(documents, "check_closely", watched)
+    with pytest.raises(TooLarge, match="bytes in members that are no tensor data") as caught:
+        read(text)
+    assert "json_bytes" == caught.value.limit
+
+
+def test_unknown_members_are_looked_up_one_by_one() -> None:
+    """A member is found by going through all, so many unknown ones in many tensors are refused."""
+    row = json.dumps({"name": "X", **{f"k{n}": 0 for n in range(2000)}})
+    with pytest.raises(TooLarge, match="too many unknown keys: 2000") as caught:
+        read(f'{{"inputs": [{row}, {row}, {row}]}}'.encode())
+    assert "json_keys" == caught.value.limit
+
+
+def test_broken_document_becomes_objects_up_to_where_it_breaks() -> None:
+    """Above a mebibyte what simdjson refuses is refused, whatever another parser could say of it."""
+    text = b'{"inputs": [%b], "x": [%b]' % (ROW, b"[]," * 400_000 + b"[]")
+    with pytest.raises(MalformedMessage, match="not JSON, or has an integer beyond 64 bits"):
+        read(text)
+
+
+def test_unknown_members_of_large_documents_are_passed_over() -> None:
+    """Some kilobytes of them do no harm, and the data beside them stays unread."""
+    data = b"1," * 50_000 + b"1"
+    row = b'{"name": "X", "data": [%b], "x": {"a": [1, {"b": null}]}}' % data
+    members = read(b'{"inputs": [%b], "trace": ["a", {"b": "c"}], "id": "1"}' % row)
+    assert ["id", "inputs"] == sorted(members)
+    assert ["data", "name"] == sorted(members["inputs"][0])
+
+
+def test_key_with_nul_was_an_internal_error() -> None:
+    """A key that simdjson cannot look up is the client's fault, in a large document as well."""
+    text = b'{"outputs": [{"\\u0000": null}]}' + b" " * documents.SIMD_FROM_BYTES
+    with pytest.raises(MalformedMessage, match=r"key '\\x00', which names nothing"):
+        read(text)
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 3000])
+def test_a_list_where_an_element_belongs_is_found_among_many_lists(rows: int) -> None:
+    """However many arrays a large text has: counted singly, or all at once."""
+    path = "/v2/models/m/infer"
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    space = b" " * documents.SIMD_FROM_BYTES
+    body = b'{"inputs":[{"name":"X","shape":[%d,4],"datatype":"FP32","data":[%b]}]}'
+    row = b"[1.0,2.0,3.0,4.000000000000000000000000000000000000]"
+    good = body % (rows, b",".join([row] * rows)) + space
+    call = codec.decode_call(HttpRequest("POST", path, body=(good,)))
+    assert isinstance(call, InferRequest)
+    assert (rows, 4) == as_numpy(call.inputs[0]).shape
+    bad = body % (rows, b",".join([row] * (rows - 1) + [b"[1.0,[2.0],3.0,4.0]"]))
+    with pytest.raises(InvalidTensor, match="nested otherwise"):
+        codec.decode_call(HttpRequest("POST", path, body=(bad + space,)))
+
+
+@pytest.mark.parametrize("at", [1, 99_999, 199_999])
+def test_a_list_where_an_element_belongs_is_found_far_behind(at: int) -> None:
+    """The only bracket too many shows wherever it is: brackets are looked for piece by piece."""
+    with pytest.raises(InvalidTensor, match="nested otherwise"):
+        numbers(["0.5"] * at + ["[2.5]"] + ["0.5"] * (199_999 - at), "FP32")
+
+
+LARGEST = float(np.finfo(np.float32).max)
+# Halfway from there to what would come next, were there more exponents.
+TOO_LARGE = 2.0**128 - 2.0**103
+
+
+def test_the_largest_floats_of_a_large_list() -> None:
+    """What rounds to the largest FP32 is read as it."""
+    near = math.nextafter(TOO_LARGE, 0)
+    read = numbers([repr(near), repr(-near), "1e-320"] + ["0.5"] * 9_997, "FP32")
+    assert [LARGEST, -LARGEST, 0.0] == read[:3].tolist()
+
+
+@pytest.mark.parametrize("text", [repr(TOO_LARGE), "-1e39", "1e300"])
+@pytest.mark.parametrize("at", [0, 5, 9_999])
+def test_a_float_of_a_large_list_is_too_large(text: str, at: int) -> None:
+    """What would round to an infinity is refused and named, wherever it stands in the list."""
+    with pytest.raises(InvalidTensor, match=f" at index {at}, which is out of the range of FP32"):
+        numbers(["0.5"] * at + [text] + ["0.5"] * (9_999 - at), "FP32")
+
+
+def numbers(texts: list[str], datatype: str) -> Any:
+    """Return the array of one input with these numbers."""
+    head = f'"name":"X","shape":[{len(texts)}],"datatype":"{datatype}"'
+    body = f'{{"inputs":[{{{head},"data":[{",".join(texts)}]}}]}}'.encode()
+    assert len(body) >= documents.SIMD_FROM_BYTES
+    codec = HttpCodec(DEFAULT_LIMITS, {})
+    call = codec.decode_call(HttpRequest("POST", "/v2/models/m/infer", body=(memoryview(body),)))
+    assert isinstance(call, InferRequest)
+    return as_numpy(call.inputs[0])

@@ -1,0 +1,349 @@
+"""Reading by a mould gives what reading as all are gives: the same calls, and the same errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.data import SharedData, as_numpy, as_raw
+from gateway.ir.errors import GatewayError, MalformedMessage
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import RequestedOutput
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.protocols.oip.json.templates import Moulds
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+LENGTH = "Inference-Header-Content-Length"
+ASKED = InferRequest(model=ModelRef("m"))
+TWO = {
+    "id": "a-1",
+    "inputs": [
+        {"name": "A", "shape": [1, 3], "datatype": "INT32", "data": [1, -2, 3]},
+        {"name": "B", "shape": [2], "datatype": "FP32", "data": [0.5, 1]},
+    ],
+    "outputs": [{"name": "C", "parameters": {"classification": 2}}],
+}
+BINARY = {
+    "parameters": {"binary_data_output": True, "mine": "x"},
+    "inputs": [
+        {"name": "A", "shape": [2], "datatype": "INT16", "parameters": {"binary_data_size": 4}},
+        {"name": "B", "shape": [1], "datatype": "UINT8", "data": [7]},
+        {"name": "C", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}},
+    ],
+}
+REPLY = {
+    "model_name": "m",
+    "model_version": "3",
+    "id": "x",
+    "outputs": [
+        {"name": "A", "shape": [2], "datatype": "INT16", "parameters": {"binary_data_size": 4}},
+        {"name": "B", "shape": [2], "datatype": "INT64", "data": [7, 8]},
+    ],
+}
+
+
+NESTED = [
+    b"[[4,5,6]]",
+    b"[4,5,6]",
+    b"[[4],[5],[6]]",
+    b"[[4,5],6]",
+    b"[[[4,5,6]]]",
+    b"[[4,5]]",
+    b"[[4,5,6],[7,8,9]]",
+    b"[[]]",
+    b"[4,[5],6]",
+    b"[[4,5,6]",
+]
+
+
+def compact(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def request(text: bytes, tail: bytes = b"", length: int | None = None) -> HttpRequest:
+    pairs = ((LENGTH, str(len(text) if length is None else length)),) if tail else ()
+    return HttpRequest("POST", "/v2/models/m/infer", "", Headers(pairs), (memoryview(text + tail),))
+
+
+def reply(text: bytes, tail: bytes = b"") -> HttpResponse:
+    pairs = ((LENGTH, str(len(text))),) if tail else ()
+    return HttpResponse(200, Headers(pairs), (memoryview(text + tail),))
+
+
+def codec(limits: MessageLimits = DEFAULT_LIMITS) -> HttpCodec:
+    return HttpCodec(limits, {})
+
+
+def asked(reader: HttpCodec, wire: HttpRequest) -> object:
+    """Return what a request says, or how it is refused."""
+    try:
+        call = reader.decode_call(wire)
+    except GatewayError as error:
+        return type(error), error.message
+    assert call.context.origin is not None
+    return call, call.context.origin.form
+
+
+def answered(reader: HttpCodec, wire: HttpResponse, call: InferRequest = ASKED) -> object:
+    """Return what an answer says, or how it is refused."""
+    try:
+        return reader.decode_reply(call, wire)
+    except GatewayError as error:
+        return type(error), error.message
+
+
+def read(reader: HttpCodec, wire: HttpRequest) -> InferRequest:
+    """Return the inference that *wire* asks for."""
+    call = reader.decode_call(wire)
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def moulds_of(reader: HttpCodec) -> Moulds[Any]:
+    return reader._requests
+
+
+def mutations(text: bytes) -> list[bytes]:
+    """Return *text* with each byte left out, doubled, or another one."""
+    found = []
+    for at in range(len(text)):
+        found += [text[:at] + text[at + 1 :], text[:at] + text[at : at + 1] + text[at:]]
+        found += [text[:at] + bytes((byte,)) + text[at + 1 :] for byte in b'0e-.,"[]{}: \0x\xff']
+    return found
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_a_request_of_a_known_text_says_what_any_does(spaced: bool) -> None:
+    """Other elements and another id, in JSON with and without spaces."""
+    dump = (lambda document: json.dumps(document).encode()) if spaced else compact
+    reader = codec()
+    for _ in range(2):
+        reader.decode_call(request(dump(TWO)))
+    assert 1 == len(moulds_of(reader))
+    other = json.loads(json.dumps(TWO).replace("a-1", "b_22").replace("-2, 3", "70000, 0"))
+    call = read(reader, request(dump(other)))
+    assert codec().decode_call(request(dump(other))) == call
+    assert "b_22" == call.id
+    assert [[1, 70000, 0]] == as_numpy(call.inputs[0]).tolist()
+    assert 1 == len(moulds_of(reader))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_change_of_any_byte_is_seen(nested: bool) -> None:
+    """Each mutation of a known text is read, or refused, as by who has never seen the text."""
+    reader = codec()
+    text = compact(TWO)
+    if nested:
+        text = text.replace(b"[1,-2,3]", b"[[1,-2,3]]")
+    whole = asked(codec(), request(text))
+    for changed in mutations(text):
+        first = asked(codec(), request(changed))
+        assert first == asked(reader, request(changed)), changed
+        assert first == asked(reader, request(changed)), changed
+        assert first == asked(reader, request(changed)), changed
+    assert whole == asked(reader, request(text))
+
+
+def test_a_change_of_any_byte_of_a_binary_request_is_seen() -> None:
+    """In the JSON, behind it, and in the length of either."""
+    tail = bytes(range(12))
+    text = compact(BINARY)
+    reader = codec()
+    for _ in range(3):
+        reader.decode_call(request(text, tail))
+    assert 1 == len(moulds_of(reader))
+    for changed in mutations(text):
+        first = asked(codec(), request(changed, tail))
+        assert first == asked(reader, request(changed, tail)), changed
+        assert first == asked(reader, request(changed, tail)), changed
+    for wire in (
+        request(text, tail[1:]),
+        request(text, tail + b"1"),
+        request(text, tail, len(text) - 1),
+        request(text, tail, len(text) + 1),
+        request(text),
+        request(text, bytes(12)),
+    ):
+        assert asked(codec(), wire) == asked(reader, wire)
+
+
+def test_a_change_of_any_byte_of_an_answer_is_seen() -> None:
+    """Answers are read by moulds too, leniently where they need it."""
+    reader = codec()
+    text, tail = compact(REPLY), b"\1\2\3\4"
+    for _ in range(3):
+        reader.decode_reply(ASKED, reply(text, tail))
+    for changed in mutations(text):
+        first = answered(codec(), reply(changed, tail))
+        assert first == answered(reader, reply(changed, tail)), changed
+        assert first == answered(reader, reply(changed, tail)), changed
+    assert answered(codec(), reply(text, tail)) == answered(reader, reply(text, tail))
+
+
+def test_an_answer_shorter_than_its_json_is_refused() -> None:
+    """By its header, though the text is known."""
+    text, tail = compact(REPLY), b"\1\2\3\4"
+    reader = codec()
+    whole = reply(text, tail)
+    for _ in range(3):
+        reader.decode_reply(ASKED, whole)
+    short = HttpResponse(200, whole.headers, (memoryview(text[:-1]),))
+    expected = f"{LENGTH} is {len(text)}, but the whole body has {len(text) - 1} bytes"
+    assert (MalformedMessage, expected) == answered(reader, short)
+
+
+def test_nested_elements_are_read_by_a_mould_too() -> None:
+    """As deep as the shape; flat ones then are read as all are, and the other way around."""
+    nested = compact(TWO).replace(b"[1,-2,3]", b"[[1,-2,3]]")
+    for known in (nested, compact(TWO)):
+        reader = codec()
+        for _ in range(3):
+            reader.decode_call(request(known))
+        for found in NESTED:
+            wire = request(compact(TWO).replace(b"[1,-2,3]", found))
+            assert asked(codec(), wire) == asked(reader, wire), found
+        read, _ = moulds_of(reader).find(memoryview(known), len(known))
+        assert read is not None
+
+
+def test_a_leniently_read_answer_has_no_mould() -> None:
+    """NaN is no JSON: such an answer is read as all are, each time."""
+    text = compact(REPLY).replace(b'"id":"x"', b'"parameters":{"a":NaN}')
+    reader = codec()
+    found = [answered(reader, reply(text, b"\1\2\3\4")) for _ in range(4)]
+    assert isinstance(found[0], InferResponse)
+    assert found == found[:1] * 4
+
+
+def test_an_answer_without_a_name_is_of_the_model_that_was_asked() -> None:
+    """That the text says nothing of the model is remembered, not which one was asked."""
+    text = compact({"outputs": REPLY["outputs"]})
+    reader = codec()
+    for name in "abcd":
+        call = InferRequest(model=ModelRef(name))
+        assert ModelRef(name) == reader.decode_reply(call, reply(text, b"1234")).model
+
+
+def test_an_answer_to_another_request_is_refused_by_its_mould_too() -> None:
+    """The id is read each time."""
+    text = compact(REPLY)
+    reader = codec()
+    call = InferRequest(model=ModelRef("m"), id="x")
+    for _ in range(3):
+        reader.decode_reply(call, reply(text, b"1234"))
+    other = reply(text.replace(b'"id":"x"', b'"id":"y"'), b"1234")
+    assert answered(codec(), other, call) == answered(reader, other, call)
+    assert not isinstance(answered(reader, other, call), InferResponse)
+
+
+def test_an_output_in_shared_memory_is_not_remembered() -> None:
+    """Where it lies is known from the call, not from the answer."""
+    text = compact({"outputs": [{"name": "A", "shape": [1], "datatype": "INT32"}]})
+    reader = codec()
+    for region in "abcd":
+        place = SharedData(region, 0, 4)
+        call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("A", shared=place),))
+        assert place == reader.decode_reply(call, reply(text)).outputs[0].data
+    assert answered(codec(), reply(text)) == answered(reader, reply(text))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"datatype": "BOOL", "data": [True, False]},
+        {"datatype": "BYTES", "data": ["a", "b"]},
+        {"datatype": "INT32", "shape": [0], "data": []},
+        {"datatype": "INT32", "data": [1, 2], "parameters": {"data": [3]}},
+        {"datatype": "INT32", "data": [1, 2], "more": {'a"data': [3]}},
+    ],
+    ids=str,
+)
+def test_what_has_no_mould_is_read_as_ever(tensor: dict[str, Any]) -> None:
+    """Elements that are no flat list of numbers, and keys that only look like those of holes."""
+    text = compact({"inputs": [{"name": "A", "shape": [1, 2], **tensor}]})
+    reader = codec()
+    assert [asked(codec(), request(text))] * 4 == [asked(reader, request(text)) for _ in range(4)]
+
+
+def test_elements_that_do_not_fit_are_refused_in_the_same_words() -> None:
+    """Too many, too few, too large, of another kind: as if the text were new."""
+    reader = codec()
+    for _ in range(3):
+        reader.decode_call(request(compact(TWO)))
+    text = compact(TWO)
+    for found in ("[1,2]", "[1,2,3,4]", "[1,2,2147483648]", "[1,2,3.0]", "[]", '"abc"', "[1,2,]"):
+        wire = request(text.replace(b"[1,-2,3]", found.encode()))
+        assert asked(codec(), wire) == asked(reader, wire), found
+    for found in ("[1e39,1]", "[1]", "[1e400,1]", f"[{10**400},1]", "[01,1]"):
+        wire = request(text.replace(b"[0.5,1]", found.encode()))
+        assert asked(codec(), wire) == asked(reader, wire), found
+    for found in ('"data":[1]', '"data":"a-1"'):
+        wire = request(text.replace(b'"id":"a-1"', found.encode()))
+        assert asked(codec(), wire) == asked(reader, wire), found
+    wire = request(text.replace(b'"data":[1,-2,3]', b'"id":"123"'))
+    assert asked(codec(), wire) == asked(reader, wire)
+    for found in ("[1]", '""', '"' + "x" * 1025 + '"'):
+        wire = request(text.replace(b'"a-1"', found.encode()))
+        assert asked(codec(), wire) == asked(reader, wire), found
+
+
+@pytest.mark.parametrize("limit", [{"json_bytes": 150}, {"name_bytes": 2}, {"json_depth": 3}])
+def test_limits_refuse_what_they_refused(limit: dict[str, int]) -> None:
+    """The first message that breaks a limit and the third are refused alike."""
+    limits = MessageLimits(**limit)
+    reader = codec(limits)
+    first = asked(codec(limits), request(compact(TWO)))
+    assert isinstance(first, tuple)
+    assert not isinstance(first[0], InferRequest)
+    assert [first] * 3 == [asked(reader, request(compact(TWO))) for _ in range(3)]
+
+
+def test_no_view_of_a_body_is_remembered() -> None:
+    """Elements behind the JSON are views of their own message each."""
+    reader = codec()
+    text = compact(BINARY)
+    bodies = [bytes((number,)) * 12 for number in range(4)]
+    calls = [read(reader, request(text, body)) for body in bodies]
+    assert [body[:4] for body in bodies] == [bytes(as_raw(call.inputs[0])) for call in calls]
+    origin = calls[3].context.origin
+    assert origin is not None
+    assert np.shares_memory(
+        np.frombuffer(origin.wire.view, np.uint8),
+        np.frombuffer(as_raw(calls[3].inputs[0]), np.uint8),
+    )
+
+
+def test_a_text_without_holes_is_found_by_itself() -> None:
+    """All elements stand behind the JSON, and there is no id."""
+    parameters = {"binary_data_size": 4}
+    tensor = {"name": "A", "shape": [2], "datatype": "INT16", "parameters": parameters}
+    text = compact({"inputs": [tensor]})
+    reader = codec()
+    calls = [read(reader, request(text, body)) for body in (b"1234", b"5678", b"abcd", b"efgh")]
+    assert [b"1234", b"5678", b"abcd", b"efgh"] == [bytes(as_raw(one.inputs[0])) for one in calls]
+    assert 1 == len(moulds_of(reader))
+    assert asked(codec(), request(text, b"123")) == asked(reader, request(text, b"123"))
+
+
+def test_moulds_are_bounded() -> None:
+    """A client that sends ever new texts, each twice, fills no memory."""
+    reader = codec()
+    for number in range(600):
+        text = compact(TWO).replace(b'"C"', b'"C%d"' % number)
+        for _ in range(2):
+            reader.decode_call(request(text))
+    assert 256 == len(moulds_of(reader))
+
+
+def test_ids_fill_no_memory() -> None:
+    """One text serves all ids."""
+    reader = codec()
+    for number in range(20):
+        reader.decode_call(request(compact(TWO).replace(b"a-1", b"id-%d" % number)))
+    assert 1 == len(moulds_of(reader))

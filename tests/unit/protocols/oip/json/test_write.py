@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import ModelRef, Parameters
+from gateway.ir.data import RawData, SharedData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import Tensor, array_tensor
+from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON
+from gateway.protocols.oip.http.infer_response import encode_response
+from gateway.protocols.oip.json.write import (
+    Taker,
+    described,
+    described_binary,
+    elements_text,
+    gathered,
+    put_elements,
+)
+
+INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
+
+
+@pytest.mark.parametrize("datatype", INTEGERS, ids=lambda datatype: datatype.name)
+@pytest.mark.parametrize("count", [0, 1, 64, 600])
+def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) -> None:
+    """Few come by way of Python's integers, many by way of an array."""
+    bounds = np.iinfo(datatype.numpy_dtype)
+    values = np.linspace(0, 1, count).astype(datatype.numpy_dtype)
+    values[:1], values[1:2] = bounds.min, bounds.max
+    raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
+    wanted = json.dumps(values.tolist(), separators=(",", ":")).encode()
+    assert wanted == elements_text("output", raw, "")
+    head = b'{"name":"t","datatype":"%b","shape":[%d],"data":' % (datatype.name.encode(), count)
+    for tensor in (raw, array_tensor("t", values)):
+        text: list[bytes] = []
+        long = put_elements(text, Taker("output", ""), tensor, datatype, (count,))
+        assert (False, head + wanted + b"}") == (long, b"".join(text))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=">i4").reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype="<i4").reshape(2, 3)),
+        np.arange(12, dtype="<i4").reshape(2, 6)[::-1, ::2],
+        np.array(7, "<i4"),
+        np.zeros((2, 0), "<i4"),
+    ],
+    ids=["byte order", "columns", "gaps", "scalar", "empty"],
+)
+def test_few_integers_of_any_layout_are_written(array: npt.NDArray[Any]) -> None:
+    """In the order of rows, flat."""
+    text: list[bytes] = []
+    tensor = array_tensor("t", array)
+    assert not put_elements(text, Taker("output", ""), tensor, Datatype.INT32, array.shape)
+    member = {"name": "t", "datatype": "INT32", "shape": list(array.shape)}
+    assert member | {"data": array.flatten().tolist()} == json.loads(b"".join(text))
+
+
+def test_a_long_text_of_elements_is_told() -> None:
+    """It is a piece of its own, which need not be copied."""
+    values = np.zeros(40_000, np.int32)
+    text: list[bytes] = []
+    assert put_elements(text, Taker("input", ""), array_tensor("t", values), Datatype.INT32, (40,))
+    assert elements_text("input", array_tensor("t", values), "") in text
+
+
+def test_arrays_of_any_layout_are_written() -> None:
+    """Of the other byte order, with gaps, or not aligned."""
+    values = np.arange(6, dtype=">f4").reshape(2, 3)
+    assert b"[0.0,1.0,2.0,3.0,4.0,5.0]" == elements_text("output", array_tensor("t", values), "")
+    strided = array_tensor("t", values.astype("<f4")[:, ::2])
+    assert b"[0.0,2.0,3.0,5.0]" == elements_text("output", strided, "")
+    odd = memoryview(b"\0" + struct.pack("<2d", 0.5, 1))[1:]
+    raw = Tensor("t", Datatype.FP64, (2,), RawData(odd))
+    assert b"[0.5,1.0]" == elements_text("output", raw, "")
+
+
+@pytest.mark.parametrize("count", [2, 20_000])
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64], ids=lambda each: each.name)
+def test_what_is_not_finite_is_found_in_few_and_many(datatype: Datatype, count: int) -> None:
+    """An infinity is refused with its index; NaN is null, where it may be."""
+    values = np.zeros(count, datatype.numpy_dtype)
+    for index, value in ((1, math.nan), (count - 1, -math.inf)):
+        values[index] = value
+        raw = Tensor("t", datatype, (count,), RawData(memoryview(values.tobytes())))
+        if math.isnan(value):
+            assert b"[0.0,null" == elements_text("output", raw, "", nan=True)[:9]
+        else:
+            with pytest.raises(Unsupported, match=f"-inf at index {index}, .* ask otherwise"):
+                elements_text("output", raw, "ask otherwise", nan=True)
+        with pytest.raises(Unsupported, match="at index 1, "):
+            elements_text("input", raw, "")
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+@pytest.mark.parametrize("parameters", [{}, {"a": 1}], ids=str)
+def test_a_tensor_is_described_with_all_of_its_parameters(
+    kind: str, parameters: Parameters
+) -> None:
+    """The second time as the first; the size of what stands behind the JSON comes last."""
+    tensor = Tensor("t\n", Datatype.INT32, (2, 3), RawData(memoryview(b"")), parameters)
+    plain: dict[str, Any] = {"name": "t\n", "datatype": "INT32", "shape": [2, 3]}
+    for _ in range(2):
+        text = described(kind, tensor.name, Datatype.INT32, (2, 3), parameters)
+        assert plain | ({"parameters": parameters} if parameters else {}) == json.loads(text + b"}")
+        binary = described_binary(kind, tensor, Datatype.INT32, (2, 3), 24)
+        assert plain | {"parameters": {**parameters, "binary_data_size": 24}} == json.loads(binary)
+
+
+def test_an_output_in_shared_memory_has_no_data() -> None:
+    """Beside one that is in the answer."""
+    shared = Tensor("s", Datatype.INT8, (1,), SharedData("r", 0, 1), {"a": 1})
+    here = Tensor("h", Datatype.INT8, (1,), RawData(memoryview(b"\7")))
+    reply = InferResponse(model=ModelRef("m", "2"), outputs=(shared, here), parameters={"p": "x"})
+    found = b"".join(encode_response(InferRequest(id="i"), reply, ALL_JSON).body)
+    assert {
+        "id": "i",
+        "model_name": "m",
+        "model_version": "2",
+        "parameters": {"p": "x"},
+        "outputs": [
+            {"name": "s", "datatype": "INT8", "shape": [1], "parameters": {"a": 1}},
+            {"name": "h", "datatype": "INT8", "shape": [1], "data": [7]},
+        ],
+    } == json.loads(found)
+
+
+def test_an_answer_may_have_no_outputs() -> None:
+    """An empty list, and no comma before it ends."""
+    reply = InferResponse(model=ModelRef("m"), outputs=())
+    found = b"".join(encode_response(InferRequest(), reply, ALL_JSON).body)
+    assert b'{"model_name":"m","outputs":[]}' == found
+
+
+def test_long_elements_are_a_buffer_of_their_own() -> None:
+    """In an answer, and in a request to a server that takes JSON alone."""
+    many = array_tensor("t", np.arange(40_000, dtype=np.int32))
+    one = array_tensor("u", np.ones(1, np.int8))
+    reply = InferResponse(model=ModelRef("m"), outputs=(many, one))
+    asked = InferRequest(model=ModelRef("m"), inputs=(many, one))
+    mlserver = HttpCodec(DEFAULT_LIMITS, {"dialect": "mlserver"})
+    for kind, body in (
+        ("outputs", encode_response(InferRequest(), reply, ALL_JSON).body),
+        ("inputs", mlserver.encode_call(asked).body),
+    ):
+        assert elements_text("output", many, "") in body
+        first, second = json.loads(b"".join(body))[kind]
+        assert (list(range(40_000)), [1]) == (first["data"], second["data"])
+
+
+def test_a_binary_output_has_its_parameters() -> None:
+    """Its size beside them; without any of its own, its size alone."""
+    raw = RawData(memoryview(b"\7"))
+    outputs = (
+        Tensor("a", Datatype.INT8, (1,), raw, {"p": 1}),
+        Tensor("b", Datatype.INT8, (1,), raw),
+    )
+    reply = InferResponse(model=ModelRef("m"), outputs=outputs)
+    text, *binary = encode_response(InferRequest(), reply, ALL_BINARY).body
+    assert [b"\7", b"\7"] == [bytes(each) for each in binary]
+    found = [output["parameters"] for output in json.loads(bytes(text))["outputs"]]
+    assert [{"p": 1, "binary_data_size": 1}, {"binary_data_size": 1}] == found
+
+
+def test_long_pieces_are_not_copied() -> None:
+    """Short ones are joined around them."""
+    long = bytes(1 << 17)
+    found = gathered([b"a", b"b", long, b"c", b"d", long, b"e"])
+    assert [b"ab", long, b"cd", long, b"e"] == found
+    assert found[1] is long
+    assert [b"abc"] == gathered([b"a", b"b", b"c"])

@@ -1,0 +1,479 @@
+"""Tests of TensorRT v1 over gRPC, both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelLoadRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerStatusRequest,
+    SharedStatusRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.data import RawData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    ModelNotFound,
+    NotReady,
+    RegionExists,
+    RegionNotFound,
+    RegionUnusable,
+    Unavailable,
+    Unsupported,
+    UpstreamError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelStatus,
+    ServerStatus,
+    SharedRegion,
+    TensorMetadata,
+)
+from gateway.ir.tensor import RequestedOutput, items_tensor
+from gateway.protocols.trtis.grpc.codec import METHODS, GrpcCodec, file_descriptors
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from tests.cases.trtis_grpc import CALLS, SERVICE, CallCase, answer, ask
+from tests.cases.trtis_http import REPLY, SYSTEM, X_RAW, M, X, raw
+
+OPEN = {"model_control": True, "repository_index": True}
+CODEC: Any = GrpcCodec(DEFAULT_LIMITS, {})
+WIDE: Any = GrpcCodec(DEFAULT_LIMITS, OPEN)
+OK = pb.RequestStatus(code=pb.SUCCESS, server_id="s", request_id=1)
+INFER: Any = next(case.message for case in CALLS if case.name == "infer")
+CALL = next(case.call for case in CALLS if case.name == "infer")
+
+
+def infer(**changes: Any) -> pb.InferRequest:
+    message = pb.InferRequest()
+    message.CopyFrom(INFER)
+    for name, value in changes.items():
+        if name == "raw_input":
+            message.raw_input[:] = value
+        elif hasattr(message, name):
+            setattr(message, name, value)
+        else:
+            setattr(message.meta_data, name, value)
+    return message
+
+
+def read(wire: GrpcResponse) -> pb.InferResponse:
+    assert wire.status is GrpcStatus.OK
+    return pb.InferResponse.FromString(bytes(wire.view))
+
+
+def test_methods_are_the_services() -> None:
+    """All eight methods are served, one of them a stream."""
+    assert len(METHODS) == 8
+    assert METHODS[SERVICE + "StreamInfer"] is MethodKind.BIDIRECTIONAL
+    assert METHODS[SERVICE + "Infer"] is MethodKind.UNARY
+    assert b"nvidia.inferenceserver" in file_descriptors()[0]
+    assert CODEC.needs == {
+        Need.NAMES,
+        Need.DATATYPES,
+        Need.SHAPES,
+        Need.BATCHING,
+        Need.OUTPUTS,
+    }
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_encodes_call(case: CallCase) -> None:
+    """A call is written as the message a real client sends."""
+    wire = CODEC.encode_call(case.call)
+    assert wire.method == SERVICE + case.method
+    assert case.message == type(case.message).FromString(bytes(wire.view))
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_decodes_what_it_encodes(case: CallCase) -> None:
+    """A message to an upstream, read as a client's, is the same call but for datatypes."""
+    found = WIDE.decode_call(ask(case.message, case.method))
+    if case.method == "Status":
+        about = ModelRef("m") if case.call.model else None
+        assert found == ServerStatusRequest(about=about, context=found.context)
+    elif isinstance(case.call, InferRequest):
+        plain = found.changed(inputs=(), context=Context())
+        assert plain == case.call.changed(inputs=())
+        for sent, got in zip(case.call.inputs, found.inputs, strict=True):
+            assert (sent.name, sent.shape) == (got.name, got.shape)
+            if isinstance(sent.data, RawData):
+                assert as_raw(sent) == as_raw(got)
+            else:
+                assert sent.data == got.data
+    else:
+        assert case.call == found.within(protocol="", needs=frozenset())
+
+
+def test_stream_messages_are_inferences() -> None:
+    """A message of a stream is read as any inference."""
+    assert CODEC.decode_call(ask(INFER, "StreamInfer")).batch_size == 2
+
+
+def test_tensors_are_views_of_the_message() -> None:
+    """Inputs are not copied in, nor outputs out."""
+    wire = ask(infer(raw_input=[bytes(1 << 16)]))
+    (tensor,) = CODEC.decode_call(wire).inputs
+    assert np.shares_memory(
+        np.frombuffer(as_raw(tensor), np.uint8), np.frombuffer(wire.view, np.uint8)
+    )
+    output = raw("y", Datatype.UINT8, (1 << 15,), bytes(1 << 16))
+    call = CODEC.decode_call(ask(INFER))
+    written = CODEC.encode_reply(call, REPLY.changed(outputs=(output,)))
+    data = np.frombuffer(as_raw(output), np.uint8)
+    assert any(np.shares_memory(np.frombuffer(part, np.uint8), data) for part in written.message)
+
+
+def test_answers_an_inference() -> None:
+    """One raw_output for each output asked for, the id echoed."""
+    call = CODEC.decode_call(ask(infer(id=9)))
+    found = read(CODEC.encode_reply(call, REPLY))
+    assert found.request_status.code == pb.SUCCESS
+    assert (found.meta_data.id, found.meta_data.model_version) == (9, 3)
+    assert list(found.raw_output) == [X_RAW]
+
+
+def test_classes_have_an_empty_entry() -> None:
+    """Clients index raw_output by position: an output of classes has an empty one."""
+    message = infer()
+    message.meta_data.output.add(name="c").cls.count = 1
+    message.meta_data.output.reverse()
+    call = CODEC.decode_call(ask(message))
+    classes = items_tensor("c", (2,), [b"1:0", b"2:1"])
+    found = read(CODEC.encode_reply(call, REPLY.changed(outputs=(*REPLY.outputs, classes))))
+    assert list(found.raw_output) == [b"", X_RAW]
+    assert found.meta_data.output[0].batch_classes[1].cls[0].value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("message", "failure", "text"),
+    [
+        (infer(model_name="", id=9), InvalidRequest, "names no model"),
+        (infer(model_name="a\n", id=9), InvalidRequest, "control"),
+        (infer(model_version=-2, id=9), InvalidRequest, "version -2"),
+        (infer(batch_size=0, id=9), InvalidRequest, "batch_size is 0"),
+        (infer(raw_input=[], id=9), InvalidTensor, "'x' has no raw_input: 0 came"),
+    ],
+)
+def test_refused_inference_echoes_its_id(
+    message: pb.InferRequest, failure: type[GatewayError], text: str
+) -> None:
+    """The call ends well, the error stands in its status, and the id comes back."""
+    with pytest.raises(failure, match=text) as caught:
+        CODEC.decode_call(ask(message, "StreamInfer"))
+    found = read(CODEC.encode_error(None, caught.value))
+    assert found.request_status.code == pb.INVALID_ARG
+    assert found.meta_data == pb.InferResponseHeader(id=9)
+    assert not found.raw_output
+
+
+def test_long_headers_are_read_too() -> None:
+    """A header longer than what is remembered is read all the same."""
+    message = infer()
+    for number in range(300):
+        message.meta_data.output.add(name=f"output-with-a-long-name-{number}")
+    del message.meta_data.output[200:]
+    found = CODEC.decode_call(ask(message))
+    assert 200 == len(found.outputs)
+
+
+def test_told_size_must_be_the_entrys() -> None:
+    """A batch_byte_size other than the entry's size is refused; surplus entries are not."""
+    message = infer(raw_input=[X_RAW, b"more"])
+    assert len(CODEC.decode_call(ask(message)).inputs) == 1
+    message.meta_data.input[0].batch_byte_size = 9
+    with pytest.raises(InvalidTensor, match="16 bytes and a batch_byte_size of 9"):
+        CODEC.decode_call(ask(message))
+
+
+def test_header_given_twice_is_merged() -> None:
+    """Two occurrences of a message are one: so does every protobuf parser."""
+    head = pb.InferRequest(model_name="m", model_version=-1, meta_data={"batch_size": 1})
+    tail = pb.InferRequest(meta_data={"id": 4, "output": [{"name": "o"}]})
+    data = head.SerializeToString() + tail.SerializeToString()
+    found = CODEC.decode_call(GrpcRequest(SERVICE + "Infer", (data,)))
+    assert (found.batch_size, found.id, found.outputs) == (1, "4", (RequestedOutput("o"),))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        b"\x0a\x01m\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x1a\x01\xff",
+        b"\x0a\x01\xff",
+    ],
+)
+def test_broken_messages_are_refused(data: bytes) -> None:
+    """Bytes that are no message are refused, and answered in the protocol's form."""
+    with pytest.raises(MalformedMessage) as caught:
+        CODEC.decode_call(GrpcRequest(SERVICE + "StreamInfer", (data,)))
+    found = read(CODEC.encode_error(None, caught.value))
+    assert (found.request_status.code, found.meta_data.id) == (pb.INVALID_ARG, 0)
+
+
+def test_version_zero_is_a_version() -> None:
+    """0 is the literal version 0, which no server has, unless the listener takes it for latest."""
+    assert CODEC.decode_call(ask(infer(model_version=0))).model == ModelRef("m", "0")
+    lenient: Any = GrpcCodec(DEFAULT_LIMITS, {"version_zero": "latest"})
+    assert lenient.decode_call(ask(infer(model_version=0))).model == M
+
+
+@pytest.mark.parametrize(
+    ("wire", "failure", "code"),
+    [
+        (ask(pb.HealthRequest(mode="dead"), "Health"), InvalidRequest, pb.UNKNOWN),
+        (ask(pb.ProfileRequest(cmd="run"), "Profile"), InvalidRequest, pb.UNKNOWN),
+        (ask(pb.RepositoryRequest(), "Repository"), InvalidRequest, pb.UNKNOWN),
+        (ask(pb.SharedMemoryControlRequest(), "SharedMemoryControl"), InvalidRequest, pb.UNKNOWN),
+        (ask(pb.ModelControlRequest(), "ModelControl"), InvalidRequest, pb.INVALID_ARG),
+        (
+            ask(pb.SharedMemoryControlRequest(unregister={}), "SharedMemoryControl"),
+            InvalidRequest,
+            pb.INVALID_ARG,
+        ),
+        (
+            ask(pb.SharedMemoryControlRequest(register={"name": "r"}), "SharedMemoryControl"),
+            InvalidRequest,
+            pb.INVALID_ARG,
+        ),
+        (ask(pb.StatusRequest(model_name="\n"), "Status"), InvalidRequest, pb.INVALID_ARG),
+        (GrpcRequest(SERVICE + "Status", (b"\xff",)), MalformedMessage, pb.INVALID_ARG),
+        (GrpcRequest(SERVICE + "Other"), Unsupported, pb.UNSUPPORTED),
+        (
+            ask(pb.ModelControlRequest(model_name="m"), "ModelControl"),
+            Forbidden,
+            pb.UNAVAILABLE,
+        ),
+    ],
+)
+def test_refuses_other_calls(wire: GrpcRequest, failure: type[GatewayError], code: int) -> None:
+    """What cannot be answered, or is not allowed, is refused in request_status."""
+    with pytest.raises(failure) as caught:
+        CODEC.decode_call(wire)
+    found = read(CODEC.encode_error(None, caught.value))
+    assert found.request_status.code == code
+    assert not found.HasField("meta_data")
+
+
+def test_unknown_control_action_is_unknown() -> None:
+    """An action that is neither load nor unload is UNKNOWN."""
+    message = pb.ModelControlRequest(model_name="m")
+    wire = GrpcRequest(SERVICE + "ModelControl", (message.SerializeToString() + b"\x10\x05",))
+    with pytest.raises(InvalidRequest, match="action 5") as caught:
+        WIDE.decode_call(wire)
+    assert read(WIDE.encode_error(None, caught.value)).request_status.code == pb.UNKNOWN
+
+
+def test_refused_index_has_the_form_of_one() -> None:
+    """The client looks at the status of no answer that has no index."""
+    wire = ask(pb.RepositoryRequest(index=True), "Repository")
+    with pytest.raises(Forbidden) as caught:
+        CODEC.decode_call(wire)
+    call = WIDE.decode_call(wire)
+    for refused in (None, call):
+        written = CODEC.encode_error(refused, caught.value)
+        found = pb.RepositoryResponse.FromString(bytes(written.view))
+        assert found.request_status.code == pb.UNAVAILABLE
+        assert "not enabled here" in found.request_status.msg
+        assert found.WhichOneof("response_type") == "index"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RegionNotFound("r"), pb.NOT_FOUND),
+        (RegionExists("r"), pb.ALREADY_EXISTS),
+        (RegionUnusable("r"), pb.INTERNAL),
+        (ModelNotFound("m"), pb.UNAVAILABLE),
+    ],
+)
+def test_regions_are_refused_in_its_own_words(error: GatewayError, code: int) -> None:
+    """What is wrong with a region has the status that real servers give it; a model has another."""
+    found = read(CODEC.encode_error(InferRequest(model=M, id="3"), error))
+    assert (found.request_status.code, found.meta_data.id) == (code, 3)
+
+
+def test_answers_other_calls() -> None:
+    """Health, status, control and regions in their own messages."""
+    live = CODEC.decode_call(ask(pb.HealthRequest(mode="live"), "Health"))
+    health = pb.HealthResponse.FromString(bytes(CODEC.encode_reply(live, False).view))
+    assert (health.health, health.request_status.code) == (False, pb.SUCCESS)
+    profile = CODEC.decode_call(ask(pb.ProfileRequest(cmd="stop"), "Profile"))
+    wire = CODEC.encode_reply(profile, True)
+    assert pb.ProfileResponse.FromString(bytes(wire.view)).request_status.code == pb.SUCCESS
+    told = WIDE.encode_reply(SharedStatusRequest(), (SYSTEM,))
+    regions = pb.SharedMemoryControlResponse.FromString(bytes(told.view)).shared_memory_status
+    assert list(regions.shared_memory_region) == list(regions.declared_region)
+    assert (SYSTEM,) == WIDE.decode_reply(SharedStatusRequest(), told)
+    done = WIDE.encode_reply(ModelLoadRequest(model=M), None)
+    assert WIDE.decode_reply(ModelLoadRequest(model=M), done) is None
+    metadata = ModelMetadata(
+        name="m", versions=("2",), inputs=(TensorMetadata("x", Datatype.BYTES, (-1, 2)),)
+    )
+    status = ServerStatus(ready=True, models=(ModelStatus(metadata),))
+    shown = CODEC.encode_reply(ServerStatusRequest(), status)
+    found = CODEC.decode_reply(ModelMetadataRequest(model=M), shown)
+    assert found == ModelMetadata(
+        name="m",
+        versions=("2",),
+        platform="custom",
+        inputs=metadata.inputs,
+        max_batch_size=128,
+    )
+    assert CODEC.decode_reply(ModelReadyRequest(model=M), shown) is True
+    assert len(CODEC.decode_reply(RepositoryIndexRequest(), shown)) == 1
+    assert CODEC.decode_reply(ServerMetadataRequest(), shown).name == "inference:0"
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (CALL.changed(model=None), "names no model"),
+        (CALL.changed(model=ModelRef("m", "x")), "has numbers"),
+        (CALL.changed(model=ModelRef("\ud800")), "cannot be written"),
+        (ModelMetadataRequest(), "names no model"),
+        (ServerStatusRequest(), "cannot be asked"),
+    ],
+)
+def test_refuses_what_v1_cannot_carry(call: Any, text: str) -> None:
+    """What has no form in v1 is refused by name, before anything is sent."""
+    with pytest.raises(Unsupported, match=text):
+        CODEC.encode_call(call)
+
+
+def reply(**parts: Any) -> GrpcResponse:
+    header = {
+        "model_name": "m",
+        "batch_size": 2,
+        "output": [{"name": "y", "raw": {"dims": [2], "batch_byte_size": 16}}],
+    }
+    message = {"request_status": OK, "meta_data": header, "raw_output": [X_RAW], **parts}
+    return answer(pb.InferResponse(**message))
+
+
+def test_reads_answer() -> None:
+    """Outputs are views of the message, the batch size apart."""
+    wire = reply()
+    found = CODEC.decode_reply(CALL, wire)
+    assert (found.model, found.batch_size) == (M, 2)
+    assert as_raw(found.outputs[0]) == X_RAW
+    assert found.outputs[0].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("wire", "failure", "text"),
+    [
+        (reply(raw_output=[]), MalformedMessage, "0 raw_output for 1 outputs"),
+        (reply(raw_output=[b"1"]), MalformedMessage, "1 bytes where 16"),
+        (reply(meta_data={}, raw_output=[]), MalformedMessage, "lacks output 'y'"),
+        (reply(request_status={"code": pb.UNAVAILABLE, "msg": "gone"}), NotReady, "gone"),
+        (reply(request_status={}), GatewayError, "request status 0"),
+        (GrpcResponse((b"\xff",)), MalformedMessage, "InferResponse"),
+        (GrpcResponse((b"\x0a\x01\xff",)), MalformedMessage, "InferResponse"),
+        (GrpcResponse((), GrpcStatus.UNAVAILABLE, "down"), Unavailable, "down"),
+        (GrpcResponse((), GrpcStatus.DATA_LOSS), UpstreamError, "DATA_LOSS"),
+        (GrpcResponse((), GrpcStatus.UNIMPLEMENTED), Unsupported, "UNIMPLEMENTED"),
+    ],
+)
+def test_refuses_unusable_answers(
+    wire: GrpcResponse, failure: type[GatewayError], text: str
+) -> None:
+    """A failure in the status of either kind, or a message that does not add up, is an error."""
+    with pytest.raises(failure, match=text):
+        CODEC.decode_reply(CALL, wire)
+
+
+def test_names_that_break_logs_are_an_upstreams_fault() -> None:
+    """A name with control characters makes an answer malformed, not a request wrong."""
+    message = pb.InferResponse(request_status=OK)
+    message.meta_data.model_name = "a\nb"
+    with pytest.raises(MalformedMessage, match="U\\+000A"):
+        CODEC.decode_reply(InferRequest(model=M), answer(message))
+
+
+def test_unknown_model_is_not_ready() -> None:
+    """A status that the server refuses as of no model is no failure of the question."""
+    wire = answer(pb.StatusResponse(request_status={"code": pb.INVALID_ARG, "msg": "no"}))
+    assert CODEC.decode_reply(ModelReadyRequest(model=M), wire) is False
+    with pytest.raises(ModelNotFound, match="no"):
+        CODEC.decode_reply(ModelMetadataRequest(model=M), wire)
+
+
+def test_not_live_by_either_word() -> None:
+    """Both the flag and the status must be good."""
+    for code, health, expected in (
+        (pb.SUCCESS, True, True),
+        (pb.SUCCESS, False, False),
+        (pb.UNAVAILABLE, True, False),
+    ):
+        wire = answer(pb.HealthResponse(request_status={"code": code}, health=health))
+        assert CODEC.decode_reply(ServerLiveRequest(), wire) is expected
+
+
+def test_old_regions_are_read_where_they_were_declared() -> None:
+    """A server that follows the declaration puts regions into number 1."""
+    status = pb.SharedMemoryControlResponse(request_status=OK)
+    status.shared_memory_status.declared_region.add(name="r")
+    (found,) = CODEC.decode_reply(SharedStatusRequest(), answer(status))
+    assert found.name == "r"
+
+
+def test_other_calls_are_refused() -> None:
+    """What v1 has no question for is refused; answers to a client's stream are no items of one."""
+    stream = StreamInferRequest(model=M, request=InferRequest(model=M, inputs=(X,)))
+    refusals: list[Callable[[], Any]] = [
+        lambda: CODEC.encode_item(stream, InferResponse(model=M, outputs=())),
+        lambda: CODEC.encode_reply(ServerMetadataRequest(), None),
+        lambda: CODEC.decode_reply(ServerStatusRequest(), GrpcResponse()),
+    ]
+    for refused in refusals:
+        with pytest.raises(Unsupported, match="Request cannot be asked"):
+            refused()
+
+
+def test_context_holds_what_travels_beside() -> None:
+    """Metadata, request id and deadline cross in both directions, framing does not."""
+    metadata = (("x-a", "1"), ("x-request-id", "id"), ("x-bin", b"\x00"), ("host", "h"))
+    wire = GrpcRequest(SERVICE + "Status", (b"",), metadata, 7.0)
+    context = CODEC.decode_call(wire).context
+    assert (context.request_id, context.deadline) == ("id", 7.0)
+    assert context.metadata == (("x-a", "1"), ("x-request-id", "id"), ("host", "h"))
+    sent = CODEC.encode_call(ServerLiveRequest(context=context))
+    assert sent.metadata == (("x-a", "1"), ("x-request-id", "id"))
+    assert sent.deadline == 7.0
+    named = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="made")))
+    assert named.metadata == (("x-request-id", "made"),)
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    """Fields that this schema does not know are no error, in requests and in answers."""
+    extra = b"\xa0\x06\x01"
+    wire = GrpcRequest(SERVICE + "Infer", (INFER.SerializeToString() + extra,))
+    assert CODEC.decode_call(wire).batch_size == 2
+    answered = GrpcResponse((bytes(reply().view) + extra,))
+    assert CODEC.decode_reply(CALL, answered).batch_size == 2
+
+
+def test_cuda_regions_are_told_with_their_device() -> None:
+    """A region on a device has no key."""
+    region = SharedRegion(name="c", size_bytes=9, device=0)
+    told = WIDE.encode_reply(SharedStatusRequest(), (region,))
+    assert (region,) == WIDE.decode_reply(SharedStatusRequest(), told)

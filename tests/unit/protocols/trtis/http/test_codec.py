@@ -1,0 +1,547 @@
+"""Tests of TensorRT v1 over HTTP towards clients: requests in, answers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelLoadRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Need, Origin, Sequence
+from gateway.ir.data import RawData, ShareData, SharedData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    DeadlineExceeded,
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    ModelNotFound,
+    NotFound,
+    TooLarge,
+    Unsupported,
+    UpstreamProtocolError,
+)
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import RepositoryEntry
+from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor
+from gateway.protocols.trtis import SPEC
+from gateway.protocols.trtis.errors import Status
+from gateway.protocols.trtis.http.codec import HttpCodec
+from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from tests.cases.trtis_http import CALLS, REPLY, SYSTEM, X_RAW, CallCase, M, get, post, raw
+
+OPEN = {"model_control": True, "repository_index": True}
+CODEC: Any = HttpCodec(DEFAULT_LIMITS, {})
+WIDE: Any = HttpCodec(DEFAULT_LIMITS, OPEN)
+HEADER = 'batch_size: 2 input { name: "x" dims: 2 } output { name: "y" }'
+
+
+def status_of(wire: HttpResponse) -> pb.RequestStatus:
+    return text_format.Parse(wire.headers.get("nv-status") or "", pb.RequestStatus())
+
+
+def test_protocol_is_what_it_exports() -> None:
+    """The folder's SPEC makes both codecs and claims paths and methods."""
+    assert SPEC.name == "trtis"
+    assert SPEC.classifies
+    assert SPEC.http is not None
+    assert SPEC.http.prefixes == ("/api",)
+    assert SPEC.http.codec(DEFAULT_LIMITS, {}).name == "trtis.http"
+    assert SPEC.grpc is not None
+    assert SPEC.grpc.codec(DEFAULT_LIMITS, {}).name == "trtis.grpc"
+    assert len(SPEC.grpc.methods) == 8
+    assert b"GRPCService" in SPEC.grpc.file_descriptors()[0]
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case.name)
+def test_decodes_what_it_encodes(case: CallCase) -> None:
+    """A request to an upstream, read as a client's, is the same call but for datatypes."""
+    path, _, query = case.target.partition("?")
+    pairs = () if case.header is None else (("NV-InferRequest", case.header),)
+    body = (memoryview(case.body),)
+    found = WIDE.decode_call(HttpRequest(case.method, path, query, Headers(pairs), body))
+    if not isinstance(case.call, InferRequest):
+        if path.startswith("/api/status"):
+            about = ModelRef("m") if case.call.model else None
+            assert found == ServerStatusRequest(about=about, context=found.context)
+        else:
+            assert case.call.within() == found.within(protocol="", metadata=(), needs=frozenset())
+        return
+    assert isinstance(found, InferRequest)
+    assert [one.name for one in case.call.inputs] == [one.name for one in found.inputs]
+    for sent, read in zip(case.call.inputs, found.inputs, strict=True):
+        assert (sent.shape or (1,)) == read.shape
+        if isinstance(read.data, RawData):
+            assert as_raw(sent) == as_raw(read)
+        else:
+            assert sent.data == read.data or isinstance(read.data, ShareData)
+    for field in ("model", "outputs", "id", "sequence", "priority", "timeout_us", "batch_size"):
+        assert getattr(case.call, field) == getattr(found, field)
+
+
+def test_context_holds_what_travels_beside() -> None:
+    """Headers, request id, deadline and needs are in the context."""
+    headers = Headers((("X-Request-Id", "abc"), ("X-Other", " v")))
+    found = CODEC.decode_call(HttpRequest("GET", "/api/health/live", "", headers, (), 5.0))
+    assert found.context.request_id == "abc"
+    assert found.context.metadata == (("x-request-id", "abc"), ("x-other", " v"))
+    assert found.context.deadline == 5.0
+    needs = {Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING, Need.NUMBERS}
+    assert found.context.needs == needs
+    bad = Headers((("X-Request-Id", "a\x01"),))
+    assert CODEC.decode_call(HttpRequest("GET", "/api/status", "", bad)).context.request_id == ""
+
+
+def test_inputs_of_untold_sizes_are_shares() -> None:
+    """Where datatypes decide where an input ends, each is a share of the body."""
+    header = 'batch_size: 1 input { name: "a" } input { name: "b" dims: 0 } input { name: "c" }'
+    found = CODEC.decode_call(post(header, b"12345"))
+    shares = [one.data for one in found.inputs]
+    assert [(one.index, one.given_bytes) for one in shares] == [(0, None), (1, 0), (2, None)]
+    assert [one.nbytes for one in found.inputs] == [5, 0, 0]
+
+
+def test_inputs_of_told_sizes_are_views() -> None:
+    """Where all sizes but one are known, the inputs are views of the body at once."""
+    header = (
+        'batch_size: 1 input { name: "a" batch_byte_size: 2 } input { name: "b" } '
+        'input { name: "c" batch_byte_size: 1 }'
+    )
+    body = b"12345"
+    found = CODEC.decode_call(post(header, body))
+    assert [b"12", b"34", b"5"] == [bytes(as_raw(one)) for one in found.inputs]
+    view = np.frombuffer(as_raw(found.inputs[1]), np.uint8)
+    assert np.shares_memory(view, np.frombuffer(body, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "failure", "text"),
+    [
+        ("batch_size: 1 input { name: 'a' batch_byte_size: 2 }", b"1", InvalidTensor, "need 2"),
+        ("batch_size: 1 input { name: 'a' batch_byte_size: 2 }", b"123", InvalidTensor, "3 bytes"),
+        ("batch_size: 1", b"1", InvalidTensor, "0 inputs need 0"),
+        (
+            "batch_size: 1 input { name: 'a' } input { name: 'b' batch_byte_size: 9 }",
+            b"1",
+            InvalidTensor,
+            "at least 9",
+        ),
+        ("batch_size: 0", b"", InvalidRequest, "batch_size is 0"),
+        ("", b"", InvalidRequest, "batch_size is 0"),
+        ("batch_size: 1 input { }", b"", InvalidRequest, "has no name"),
+        ("batch_size: 1 output { name: 'o' cls { } }", b"", InvalidRequest, "0 classes"),
+        ("batch_size: 1 input {name: 'a'} input {name: 'a'}", b"", InvalidTensor, "2 times"),
+        ("batch_size: 1 output {name: 'a'} output {name: 'a'}", b"", InvalidTensor, "2 times"),
+        ("batch_size: 1 input { name: 'a' dims: -1 }", b"", InvalidTensor, "negative"),
+        ("batch_size: 1 input { name: 'a\\n' }", b"", InvalidRequest, "control"),
+        ("batch_size: 4294967295 input { name: 'a' dims: 9 }", b"", TooLarge, "elements"),
+        ("batch_size: x", b"", MalformedMessage, "no integer"),
+        (None, b"", InvalidRequest, "NV-InferRequest"),
+    ],
+)
+def test_refuses_wrong_inferences(
+    header: str | None, body: bytes, failure: type[GatewayError], text: str
+) -> None:
+    """A wrong header or body is refused by name, and answered with 400 and an empty id."""
+    with pytest.raises(failure, match=text) as caught:
+        CODEC.decode_call(post(header, body))
+    written = CODEC.encode_error(None, caught.value)
+    assert written.status == 400
+    assert status_of(written).code in (pb.INVALID_ARG, pb.NOT_FOUND)
+    if header is not None:
+        assert written.headers.get("nv-inferresponse") == ""
+        assert written.body == ()
+
+
+def test_refused_inference_echoes_its_id() -> None:
+    """The id stands in the answer even when the rest was wrong."""
+    with pytest.raises(InvalidRequest) as caught:
+        CODEC.decode_call(post("id: 77 batch_size: 0"))
+    assert CODEC.encode_error(None, caught.value).headers.get("nv-inferresponse") == "id: 77"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "batch_size: 1 input { name: 'a' batch_byte_size: 8 shared_memory { byte_size: 9 } }",
+        "batch_size: 1 output { name: 'a' cls { count: 1 } shared_memory { byte_size: 9 } }",
+    ],
+)
+def test_refuses_what_shared_memory_cannot_be(header: str) -> None:
+    """Sizes of a shared input agree; classes are not put into shared memory."""
+    with pytest.raises(InvalidRequest, match="shared memory"):
+        CODEC.decode_call(post(header))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api",
+        "/api/nope",
+        "/api/health/dead",
+        "/api/infer",
+        "/api/infer/",
+        "/api/infer/m/x",
+        "/api/infer/m/1/2",
+        "/api/status/a/b",
+        "/api/modelrepository/index",
+        "/api/sharedmemorycontrol/register/a/b/0/1",
+        "/api/sharedmemorycontrol/register/a//b/0/x",
+        "/api/repository",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_unknown_paths_say_nothing(path: str, method: str) -> None:
+    """A path that no handler takes is 400 with neither header nor body."""
+    with pytest.raises(NotFound) as caught:
+        CODEC.decode_call(HttpRequest(method, path))
+    assert CODEC.encode_error(None, caught.value) == HttpResponse(400)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/infer/m"),
+        ("PUT", "/api/infer/m/1"),
+        ("POST", "/api/status"),
+        ("POST", "/api/health/live"),
+        ("GET", "/api/modelcontrol/load/m"),
+        ("GET", "/api/sharedmemorycontrol/unregisterall"),
+        ("POST", "/api/repository/index"),
+    ],
+)
+def test_wrong_method_is_405(method: str, path: str) -> None:
+    """A known path with another method is 405 and says nothing more."""
+    with pytest.raises(InvalidRequest, match=path) as caught:
+        CODEC.decode_call(HttpRequest(method, path))
+    assert CODEC.encode_error(None, caught.value) == HttpResponse(405)
+
+
+def test_versions_are_numbers() -> None:
+    """A version in the path is taken as the number it is."""
+    assert CODEC.decode_call(post(HEADER, X_RAW, "/api/infer/m/007")).model == ModelRef("m", "7")
+    assert CODEC.decode_call(post(HEADER, X_RAW, "/api/infer/m/0")).model == ModelRef("m", "0")
+
+
+def test_health_is_told_by_the_status_alone() -> None:
+    """Health answers have no body; not ready is 400 with SUCCESS."""
+    for call, path in (
+        (ServerLiveRequest(), "/api/health/live"),
+        (ServerReadyRequest(), "/api/health/ready"),
+    ):
+        found = CODEC.decode_call(get(path))
+        assert type(call) is type(found)
+        for healthy, code in ((True, 200), (False, 400)):
+            written = CODEC.encode_reply(found, healthy)
+            assert (written.status, written.body) == (code, ())
+            assert status_of(written).code == pb.SUCCESS
+
+
+def test_profile_does_nothing() -> None:
+    """Profiling is answered as servers from 1.5 on do; an unknown command is UNKNOWN."""
+    written = CODEC.encode_reply(CODEC.decode_call(get("/api/profile?cmd=start")), True)
+    assert (written.status, written.body) == (200, ())
+    with pytest.raises(InvalidRequest, match="'run', there is start and stop") as caught:
+        CODEC.decode_call(get("/api/profile?cmd=run"))
+    assert status_of(CODEC.encode_error(None, caught.value)).code == pb.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("wire", "failure", "code"),
+    [
+        (post(None, target="/api/modelcontrol/load/m"), Forbidden, pb.UNAVAILABLE),
+        (post(None, target="/api/modelcontrol/unload/m"), Forbidden, pb.UNAVAILABLE),
+        (get("/api/repository/index"), Forbidden, pb.UNAVAILABLE),
+    ],
+)
+def test_gates_are_closed_by_default(
+    wire: HttpRequest, failure: type[GatewayError], code: int
+) -> None:
+    """Control and index are refused unless the listener allows them."""
+    with pytest.raises(failure, match="not enabled here") as caught:
+        CODEC.decode_call(wire)
+    written = CODEC.encode_error(None, caught.value)
+    assert (written.status, written.body) == (400, ())
+    assert status_of(written).code == code
+    assert WIDE.decode_call(wire).context.protocol == "trtis.http"
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "text"),
+    [
+        ("cudaregister/c/64/1", b"short", "5 bytes, a CUDA handle has 64"),
+        ("cudaregister/c/64/99999999999", bytes(64), "device 99999999999"),
+        ("register/r//k/0/99999999999999999999999", b"", "byte_size 9"),
+    ],
+)
+def test_refuses_wrong_registrations(target: str, body: bytes, text: str) -> None:
+    """A handle has 64 bytes, and numbers fit their fields."""
+    with pytest.raises(InvalidRequest, match=text):
+        WIDE.decode_call(post(None, body, f"/api/sharedmemorycontrol/{target}"))
+
+
+@pytest.mark.parametrize("form", ["binary", "text"])
+def test_answers_an_inference(form: str) -> None:
+    """Raw outputs come in the order asked for, then the header again; nothing is copied."""
+    call = CODEC.decode_call(post("id: 4 " + HEADER, X_RAW, f"/api/infer/m?format={form}"))
+    extra = raw("z", Datatype.UINT8, (1,), b"ab")
+    written = CODEC.encode_reply(call, REPLY.changed(outputs=(extra, *REPLY.outputs)))
+    line = 'model_name: "m" model_version: 3 batch_size: 2 output { name: "y" raw { dims: 2 batch_byte_size: 16 } } id: 4'
+    assert written.headers.get("nv-inferresponse") == line
+    assert [name for name, _ in written.headers] == [
+        "NV-InferResponse",
+        "NV-Status",
+        "Content-Type",
+    ]
+    view, trailer = written.body
+    assert bytes(view) == X_RAW
+    assert np.shares_memory(np.frombuffer(view, np.uint8), np.frombuffer(X_RAW, np.uint8))
+    expected = text_format.Parse(line, pb.InferResponseHeader())
+    if form == "binary":
+        assert expected == pb.InferResponseHeader.FromString(bytes(trailer))
+    else:
+        assert expected == text_format.Parse(bytes(trailer), pb.InferResponseHeader())
+        assert b"\n" in bytes(trailer)
+
+
+def test_no_outputs_asked_none_returned() -> None:
+    """Unlike later protocols, v1 returns no output that was not asked for."""
+    call = CODEC.decode_call(post('batch_size: 2 input { name: "x" }', X_RAW))
+    written = CODEC.encode_reply(call, REPLY)
+    assert "output" not in (written.headers.get("nv-inferresponse") or "output")
+    assert len(written.body) == 1
+
+
+def test_classes_are_written_from_their_elements() -> None:
+    """Elements value:index:label become batch_classes, an equal share for each item."""
+    call = CODEC.decode_call(
+        post('batch_size: 2 output { name: "y" cls { count: 2 } }', target="/api/infer/m")
+    )
+    items = [b"9.5:3:c:at", b"1:0", b"inf:2:", b"nan:1:dog"]
+    reply = REPLY.changed(outputs=(items_tensor("y", (4,), items),))
+    line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
+    found = text_format.Parse(line, pb.InferResponseHeader()).output[0]
+    assert not found.HasField("raw")
+    told = [[(one.idx, one.label) for one in classes.cls] for classes in found.batch_classes]
+    assert told == [[(3, "c:at"), (0, "")], [(2, ""), (1, "dog")]]
+    assert found.batch_classes[0].cls[0].value == 9.5
+    empty = CODEC.encode_reply(call, REPLY.changed(outputs=(items_tensor("y", (0,), []),)))
+    assert (empty.headers.get("nv-inferresponse") or "").count("batch_classes") == 2
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ((), "lacks output 'y'"),
+        ((items_tensor("y", (3,), [b"1:1"] * 3),), "3 classes"),
+        ((items_tensor("y", (2,), [b"1:1", b"x"]),), "value:index:label"),
+        ((items_tensor("y", (2,), [b"1:1", b"x:1"]),), "value:index:label"),
+        ((items_tensor("y", (2,), [b"1:1", b"1:9999999999"]),), "value:index:label"),
+        ((items_tensor("y", (2,), [b"1:1", b"1:1:\xff"]),), "value:index:label"),
+    ],
+)
+def test_refuses_answers_without_the_classes(outputs: Any, text: str) -> None:
+    """An answer that is not to the question is the target's fault."""
+    call = CODEC.decode_call(post('batch_size: 2 output { name: "y" cls { count: 2 } }'))
+    with pytest.raises(UpstreamProtocolError, match=text):
+        CODEC.encode_reply(call, REPLY.changed(outputs=outputs))
+
+
+def test_refuses_answer_of_another_batch() -> None:
+    """The batch of an answer is the request's."""
+    call = CODEC.decode_call(post(HEADER, X_RAW))
+    with pytest.raises(UpstreamProtocolError, match="batch size 3, the request 2"):
+        CODEC.encode_reply(call, REPLY.changed(batch_size=3))
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (raw("y", Datatype.BF16, (2,), bytes(8)), "BF16, which TensorRT v1 has no type for"),
+        (items_tensor("y", (2,), [b"", b""]), ""),
+    ],
+)
+def test_refuses_what_v1_has_no_type_for(output: Any, text: str) -> None:
+    """BF16 is refused by name; BYTES is TYPE_STRING."""
+    call = CODEC.decode_call(post(HEADER, X_RAW))
+    if text:
+        with pytest.raises(Unsupported, match=text):
+            CODEC.encode_reply(call, REPLY.changed(outputs=(output,)))
+    else:
+        assert CODEC.encode_reply(call, REPLY.changed(outputs=(output,))).status == 200
+
+
+def test_output_in_shared_memory_has_no_bytes_here() -> None:
+    """An output that was put into shared memory is told with its size only."""
+    header = 'batch_size: 2 output { name: "y" shared_memory { name: "r" byte_size: 16 } }'
+    call = WIDE.decode_call(post(header, target="/api/infer/m?format=binary"))
+    assert call.outputs == (RequestedOutput("y", shared=SharedData("r", 0, 16)),)
+    there = Tensor("y", None, (2,), SharedData("r", 0, 16))
+    written = WIDE.encode_reply(call, REPLY.changed(outputs=(there,)))
+    assert "batch_byte_size: 16" in (written.headers.get("nv-inferresponse") or "")
+    assert len(written.body) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "number"), [("3", 3), ("", 1), ("v2", 1), ("0", 1), ("9223372036854775808", 1)]
+)
+def test_versions_become_numbers(version: str, number: int) -> None:
+    """A version that v1 has no number for is told as 1."""
+    call = CODEC.decode_call(post(HEADER, X_RAW))
+    line = CODEC.encode_reply(call, REPLY.changed(model=ModelRef("m", version))).headers
+    assert f"model_version: {number} " in (line.get("nv-inferresponse") or "")
+
+
+def test_scalar_outputs_have_one_dim() -> None:
+    """An item without dimensions is told as dims [1], since clients take none for nothing."""
+    call = CODEC.decode_call(post(HEADER, X_RAW))
+    reply = REPLY.changed(outputs=(raw("y", Datatype.UINT8, (), b"ab"),))
+    line = CODEC.encode_reply(call, reply).headers.get("nv-inferresponse") or ""
+    assert "dims: 1 batch_byte_size: 2" in line
+
+
+INFER = InferRequest(model=M, id="5")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "code"),
+    [
+        (INFER, ModelNotFound("no"), pb.UNAVAILABLE),
+        (INFER, InvalidRequest("no"), pb.INVALID_ARG),
+        (INFER, DeadlineExceeded("late"), pb.UNAVAILABLE),
+        (ServerStatusRequest(about=M), ModelNotFound("no"), pb.INVALID_ARG),
+        (ModelLoadRequest(model=M), Unsupported("no"), pb.UNAVAILABLE),
+        (ModelLoadRequest(model=M), ModelNotFound("no"), pb.NOT_FOUND),
+        (SharedRegisterRequest(region=SYSTEM), Unsupported("no"), pb.UNSUPPORTED),
+        (None, TooLarge("head"), pb.INVALID_ARG),
+    ],
+)
+def test_errors_have_the_protocols_codes(call: Any, error: GatewayError, code: int) -> None:
+    """Every failure is 400 without a body; the code is what a real server says."""
+    written = CODEC.encode_error(call, error)
+    found = status_of(written)
+    assert (written.status, written.body) == (400, ())
+    assert (found.code, found.msg) == (code, error.message)
+    assert written.headers.get("nv-inferresponse") == ("id: 5" if call is INFER else None)
+
+
+def test_error_texts_cannot_break_the_header() -> None:
+    """Texts are escaped to ASCII and cut to the limit."""
+    codec = HttpCodec(MessageLimits(error_text_bytes=32), {"server_id": "me"})
+    text = 'Zoë said "no"\r\nNV-Status: x' + "y" * 100
+    written = codec.encode_error(None, InvalidRequest(text))
+    line = written.headers.get("nv-status") or ""
+    assert line.isascii()
+    assert line.isprintable()
+    assert status_of(written).msg.startswith('Zoë said "no"\r\n')
+    assert status_of(written).msg.endswith("...")
+    assert status_of(written).server_id == "me"
+
+
+def test_upstreams_own_status_goes_back_as_it_came() -> None:
+    """An error of a real v1 server keeps its code and text, whichever carrier it came by."""
+    origin = Origin("trtis.grpc", None, Status(pb.ALREADY_EXISTS, "taken"))
+    found = status_of(CODEC.encode_error(INFER, InvalidRequest("x", origin=origin)))
+    assert (found.code, found.msg) == (pb.ALREADY_EXISTS, "taken")
+
+
+def test_answers_are_numbered() -> None:
+    """Every answer has a number of its own, rising."""
+    codec: Any = HttpCodec(DEFAULT_LIMITS, {})
+    call = codec.decode_call(get("/api/health/live"))
+    assert [status_of(codec.encode_reply(call, True)).request_id for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("form", ["binary", "text", "json", "strange"])
+def test_index_in_every_form(form: str) -> None:
+    """Binary is the message, JSON its mapping; anything else is text, as for real servers."""
+    call = WIDE.decode_call(get(f"/api/repository/index?format={form}"))
+    assert isinstance(call, RepositoryIndexRequest)
+    entries = (RepositoryEntry("a", "1"), RepositoryEntry("a", "2"), RepositoryEntry("b"))
+    written = WIDE.encode_reply(call, entries)
+    expected = pb.ModelRepositoryIndex(models=[{"name": "a"}, {"name": "b"}])
+    body = bytes(written.view)
+    if form == "binary":
+        assert pb.ModelRepositoryIndex.FromString(body) == expected
+    elif form == "json":
+        assert body == b'{"models": [{"name": "a"}, {"name": "b"}]}'
+    else:
+        assert text_format.Parse(body, pb.ModelRepositoryIndex()) == expected
+
+
+def test_regions_are_told() -> None:
+    """The status of shared memory is read and written, and controls have empty answers."""
+    call = WIDE.decode_call(get("/api/sharedmemorycontrol/status?format=binary"))
+    assert isinstance(call, SharedStatusRequest)
+    written = WIDE.encode_reply(call, (SYSTEM,))
+    assert (SYSTEM,) == WIDE.decode_reply(SharedStatusRequest(), written)
+    done = WIDE.encode_reply(SharedUnregisterRequest(), None)
+    assert (done.status, done.body, len(done.headers.pairs)) == (200, (), 1)
+
+
+def test_streams_and_other_calls_are_refused() -> None:
+    """HTTP has no streams, and no answer to what a v1 client cannot ask."""
+    stream = StreamInferRequest(model=M, request=INFER)
+    item = InferResponse(model=M, outputs=())
+    with pytest.raises(Unsupported, match="StreamInferRequest"):
+        CODEC.encode_item(stream, item)
+    with pytest.raises(Unsupported, match="StreamInferRequest"):
+        CODEC.decode_item(stream, HttpResponse(200))
+    with pytest.raises(Unsupported, match="ServerMetadataRequest"):
+        CODEC.encode_reply(ServerMetadataRequest(), None)
+
+
+def test_sequence_and_schedule_are_carried() -> None:
+    """Correlation id, flags, priority and timeout reach the call; flags alone mean nothing."""
+    header = "batch_size: 1 correlation_id: 9223372036854775813 flags: 1 priority: 2 timeout_microseconds: 7"
+    found = CODEC.decode_call(post(header))
+    assert found.sequence == Sequence(2**63 + 5, start=True, end=False)
+    assert (found.priority, found.timeout_us) == (2, 7)
+    assert CODEC.decode_call(post("batch_size: 1 flags: 3")).sequence is None
+
+
+def test_header_names_are_found_in_any_case() -> None:
+    """Header names have no case."""
+    wire = HttpRequest("POST", "/api/infer/m", "", Headers((("nv-INFERREQUEST", "batch_size: 1"),)))
+    assert CODEC.decode_call(wire).batch_size == 1
+
+
+def test_long_headers_are_read_too() -> None:
+    """A header longer than what is remembered is read all the same."""
+    header = "batch_size: 1 " + " ".join(f'output {{ name: "o{n}" }}' for n in range(250))
+    assert len(CODEC.decode_call(post(header)).outputs) == 250
+
+
+def test_broken_queries_are_no_queries() -> None:
+    """A query with more parameters than anyone sends is not taken apart."""
+    many = "&".join(f"a{n}=1" for n in range(99)) + "&format=binary"
+    call = CODEC.decode_call(HttpRequest("GET", "/api/status", many))
+    assert isinstance(call, ServerStatusRequest)
+    assert call.context.origin is not None
+    assert call.context.origin.form.format == "text"
+
+
+def test_answer_without_a_shape_is_refused() -> None:
+    """Where neither answer nor metadata tell a shape, there are no dims to write."""
+    call = CODEC.decode_call(post(HEADER, X_RAW))
+    untold = Tensor("y", None, None, RawData(memoryview(b"1")))
+    with pytest.raises(Unsupported, match="'y' has no shape"):
+        CODEC.encode_reply(call, REPLY.changed(outputs=(untold,)))

@@ -1,0 +1,64 @@
+"""TensorRT v1 requests over HTTP whose inputs are still on their way."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.calls import InferRequest, ModelReadyRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import ArrivingData, RawData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.protocols.trtis.http.codec import HttpCodec
+from gateway.wire.codec import PassingCodec
+from tests.fakes import FakeArriving
+
+CODEC = HttpCodec(MessageLimits(), {})
+MODEL = ModelRef("m")
+BODY = b"{}abcdefgh"
+
+
+def call(*inputs: Tensor) -> InferRequest:
+    return InferRequest(model=MODEL, inputs=inputs, outputs=(RequestedOutput("y"),), batch_size=2)
+
+
+def tensors(source: FakeArriving, size: int = 4) -> tuple[Tensor, ...]:
+    """Return two inputs of two items each."""
+    shape = (size // 2,)
+    return tuple(
+        Tensor(name, Datatype.UINT8, shape, ArrivingData(source, start, size))
+        for name, start in (("a", 2), ("b", 2 + size))
+    )
+
+
+def test_a_request_ends_in_what_comes() -> None:
+    """With the rest behind it, a request is what it would have been whole."""
+    source = FakeArriving(BODY, 2)
+    wire = CODEC.encode_arriving(call(*tensors(source)))
+    whole = [
+        Tensor(name, Datatype.UINT8, (2,), RawData(memoryview(data)))
+        for name, data in (("a", b"abcd"), ("b", b"efgh"))
+    ]
+    expected = CODEC.encode_call(call(*whole))
+    assert isinstance(CODEC, PassingCodec)
+    assert wire is not None
+    assert source is wire.rest
+    assert (expected.path, expected.headers) == (wire.path, wire.headers)
+    assert bytes(expected.view) == bytes(wire.view) + BODY[2:]
+
+
+def test_other_requests_are_written_whole() -> None:
+    """Inputs in another order, and questions."""
+    source = FakeArriving(BODY, 2)
+    assert CODEC.encode_arriving(call(*tensors(source)[::-1])) is None
+    assert CODEC.encode_arriving(ModelReadyRequest(model=MODEL)) is None
+
+
+def test_sizes_are_checked_before_they_come() -> None:
+    """Bytes that are not what batch size and shape need are refused, as those that are here."""
+    source = FakeArriving(BODY, 2)
+    wrong = tuple(Tensor(each.name, each.datatype, (3,), each.data) for each in tensors(source))
+    with pytest.raises(InvalidTensor, match="'a' has 4 bytes, batch size 2 of shape"):
+        CODEC.encode_arriving(call(*wrong))

@@ -1,0 +1,142 @@
+"""Tests of ServerStatus and ModelConfig made from metadata of any server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelState,
+    ModelStatus,
+    RepositoryEntry,
+    ServerStatus,
+    TensorMetadata,
+)
+from gateway.protocols.trtis.options import TrtisOptions
+from gateway.protocols.trtis.server_status import read_model, write_config, write_status
+from gateway.schema import tensorrt_v1_pb2 as pb
+
+OPTIONS = TrtisOptions(max_batch_size=32)
+
+
+def model(
+    datatype: Datatype | None = Datatype.FP32,
+    shape: tuple[int, ...] | None = (-1, 3),
+    **changes: Any,
+) -> ModelMetadata:
+    tensors = (TensorMetadata("x", datatype, shape),)
+    return ModelMetadata(**{"name": "m", "inputs": tensors, "outputs": tensors, **changes})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "most", "dims", "reshaped"),
+    [
+        (model(max_batch_size=8), 8, [3], False),
+        (model(max_batch_size=0), 0, [-1, 3], False),
+        (model(), 32, [3], False),
+        (model(shape=(2, 3)), 0, [2, 3], False),
+        (model(shape=(-1,), max_batch_size=4), 4, [1], True),
+        (model(shape=(), max_batch_size=0), 0, [1], True),
+        (model(shape=(-1, -1, 2)), 32, [-1, 2], False),
+    ],
+)
+def test_batch_axis_is_taken_out_of_dims(
+    metadata: ModelMetadata, most: int, dims: list[int], reshaped: bool
+) -> None:
+    """A client adds the batch axis itself; a scalar is dims [1], which the model sees reshaped."""
+    config = write_config(metadata, OPTIONS.max_batch_size)
+    assert config.max_batch_size == most
+    for tensor in (config.input[0], config.output[0]):
+        assert list(tensor.dims) == dims
+        assert tensor.HasField("reshape") is reshaped
+        assert tensor.data_type == pb.TYPE_FP32
+    assert config.platform == "custom"
+
+
+@pytest.mark.parametrize("datatype", [one for one in Datatype if one is not Datatype.BF16])
+def test_every_datatype_comes_back(datatype: Datatype) -> None:
+    """What is published is read back as the same metadata."""
+    metadata = model(datatype, max_batch_size=8, platform="onnx", versions=("1", "2"))
+    status = write_status(ServerStatus(ready=True, models=(ModelStatus(metadata),)), OPTIONS)
+    assert metadata == read_model("m", status.model_status["m"], DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_clients_are_told_of_state(stateful: bool) -> None:
+    """Tools look for sequence_batching to know how to ask a model."""
+    config = write_config(model(stateful=stateful), 1)
+    assert stateful is config.HasField("sequence_batching")
+    found = read_model("m", pb.ModelStatus(config=config), DEFAULT_LIMITS)
+    assert stateful is found.stateful
+
+
+def test_text_is_type_string() -> None:
+    """BYTES is TYPE_STRING."""
+    assert write_config(model(Datatype.BYTES), 1).input[0].data_type == pb.TYPE_STRING
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        (model(Datatype.BF16), "'x' is BF16, which TensorRT v1 has no type for"),
+        (model(None), "'x' has no datatype or shape"),
+        (model(shape=None), "'x' has no datatype or shape"),
+        (model(shape=(), max_batch_size=2), "'x' has no datatype or shape"),
+    ],
+)
+def test_what_v1_cannot_show_is_left_out_or_named(metadata: ModelMetadata, text: str) -> None:
+    """In the list of all such a model is missing; a question about it says why."""
+    good = ModelStatus(model(name="good"))
+    status = ServerStatus(ready=True, models=(ModelStatus(metadata), good))
+    assert list(write_status(status, OPTIONS).model_status) == ["good"]
+    with pytest.raises(Unsupported, match=text):
+        write_status(ServerStatus(ready=True, models=(ModelStatus(metadata),)), OPTIONS, only=True)
+
+
+def test_versions_and_states_are_told() -> None:
+    """Each version has the state its index gives; without an index a described model is ready."""
+    entries = (
+        RepositoryEntry("m", "1", ModelState.READY),
+        RepositoryEntry("m", "2", ModelState.UNAVAILABLE, "broken"),
+    )
+    listed = ModelStatus(model(versions=("1", "2")), entries)
+    (found,) = write_status(
+        ServerStatus(ready=True, models=(listed,)), OPTIONS
+    ).model_status.values()
+    assert found.version_status[1].ready_state == pb.MODEL_READY
+    assert found.version_status[2].ready_state == pb.MODEL_UNAVAILABLE
+    assert found.version_status[2].ready_state_reason.message == "broken"
+    for versions in ((), ("main",)):
+        bare = ServerStatus(ready=True, models=(ModelStatus(model(versions=versions)),))
+        (told,) = write_status(bare, OPTIONS).model_status.values()
+        assert {1: pb.MODEL_READY} == {
+            number: one.ready_state for number, one in told.version_status.items()
+        }
+
+
+def test_the_first_version_without_a_number_is_1() -> None:
+    """Of several versions that are no numbers the first is told, with its own state."""
+    entries = (
+        RepositoryEntry("m", "blue", ModelState.LOADING),
+        RepositoryEntry("m", "green", ModelState.READY),
+    )
+    status = ServerStatus(
+        ready=True, models=(ModelStatus(model(versions=("blue", "green", "7")), entries),)
+    )
+    told = write_status(status, OPTIONS).model_status["m"].version_status
+    assert {1: pb.MODEL_LOADING, 7: pb.MODEL_READY} == {
+        number: version.ready_state for number, version in told.items()
+    }
+
+
+def test_server_is_told() -> None:
+    """Id, version, uptime and readiness stand in every status."""
+    found = write_status(ServerStatus(ready=False, uptime_s=1.5), OPTIONS)
+    assert (found.id, found.version) == ("inference:0", "1.11.0")
+    assert found.uptime_ns == 1_500_000_000
+    assert found.ready_state == pb.SERVER_INITIALIZING

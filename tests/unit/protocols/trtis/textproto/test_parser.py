@@ -1,0 +1,99 @@
+"""Tests of the text format's corners, beside protobuf's own reader; properties try the rest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from google.protobuf import text_format
+
+from gateway.ir.errors import MalformedMessage
+from gateway.protocols.trtis.textproto.parser import parse_text
+from gateway.schema import tensorrt_v1_pb2 as pb
+
+VALUE = "output { batch_classes { cls { value: %s } } }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing",
+        "batch_size: 1 # one\n id: 2",
+        "input { dims: [] name: 'a' }",
+        "input { dims: [1, 2, 3] }",
+        "input { dims: [0x10, 010] dims: -1 }",
+        "input: [{ name: 'a' }, < name: 'b' >]",
+        "input { name: 'a' \"b\" 'c' }; id: 7",
+        "unknown: 1 batch_size: 2",
+        "unknown { a: [1, 'x', word] b < c: -inf > }",
+        "unknown: [{ a: 1 }, { b: 2 }] batch_size: 2",
+    ],
+)
+def test_reads_as_the_library(text: str) -> None:
+    """What stands there means the same to both."""
+    expected = text_format.Parse(text, pb.InferRequestHeader(), allow_unknown_field=True)
+    assert expected == parse_text(text, pb.InferRequestHeader)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "new { [some.extension]: 1 } batch_size: 3",
+        "new { [type.googleapis.com/some.Type] { a: 1 } } batch_size: 3",
+        "new < [type.googleapis.com/some.Type] < a { } >; > batch_size: 3",
+    ],
+)
+def test_extensions_are_passed_over(text: str) -> None:
+    """Within what is not known, names of other files are no trouble."""
+    assert pb.InferRequestHeader(batch_size=3) == parse_text(text, pb.InferRequestHeader)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("20", 20.0),
+        ("20.0", 20.0),
+        ("2.5f", 2.5),
+        ("1e3F", 1000.0),
+        ("inf", math.inf),
+        ("-infinity", -math.inf),
+        ("INF", math.inf),
+        ("-0", 0.0),
+    ],
+)
+def test_floats_have_many_forms(text: str, value: float) -> None:
+    """Integers, suffixes and names of infinity are numbers (trap T20)."""
+    found = parse_text(VALUE % text, pb.InferResponseHeader)
+    assert value == found.output[0].batch_classes[0].cls[0].value
+
+
+def test_nan_is_a_number() -> None:
+    """So is what is none."""
+    found = parse_text(VALUE % "nan", pb.InferResponseHeader)
+    assert math.isnan(found.output[0].batch_classes[0].cls[0].value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "[a.b]: 1",
+        "new { [a }",
+        "new { [1]: 2 }",
+        "new { [a.]: 2 }",
+        "unknown:",
+        "unknown: {",
+        "unknown: [1",
+        "unknown: }",
+        "batch_size: 1 batch_size: 2",
+        "batch_size 1",
+        VALUE % "0x1p3",
+        VALUE % "1e",
+        VALUE % "'1'",
+    ],
+)
+def test_refuses_what_is_no_text(text: str) -> None:
+    """Whatever is wrong, it is malformed, and says where."""
+    with pytest.raises(MalformedMessage):
+        parse_text(text, pb.InferResponseHeader if "output" in text else pb.InferRequestHeader)

@@ -1,0 +1,88 @@
+"""Probes: an endpoint's readiness follows what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.ir.calls import ServerReadyRequest
+from gateway.ir.errors import Unavailable, Unsupported
+from gateway.routing.endpoints import Endpoint
+from gateway.routing.health_probe import Prober
+from tests.fakes import FakeClock, ScriptedService, settle
+
+
+def prober(service: ScriptedService, **settings: object) -> tuple[Prober, Endpoint, FakeClock]:
+    endpoint, clock = Endpoint("e", service), FakeClock()
+    return (
+        Prober("up", endpoint, sleep=clock.sleep, clock=clock, **settings),  # type: ignore[arg-type]  # settings are of mixed types
+        endpoint,
+        clock,
+    )
+
+
+def test_not_ready_before_the_first_probe() -> None:
+    """An endpoint that is probed counts as not ready until it said otherwise."""
+    _, endpoint, _ = prober(ScriptedService())
+    assert endpoint.ready is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready", "log"),
+    [
+        (True, True, None),
+        (False, False, "it says that it is not ready"),
+        (Unavailable("refused"), False, "refused"),
+        (Unsupported("no such question"), True, None),
+        (RuntimeError("bug"), False, "RuntimeError('bug')"),
+    ],
+)
+async def test_outcome_of_a_probe(answer: object, ready: bool, log: str | None) -> None:
+    """Every outcome sets readiness, is reported, and is logged with its reason."""
+    reported: list[bool] = []
+    probe, endpoint, _ = prober(ScriptedService(answer), report=reported.append)
+    with capture_logs() as logs:
+        assert ready == await probe.probe()
+    assert (ready, [ready]) == (endpoint.ready, reported)
+    assert log == logs[-1].get("reason")
+
+
+async def test_only_changes_are_logged() -> None:
+    """A probe that finds nothing new says nothing."""
+    probe, _, _ = prober(ScriptedService(True, True, False, False, True))
+    with capture_logs() as logs:
+        for _ in range(5):
+            await probe.probe()
+    assert ["endpoint ready", "endpoint not ready", "endpoint ready"] == [
+        entry["event"] for entry in logs
+    ]
+
+
+async def test_probe_carries_its_deadline_and_gives_up() -> None:
+    """A probe without an answer in time has failed, and its call is cancelled."""
+    service = ScriptedService()
+    probe, endpoint, clock = prober(service, timeout_s=0.01)
+    with capture_logs() as logs:
+        assert await probe.probe() is False
+    call = service.calls[0]
+    assert isinstance(call, ServerReadyRequest)
+    assert (clock() + 0.01, 1) == (call.context.deadline, service.cancelled)
+    assert "no answer within 0.01 s" == logs[0]["reason"]
+    assert endpoint.ready is False
+
+
+async def test_probes_go_on_until_closed() -> None:
+    """It asks every interval, sooner while the endpoint is away; closing twice is harmless."""
+    service = ScriptedService(False, True, False, True)  # then it waits
+    probe, endpoint, clock = prober(service, interval_s=5.0)
+    probe.start()
+    probe.start()
+    await settle()
+    await settle()
+    assert (5, [0.5, 5.0, 0.5, 5.0], True) == (len(service.calls), clock.sleeps, endpoint.ready)
+    await probe.close()
+    await probe.close()
+    assert 1 == service.cancelled
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")]

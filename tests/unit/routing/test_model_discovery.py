@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    Call,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable, Unsupported
+from gateway.ir.metadata import RepositoryEntry
+from gateway.routing.model_discovery import Discover
+
+
+class Server:
+    """An upstream with models, and perhaps without an index."""
+
+    def __init__(self, *models: str, index: bool = True, away: bool = False) -> None:
+        self.models = list(models)
+        self.index = index
+        self.away = away
+        self.asked: list[str] = []
+
+    async def __call__(self, call: Call[Any], /) -> Any:
+        self.asked.append(type(call).__name__)
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unavailable("away")
+        if isinstance(call, RepositoryIndexRequest):
+            if not self.index:
+                raise Unsupported("no index")
+            return tuple(RepositoryEntry(name) for name in self.models)
+        assert call.model is not None
+        if call.model.name not in self.models:
+            raise ModelNotFound("not here")
+        return self if isinstance(call, ModelMetadataRequest) else True
+
+
+def about(name: str) -> ModelMetadataRequest:
+    return ModelMetadataRequest(model=ModelRef(name))
+
+
+async def test_one_upstream_is_not_asked() -> None:
+    """With a single upstream there is nothing to find out."""
+    server = Server("m")
+    found: Any = await Discover({"a": server})(about("m"))
+    assert server is found
+    assert ["ModelMetadataRequest"] == server.asked
+
+
+async def test_finds_the_upstream_that_lists_the_model() -> None:
+    """The first that has it answers, and is remembered."""
+    one, two = Server("a"), Server("b", "m")
+    discover = Discover({"one": one, "two": two})
+    for _ in range(2):
+        found: Any = await discover(about("m"))
+        assert two is found
+    assert ["RepositoryIndexRequest"] == one.asked
+
+
+async def test_the_order_of_upstreams_decides() -> None:
+    """A model that two have is the first one's."""
+    one, two = Server("m"), Server("m")
+    found: Any = await Discover({"one": one, "two": two})(about("m"))
+    assert one is found
+
+
+async def test_asks_for_the_model_where_there_is_no_index() -> None:
+    """An upstream that cannot list is asked whether it has the model."""
+    one, two = Server("a", index=False), Server("m", index=False)
+    found: Any = await Discover({"one": one, "two": two})(about("m"))
+    assert two is found
+    assert ["RepositoryIndexRequest", "ModelReadyRequest"] == one.asked
+
+
+async def test_nobody_has_it() -> None:
+    """The error names those that were asked, once for a while."""
+    one, two = Server("a"), Server("b")
+    discover = Discover({"one": one, "two": two})
+    for _ in range(3):
+        with pytest.raises(ModelNotFound, match="'m' is served by no upstream; asked: one, two"):
+            await discover(about("m"))
+    assert 1 == len(one.asked)
+
+
+async def test_one_that_is_away_might_have_it() -> None:
+    """Not found would be a lie: the call may succeed later. That is not remembered."""
+    one, two = Server("a"), Server("m", away=True)
+    discover = Discover({"one": one, "two": two})
+    with pytest.raises(Unavailable, match="'two' could not be asked: away"):
+        await discover(about("m"))
+    two.away = False
+    found: Any = await discover(about("m"))
+    assert two is found
+
+
+async def test_many_callers_ask_once() -> None:
+    """Calls that come together share one finding."""
+    one, two = Server("a"), Server("m")
+    discover = Discover({"one": one, "two": two})
+    await asyncio.gather(*(discover(about("m")) for _ in range(10)))
+    assert 1 == one.asked.count("RepositoryIndexRequest")
+
+
+async def test_a_caller_that_leaves_ends_nobody_elses_question() -> None:
+    """The finding goes on for the others."""
+    one, two = Server("a"), Server("m")
+    discover = Discover({"one": one, "two": two})
+    first = asyncio.ensure_future(discover(about("m")))
+    second = asyncio.ensure_future(discover(about("m")))
+    await asyncio.sleep(0)
+    first.cancel()
+    found: Any = await second
+    assert two is found
+
+
+async def test_a_model_that_moved_is_found_again() -> None:
+    """When its upstream no longer has it, the next call looks anew."""
+    one, two = Server("a"), Server("m")
+    discover = Discover({"one": one, "two": two})
+    await discover(about("m"))
+    one.models, two.models = ["m"], []
+    with pytest.raises(ModelNotFound, match="not here"):
+        await discover(about("m"))
+    found: Any = await discover(about("m"))
+    assert one is found
+
+
+async def test_a_finding_grows_old() -> None:
+    """After its time the upstreams are asked again."""
+    one, two = Server("a"), Server("m")
+    discover = Discover({"one": one, "two": two}, ttl_s=0.0)
+    await discover(about("m"))
+    await discover(about("m"))
+    assert 2 == one.asked.count("RepositoryIndexRequest")
+
+
+async def test_an_error_about_the_model_means_no() -> None:
+    """An upstream that says it has no such model, in an error, is passed over."""
+
+    class Odd(Server):
+        async def __call__(self, call: Call[Any], /) -> Any:
+            if isinstance(call, ModelReadyRequest):
+                raise NotFound("what model?")
+            return await super().__call__(call)
+
+    two = Server("m")
+    found: Any = await Discover({"one": Odd(index=False), "two": two})(about("m"))
+    assert two is found
+
+
+async def test_a_call_without_a_model_is_refused() -> None:
+    """Questions to the server are answered elsewhere."""
+    with pytest.raises(InvalidRequest, match="names no model"):
+        await Discover({"one": Server("m")})(ServerLiveRequest())

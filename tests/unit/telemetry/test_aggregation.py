@@ -1,0 +1,125 @@
+"""Metrics of several processes as those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import orjson
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.telemetry.aggregation import (
+    Figures,
+    Totals,
+    counter,
+    figures_of,
+    gauge,
+    total_of,
+    write_page,
+)
+from gateway.telemetry.metrics import Metrics
+
+CALLS = "gateway_requests_total"
+
+
+def counted(calls: int, *, model: str = "m", ready: bool = True) -> Figures:
+    """What a process says that has answered so many calls, as it comes over the wire."""
+    metrics = Metrics("1", triton=True)
+    metrics.know([model])
+    for _ in range(calls):
+        metrics.call(("r", model, "oip.http", "InferRequest", "ok"), "", 0.001)
+    metrics.upstream_ready("up", "h:1", ready)
+    metrics.watch("gateway_in_flight_bytes", "Bytes.", lambda: 10.0 * calls)
+    found: Figures = orjson.loads(orjson.dumps(figures_of(metrics.registry)))
+    return found
+
+
+def values(metrics: Iterable[Metric]) -> dict[str, float]:
+    """Return every sample by its name and labels, as Prometheus reads the page."""
+    page, _ = write_page(metrics, "")
+    return {
+        sample.name + "".join(f",{key}={value}" for key, value in sorted(sample.labels.items())): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+REQUESTS = f"{CALLS},code=ok,kind=InferRequest,model={{}},protocol=oip.http,route=r"
+BUCKET = "gateway_request_duration_seconds_bucket,kind=InferRequest,le={},protocol=oip.http,route=r"
+
+
+def test_counters_and_histograms_are_added_up() -> None:
+    """What two processes have counted is one total, bucket by bucket."""
+    totals = Totals()
+    totals.saw("one", counted(3))
+    totals.saw("other", counted(4))
+    found = values(totals.collect())
+    assert 7 == found[REQUESTS.format("m")]
+    assert [0, 7, 7] == [found[BUCKET.format(bound)] for bound in ("0.0005", "0.001", "+Inf")]
+    duration = "gateway_request_duration_seconds_sum,kind=InferRequest,protocol=oip.http,route=r"
+    assert pytest.approx(0.007) == found[duration]
+    assert 7 == found["nv_inference_request_success,model=m,version="]
+
+
+def test_labels_of_either_are_there() -> None:
+    """What only one process has seen is not lost beside the other."""
+    totals = Totals()
+    totals.saw("one", counted(3, model="a"))
+    totals.saw("other", counted(4, model="b"))
+    found = values(totals.collect())
+    assert (3, 4) == (found[REQUESTS.format("a")], found[REQUESTS.format("b")])
+
+
+def test_gauges_mean_what_they_say() -> None:
+    """Bytes are added up; an upstream is ready where all find it ready; a version is a version."""
+    totals = Totals()
+    totals.saw("one", counted(1))
+    totals.saw("other", counted(2, ready=False))
+    found = values(totals.collect())
+    assert 30 == found["gateway_in_flight_bytes"]
+    assert 0 == found["gateway_upstream_ready,endpoint=h:1,upstream=up"]
+    assert 1 == found["gateway_build_info,version=1"]
+
+
+def test_what_the_dead_have_counted_stays() -> None:
+    """Totals go on growing when a process ends and another takes its place; its gauges are gone."""
+    totals = Totals()
+    totals.saw("first", counted(5))
+    totals.ended("first")
+    found = values(totals.collect())
+    assert 5 == found[REQUESTS.format("m")]
+    assert 5 == found["nv_inference_request_success,model=m,version="]
+    assert "gateway_in_flight_bytes" not in found
+    totals.saw("second", counted(2))
+    totals.saw("second", counted(3))
+    totals.ended("second")
+    totals.ended("second")
+    totals.saw("third", counted(1))
+    assert 9 == values(totals.collect())[REQUESTS.format("m")]
+
+
+def test_one_that_ends_unseen_changes_nothing() -> None:
+    """A process that never said anything leaves nothing."""
+    totals = Totals()
+    totals.ended("nobody")
+    assert [] == totals.collect()
+
+
+def test_the_page_is_what_prometheus_reads() -> None:
+    """A page of one process is the same as that process's own."""
+    metrics = Metrics("1")
+    totals = Totals()
+    totals.saw("one", figures_of(metrics.registry))
+    accept = "application/openmetrics-text; version=1.0.0"
+    for wanted in ("", accept):
+        assert metrics.page(wanted) == write_page(totals.collect(), wanted)
+
+
+def test_figures_of_workers() -> None:
+    """A gauge and a counter by worker stand on the page under their names."""
+    made = [gauge("up", "U.", {"1": 1.0}, "worker"), counter("starts", "S.", {"1": 2.0}, "worker")]
+    assert {"up,worker=1": 1.0, "starts_total,worker=1": 2.0} == values(made)
+    assert 7 == total_of([*counted(3), *counted(4)], CALLS)

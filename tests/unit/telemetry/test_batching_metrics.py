@@ -1,0 +1,55 @@
+"""Metrics of what callers share."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from gateway.telemetry.batching_metrics import SharingMetrics
+from gateway.telemetry.model_usage import Usage
+
+
+def test_batches_are_counted_by_model() -> None:
+    """Rows and requests of calls, waits of requests, and calls that were refused."""
+    registry = CollectorRegistry()
+    meter = SharingMetrics(registry, Usage()).batches("m")
+    meter.sent(rows=5, waits_s=[0.001, 0.002])
+    meter.sent(rows=1, waits_s=[0.003])
+    meter.refused()
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(name, {"model": "m"})
+
+    assert (6, 2) == (value("gateway_batch_rows_sum"), value("gateway_batch_rows_count"))
+    assert (3, 2) == (value("gateway_batch_requests_sum"), value("gateway_batch_requests_count"))
+    assert 3 == value("gateway_batch_wait_seconds_count")
+    assert 0.006 == value("gateway_batch_wait_seconds_sum")
+    assert 1 == value("gateway_batch_refused_total")
+
+
+def test_kept_answers_are_counted_by_model() -> None:
+    """Lookups by outcome, what was let go by reason, and what is held now."""
+    registry = CollectorRegistry()
+    meter = SharingMetrics(registry, Usage()).cache("m")
+    for outcome in ("miss", "hit", "hit", "shared"):
+        meter.looked_up(outcome)
+    meter.kept(100)
+    meter.kept(50)
+    meter.dropped("expired", 50)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"model": "m", **labels})
+
+    lookups = "gateway_cache_lookups_total"
+    assert [2, 1, 1] == [value(lookups, outcome=one) for one in ("hit", "shared", "miss")]
+    dropped = "gateway_cache_dropped_total"
+    assert [0, 1, 0] == [value(dropped, reason=one) for one in ("evicted", "expired", "cleared")]
+    assert (1, 100) == (value("gateway_cache_entries"), value("gateway_cache_bytes"))
+
+
+def test_two_layers_of_one_model_count_together() -> None:
+    """A model at two upstreams has one line."""
+    registry = CollectorRegistry()
+    metrics = SharingMetrics(registry, Usage())
+    metrics.cache("m").kept(100)
+    metrics.cache("m").kept(10)
+    assert 110 == registry.get_sample_value("gateway_cache_bytes", {"model": "m"})

@@ -1,0 +1,59 @@
+"""Usage: counts by model and version, and what is shared between callers."""
+
+from __future__ import annotations
+
+from gateway.ir.context import ModelRef
+from gateway.ir.statistics import BatchStatistics, Duration
+from gateway.telemetry.model_usage import Usage, epoch_ms
+
+V1, V2 = ModelRef("m", "1"), ModelRef("m", "2")
+
+
+def test_batches_are_executions() -> None:
+    """Calls made of waiting requests count once each; their waits are queueing."""
+    usage = Usage(now_ms=lambda: 1)
+    for _ in range(3):
+        usage.ended(V1, ok=True, seconds=1.0, queued_s=0.0)
+    usage.batched("m", 2, [0.25, 0.5])
+    usage.batched("m", 1, [0.0])
+    (found,) = usage.of(V1)
+    assert (3, 2) == (found.inference_count, found.execution_count)
+    assert 750_000_000 == found.inference.queue.ns
+    one = BatchStatistics(compute_infer=Duration(1))
+    assert {1: one, 2: one} == found.batches
+
+
+def test_kept_answers_are_no_executions() -> None:
+    """A hit is an inference that no target has run."""
+    usage = Usage(now_ms=lambda: 1)
+    for hit in (False, True):
+        usage.looked_up("m", hit=hit)
+        usage.ended(V1, ok=True, seconds=0.5, queued_s=0.0)
+    (found,) = usage.of(V1)
+    assert (2, 1) == (found.inference_count, found.execution_count)
+    assert (Duration(1), Duration(1)) == (found.inference.cache_hit, found.inference.cache_miss)
+
+
+def test_what_is_shared_is_told_with_the_version_used_last() -> None:
+    """Batches are no version's: they are not told twice."""
+    times = iter([1, 2])
+    usage = Usage(now_ms=lambda: next(times))
+    usage.ended(V1, ok=True, seconds=0.0, queued_s=0.0)
+    usage.ended(V2, ok=True, seconds=0.0, queued_s=0.0)
+    usage.batched("m", 4, [0.0])
+    assert [{}, {4: BatchStatistics(compute_infer=Duration(1))}] == [
+        found.batches for found in usage.of(ModelRef("m"))
+    ]
+
+
+def test_there_are_so_many_at_most() -> None:
+    """Versions come from clients: beyond the limit none is remembered."""
+    usage = Usage(1)
+    usage.ended(V1, ok=True, seconds=0.0, queued_s=0.0)
+    usage.ended(V2, ok=True, seconds=0.0, queued_s=0.0)
+    assert ["1"] == [found.version for found in usage.of(None)]
+
+
+def test_the_time_of_day_is_in_milliseconds() -> None:
+    """It is that of the epoch, and goes on."""
+    assert 1_600_000_000_000 < epoch_ms() <= epoch_ms()

@@ -1,0 +1,89 @@
+"""Trends: what is summed over which period, and how it is read."""
+
+from __future__ import annotations
+
+from gateway.telemetry.rolling_stats import (
+    FAIL_RATE,
+    LATENCY_AVG,
+    LATENCY_CDF,
+    LATENCY_MAX,
+    QPS,
+    Trends,
+)
+from tests.fakes import FakeClock
+
+SECOND, MINUTE, HOUR, DAY = 173, 113, 53, 29
+
+
+def values(trends: Trends, name: str) -> list[float]:
+    """Return the points of a trend, which are numbered in their order."""
+    points = trends.read()[name].points
+    assert list(range(174)) == [place for place, _ in points]
+    return [value for _, value in points]
+
+
+def test_nothing_is_zeros() -> None:
+    """Before the first inference every trend is flat."""
+    trends = Trends(FakeClock())
+    for name in (QPS, FAIL_RATE, LATENCY_AVG, LATENCY_MAX):
+        assert [0.0] * 174 == values(trends, name)
+    assert {0.0} == {value for _, value in trends.read()[LATENCY_CDF].points}
+
+
+def test_a_second_is_told_once_it_is_over() -> None:
+    """Rate, failures, mean and longest of the last whole second."""
+    clock = FakeClock(7200.0)
+    trends = Trends(clock)
+    for seconds, failed in ((0.010, False), (0.030, True)):
+        trends.add(seconds, failed=failed, at=clock())
+    assert 0.0 == values(trends, QPS)[SECOND]
+    clock.advance(1.0)
+    assert (2.0, 50.0) == (values(trends, QPS)[SECOND], values(trends, FAIL_RATE)[SECOND])
+    assert (20.0, 30.0) == (
+        round(values(trends, LATENCY_AVG)[SECOND], 9),
+        values(trends, LATENCY_MAX)[SECOND],
+    )
+    clock.advance(1.0)
+    assert (0.0, 2.0) == (values(trends, QPS)[SECOND], values(trends, QPS)[SECOND - 1])
+
+
+def test_seconds_become_minutes_hours_and_days() -> None:
+    """One inference a second for a minute is one a second in it, and less in what is longer."""
+    clock = FakeClock(86400.0)
+    trends = Trends(clock)
+    for _ in range(60):
+        trends.add(0.001, failed=False, at=clock())
+        clock.advance(1.0)
+    assert 1.0 == values(trends, QPS)[MINUTE]
+    assert [1.0] * 60 == values(trends, QPS)[MINUTE + 1 :]
+    clock.advance(3600.0)
+    assert 60 / 3600 == values(trends, QPS)[HOUR]
+    assert 0.0 == values(trends, QPS)[MINUTE]
+    clock.advance(86400.0)
+    assert 60 / 86400 == values(trends, QPS)[DAY]
+    clock.advance(40 * 86400.0)
+    assert [0.0] * 174 == values(trends, QPS)
+
+
+def test_reading_in_between_loses_nothing() -> None:
+    """What is looked at often is the same as what is looked at once."""
+    clock = FakeClock(3600.0)
+    often, once = Trends(clock), Trends(clock)
+    for step in range(200):
+        for trends in (often, once):
+            trends.add(step / 1000, failed=step % 7 == 0, at=clock())
+        often.read()
+        clock.advance(0.9)
+    assert once.read() == often.read()
+
+
+def test_the_distribution_of_latencies() -> None:
+    """So many percent took no longer than that; 100 and 101 stand for 99.9 and 99.99."""
+    trends = Trends(FakeClock())
+    for number in range(1000, 0, -1):
+        trends.add(number / 1000, failed=False, at=1000.0)
+    found = trends.read()[LATENCY_CDF]
+    assert found.distribution
+    expected = {10: 100.0, 50: 500.0, 90: 900.0, 99: 990.0, 100: 999.0, 101: 1000.0}
+    assert expected == {place: value for place, value in found.points if place in expected}
+    assert [*range(10, 91, 10), *range(91, 102)] == [place for place, _ in found.points]

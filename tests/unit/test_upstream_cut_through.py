@@ -1,0 +1,167 @@
+"""Upstreams and frontends of requests that are still arriving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.frontend import Frontend
+from gateway.ir.calls import Call, InferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import ArrivingData, as_raw
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, MalformedMessage, Overloaded, Unavailable
+from gateway.ir.streaming_body import arriving_in
+from gateway.ir.tensor import arriving_tensor
+from gateway.transports.contract import ask_early, head_bytes
+from gateway.upstream import Upstream
+from tests.fakes import FakeArriving, ScriptedService
+
+MODEL = ModelRef("m")
+
+
+class Whole:
+    """A codec that writes an inference as the bytes of its input."""
+
+    name = "text"
+    needs: frozenset[Any] = frozenset()
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        assert isinstance(call, InferRequest)
+        return bytes(as_raw(call.inputs[0])).decode()
+
+    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+        return wire
+
+
+class Passing(Whole):
+    """One that can also write it while it comes."""
+
+    def __init__(self, *, passes: bool = True) -> None:
+        self.passes = passes
+
+    def encode_arriving(self, call: Call[Any], /) -> str | None:
+        return "arriving" if self.passes else None
+
+
+class Client:
+    """A client that answers with what it is sent."""
+
+    def __init__(self, *, sends_rest: bool) -> None:
+        self.sends_rest = sends_rest
+
+    async def send(self, wire: str, /, *, deadline: float | None) -> str:
+        return wire
+
+
+def waiting(source: FakeArriving) -> InferRequest:
+    data = ArrivingData(source, source.start, source.end - source.start)
+    tensor = arriving_tensor("a", Datatype.UINT8, (data.size_bytes,), data)
+    return InferRequest(model=MODEL, inputs=(tensor,))
+
+
+@pytest.mark.parametrize(
+    ("codec", "sends_rest", "expected"),
+    [
+        (Passing(), True, "arriving"),
+        (Passing(), False, "yz"),
+        (Passing(passes=False), True, "yz"),
+        (Whole(), True, "yz"),
+    ],
+)
+async def test_it_is_passed_on_only_where_codec_and_client_can(
+    codec: Any, sends_rest: bool, expected: str
+) -> None:
+    """Otherwise it is waited for and written as ever."""
+    client: Any = Client(sends_rest=sends_rest)
+    upstream: Upstream[str, str] = Upstream("u", codec, client)
+    assert expected == await upstream(waiting(FakeArriving(b"xyz", 1)))
+
+
+async def test_nothing_is_written_twice() -> None:
+    """A call of which a part has gone is an error, whatever asks for it again."""
+    source = FakeArriving(b"xyz", 1)
+    source.begun = True
+    codec, client = Passing(), Client(sends_rest=True)
+    upstream: Upstream[Any, Any] = Upstream("u", codec, client)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable):
+        await upstream(waiting(source))
+
+
+class Heads:
+    """A codec of texts: "early" begins with its head, "whole" does not; else it is malformed."""
+
+    name = "text"
+
+    def head_bytes(self, wire: str, /) -> int | None:
+        return 5 if wire in ("early", "whole") else None
+
+    def decode_head(self, wire: str, /) -> Call[Any] | None:
+        if wire == "bug":
+            raise ZeroDivisionError
+        if wire not in ("early", "whole"):
+            raise MalformedMessage(f"{wire!r} is no call")
+        return waiting(FakeArriving(b"xyz", 1)) if wire == "early" else None
+
+    def decode_call(self, wire: str, /) -> Call[Any]:
+        return InferRequest(model=ModelRef(wire))
+
+    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
+        return f"reply {reply}"
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
+        return f"{error.code.value}: {error.message}"
+
+
+async def asked(wire: str, service: Any, refused: list[str]) -> Any:
+    """Ask a frontend early."""
+
+    async def whole() -> str:
+        if refused:
+            raise Overloaded(refused[0])
+        return "all of it"
+
+    codec: Any = Heads()
+    frontend: Frontend[str, str] = Frontend(codec, service)
+    return await ask_early(frontend, wire, whole)
+
+
+async def test_a_frontend_begins_with_the_head() -> None:
+    """Its service is called while bytes are still to come; the call has an id."""
+    service = ScriptedService(True)
+    assert "reply True" == await asked("early", service, [])
+    (call,) = service.calls
+    assert arriving_in(call) is not None
+    assert call.context.request_id
+
+
+async def test_a_frontend_waits_where_the_codec_needs_all() -> None:
+    """The whole request is read when it has come."""
+    service = ScriptedService(True)
+    assert "reply True" == await asked("whole", service, [])
+    assert ModelRef("all of it") == service.calls[0].model
+
+
+@pytest.mark.parametrize(
+    ("wire", "refused", "said"),
+    [
+        ("what", [], "invalid_argument: 'what' is no call"),
+        ("bug", [], "internal: internal error of the gateway"),
+        ("whole", ["no room"], "overloaded: no room"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_the_protocols_form(
+    wire: str, refused: list[str], said: str
+) -> None:
+    """A wrong head, a bug and a body that there is no room for are answers."""
+    assert said == await asked(wire, ScriptedService(), refused)
+
+
+def test_a_frontend_says_how_much_is_enough() -> None:
+    """As its codec does; one whose codec reads whole requests only needs all."""
+    codec: Any = Heads()
+    plain: Any = Whole()
+    service = ScriptedService()
+    assert 5 == head_bytes(Frontend(codec, service), "early")
+    assert head_bytes(Frontend(plain, service), "early") is None

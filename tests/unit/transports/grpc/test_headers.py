@@ -1,0 +1,189 @@
+"""Header fields of calls: what is read of them, and that what is written is read back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.transports.grpc.headers import (
+    RequestHead,
+    ResponseHead,
+    only_block,
+    read_request_head,
+    read_response_head,
+    request_block,
+    status_of_http,
+    trailers_block,
+)
+from gateway.transports.http2.frames import NoHead, StreamFault
+from gateway.transports.http2.hpack import HeaderDecoder
+from gateway.wire.grpc import GrpcStatus, Metadata
+
+METADATA: st.SearchStrategy[Metadata] = st.lists(
+    st.tuples(st.just("x-text"), st.text(st.characters(min_codepoint=32, max_codepoint=126)))
+    | st.tuples(st.just("x-data-bin"), st.binary(max_size=50)),
+    max_size=4,
+).map(tuple)
+
+CALL = [
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/s/m"),
+    (b"content-type", b"application/grpc+proto"),
+]
+
+
+def fields(block: bytes) -> list[tuple[bytes, bytes]]:
+    """Read a block."""
+    return HeaderDecoder(1 << 20).decode(block)
+
+
+@given(metadata=METADATA, left_s=st.none() | st.floats(0.001, 1e6))
+def test_request_is_read_back(metadata: Metadata, left_s: float | None) -> None:
+    """Path, metadata and timeout of a call come back; the timeout is never longer."""
+    head = read_request_head(
+        fields(request_block("/s/m", "h:1", "http", metadata, left_s)), 1 << 20
+    )
+    assert isinstance(head, RequestHead)
+    assert ("/s/m", 200, 0, "identity") == (
+        head.path,
+        head.http_status,
+        head.oversized,
+        head.coding,
+    )
+    assert metadata == tuple(pair for pair in head.metadata if pair[0] != "user-agent")
+    if left_s is None:
+        assert head.timeout_s is None
+    else:
+        assert head.timeout_s is not None
+        assert left_s - 0.02 <= head.timeout_s <= left_s + 1e-9 or left_s > 99_999
+
+
+@given(status=st.sampled_from(list(GrpcStatus)), details=st.text(max_size=50), metadata=METADATA)
+def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadata) -> None:
+    """Status, details in any script and trailing metadata come back, in trailers and alone."""
+    details = details.encode("utf-8", "replace").decode()
+    expected = ResponseHead(None, False, status, details, metadata, "identity")
+    assert expected == read_response_head(fields(trailers_block(status, details, metadata)))
+    alone = read_response_head(fields(only_block(status, details, metadata)))
+    assert isinstance(alone, ResponseHead)
+    assert (200, True, status, details) == (
+        alone.http_status,
+        alone.is_grpc,
+        alone.status,
+        alone.details,
+    )
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [(b":path", b"/again")],
+        [(b"x-a", b"1"), (b":authority", b"late")],
+        [(b"Upper", b"x")],
+        [(b"connection", b"close")],
+        [(b"transfer-encoding", b"chunked")],
+        [(b":status", b"200")],
+        [(b"x y", b"1")],
+        [(b"x-a", b"a\r\nb")],
+        [(b"te", b"gzip")],
+        [(b"content-length", b"+1")],
+        [(b"content-length", b"1"), (b"content-length", b"2")],
+    ],
+)
+def test_fields_that_http2_forbids_are_a_fault(extra: list[tuple[bytes, bytes]]) -> None:
+    """A stream with malformed fields is reset."""
+    assert isinstance(read_request_head([*CALL, *extra], 1 << 20), StreamFault)
+
+
+@pytest.mark.parametrize("missing", [b":method", b":scheme", b":path"])
+def test_missing_pseudo_fields_are_a_fault(missing: bytes) -> None:
+    """A request needs its method, scheme and path."""
+    left = [field for field in CALL if field[0] != missing]
+    assert isinstance(read_request_head(left, 1 << 20), StreamFault)
+
+
+def test_fields_without_pseudo_fields_are_no_head() -> None:
+    """Trailers are told from a request that lacks something; broken ones are just broken."""
+    assert isinstance(read_request_head([(b"x", b"y")], 1 << 20), NoHead)
+    assert isinstance(read_request_head([], 1 << 20), NoHead)
+    assert not isinstance(read_request_head([(b"X", b"y")], 1 << 20), NoHead)
+
+
+def test_content_length_is_read() -> None:
+    """It is the transport's, and no metadata; said twice alike it is said."""
+    twice = [(b"content-length", b"12")] * 2
+    head = read_request_head([*CALL, *twice], 1 << 20)
+    assert isinstance(head, RequestHead)
+    assert (12, ()) == (head.length, head.metadata)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [(b":status", b"200"), (b":status", b"200")],
+        [(b"x", b"y"), (b":status", b"200")],
+        [(b":path", b"/")],
+        [(b"X", b"y")],
+        [(b"x", b"a\nb")],
+        [(b"connection", b"close")],
+    ],
+)
+def test_answers_with_forbidden_fields_are_a_fault(fields: list[tuple[bytes, bytes]]) -> None:
+    """An answer is held to the same rules."""
+    assert isinstance(read_response_head(fields), StreamFault)
+
+
+def test_odd_metadata_is_left_out() -> None:
+    """What gRPC cannot carry, and what is the transport's, is no metadata."""
+    odd = [
+        (b"x!y", b"1"),
+        (b"x-a", b"\xff"),
+        (b"x-b", b"a\tb"),
+        (b"x-bin", b"!"),
+        (b"te", b"trailers"),
+        (b"grpc-timeout", b"soon"),
+        (b"grpc-trace-bin", b"AA"),
+        (b"x-two-bin", b"AAE,/w"),
+        (b"user-agent", b"me"),
+    ]
+    head = read_request_head([*CALL, *odd], 1 << 20)
+    assert isinstance(head, RequestHead)
+    expected = (("x-two-bin", b"\0\1"), ("x-two-bin", b"\xff"), ("user-agent", "me"))
+    assert (None, expected) == (head.timeout_s, head.metadata)
+
+
+@pytest.mark.parametrize(("limit", "oversized"), [(250, 0), (249, 249)])
+def test_size_of_metadata_is_counted_as_hpack_counts(limit: int, oversized: int) -> None:
+    """Each field counts its bytes and 32; the limit itself passes."""
+    size = sum(len(name) + len(value) + 32 for name, value in CALL)
+    found = read_request_head([*CALL, (b"x", b"v" * (250 - size - 33))], limit)
+    assert isinstance(found, RequestHead)
+    assert oversized == found.oversized
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [((b":method", b"GET"), 405), ((b"content-type", b"text/html"), 415)],
+)
+def test_what_is_no_call_has_an_http_status(field: tuple[bytes, bytes], status: int) -> None:
+    """Another method, or content that is no gRPC, is answered by HTTP."""
+    head = read_request_head([field if each[0] == field[0] else each for each in CALL], 1 << 20)
+    assert isinstance(head, RequestHead)
+    assert status == head.http_status
+
+
+@pytest.mark.parametrize("value", [b"17", b"-1", b"x", b"", b"99999999999"])
+def test_status_that_is_none_is_unknown(value: bytes) -> None:
+    """A number outside of gRPC's, or no number, is UNKNOWN."""
+    head = read_response_head([(b"grpc-status", value)])
+    assert isinstance(head, ResponseHead)
+    assert GrpcStatus.UNKNOWN is head.status
+
+
+def test_http_status_alone_means_something() -> None:
+    """What a proxy answers is told as gRPC has it."""
+    assert [GrpcStatus.UNAVAILABLE, GrpcStatus.UNIMPLEMENTED, GrpcStatus.UNKNOWN] == [
+        status_of_http(status) for status in (503, 404, 500)
+    ]

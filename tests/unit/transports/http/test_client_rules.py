@@ -1,0 +1,25 @@
+"""Tests of what is said in the heads of requests to upstreams."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gateway.transports.http.client_rules import sent_fields
+from gateway.wire.http import Headers, HttpRequest
+
+
+@pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb"])
+def test_the_request_id_of_a_request_is_a_field_of_its_own(request_id: str) -> None:
+    """Behind those of the codec; a content coding is refused unless the codec takes one."""
+    kept = Headers((("Host", "h"), ("grpc-timeout", "1S"), ("X-Odd", "a\nb")))
+    field = [("x-request-id", request_id.replace("\r\n", "%0D%0A"))] if request_id else []
+    plain = [("X-Odd", "a%0Ab"), ("Accept-Encoding", "identity"), *field]
+    coded = [("accept-encoding", "gzip"), *field]
+    for _ in range(2):
+        for headers, expected in ((kept, plain), (Headers((("accept-encoding", "gzip"),)), coded)):
+            wire = HttpRequest("POST", "/", "", headers, request_id=request_id)
+            assert expected == sent_fields(wire, None)
+            (name, _left) = sent_fields(wire, time.monotonic() + 5)[-1]
+            assert "grpc-timeout" == name

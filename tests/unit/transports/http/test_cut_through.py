@@ -1,0 +1,101 @@
+"""Which requests are begun before their bodies have come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http.cut_through import begins_with, early_places, whole_of
+from gateway.transports.http.request_head import Head
+from gateway.wire.http import Headers, HttpRequest
+from tests.fakes import FakeArriving
+
+KIB = 1024
+
+
+class Early:
+    """A frontend that begins with so many bytes, and notes what it was asked with."""
+
+    def __init__(self, enough: int | None) -> None:
+        self.enough = enough
+        self.asked: list[HttpRequest] = []
+
+    def head_bytes(self, wire: HttpRequest, /) -> int | None:
+        self.asked.append(wire)
+        return self.enough
+
+
+def head(
+    length: int | None, *fields: tuple[str, str], chunked: bool = False, coded: bool = False
+) -> Head:
+    return Head(
+        "POST", "/v2/x", "q=1", Headers(fields), length, chunked, expects=False, coded=coded
+    )
+
+
+def begun(frontend: Any, asked: Head, **limits: int) -> int | None:
+    return begins_with(frontend, asked, ServerLimits(**{"cut_through_bytes": 64 * KIB, **limits}))
+
+
+def test_a_large_body_is_begun_with_what_is_enough() -> None:
+    """The frontend says how much; it is shown the request without its body."""
+    frontend = Early(300)
+    assert 300 == begun(frontend, head(1 << 20, ("a", "b")))
+    (wire,) = frontend.asked
+    assert ("POST", "/v2/x", "q=1", "b", ()) == (
+        wire.method,
+        wire.path,
+        wire.query,
+        wire.headers.get("a"),
+        wire.body,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "enough"),
+    [
+        (head(None, chunked=True), {}, 300),
+        (head(None), {}, 300),
+        (head(1 << 20, coded=True), {}, 300),
+        (head(64 * KIB), {}, 300),
+        (head(64 * KIB + 299), {}, 300),
+        (head(1 << 20), {"cut_through_bytes": 0}, 300),
+        (head(1 << 20), {"cut_through_bytes": 2 << 20}, 300),
+        (head(1 << 20), {"message_bytes": 1 << 19}, 300),
+        (head(1 << 20), {}, None),
+        (head(1 << 20), {}, 64 * KIB + 1),
+        (head(1 << 20), {}, 2 << 20),
+    ],
+)
+def test_others_are_received_whole(asked: Head, limits: dict[str, int], enough: int | None) -> None:
+    """In chunks, coded, with little to come, switched off, too large, or with too large a head."""
+    assert begun(Early(enough), asked, **limits) is None
+
+
+def test_a_frontend_that_knows_nothing_of_it_has_bodies_whole() -> None:
+    """Without `head_bytes` nothing is begun early."""
+    assert begun(object(), head(1 << 20)) is None
+
+
+def test_most_places_are_for_whole_requests() -> None:
+    """A quarter of them is for requests that hold theirs while clients send."""
+    places = early_places(ServerLimits(requests_in_flight=8))
+    assert [True, True, False] == [places.take() for _ in range(3)]
+
+
+async def test_a_request_is_made_whole() -> None:
+    """The whole body stands in the place of what had come; nothing is left to come."""
+    source = FakeArriving(b"{}abc", 2)
+    wire = HttpRequest("POST", "/p", "q", Headers((("a", "b"),)), (b"{}",), 5.0, source)
+    found = await whole_of(wire)
+    assert b"{}abc" == bytes(found.view)
+    assert ("POST", "/p", "q", 5.0, None) == (
+        found.method,
+        found.path,
+        found.query,
+        found.deadline,
+        found.rest,
+    )
+    assert found is await whole_of(found)

@@ -1,0 +1,48 @@
+"""Header fields: safe values, and what crosses a hop."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.transports.http.headers import decode_field, end_to_end, safe_value, writable
+
+
+@pytest.mark.parametrize(
+    ("value", "safe"),
+    [
+        ("plain value\t1", "plain value\t1"),
+        ("a\r\nB: c", "a%0D%0AB: c"),
+        ("\x00\x7f", "%00%7F"),
+        ("é", "%C3%A9"),
+        ("\udc80", "%3F"),
+        ("100%", "100%"),
+    ],
+)
+def test_safe_value(value: str, safe: str) -> None:
+    """Control and non-ASCII characters are percent-escaped, all others stay."""
+    assert safe == safe_value(value)
+
+
+@pytest.mark.parametrize(("raw", "text"), [(b"abc", "abc"), ("é".encode(), "é"), (b"\xe9", "é")])
+def test_decode_field(raw: bytes, text: str) -> None:
+    """UTF-8 is read as such, other bytes as ISO 8859-1."""
+    assert text == decode_field(raw)
+
+
+def test_framing_is_not_writable() -> None:
+    """Framing fields and malformed names are left to nobody but the transport."""
+    pairs = [
+        ("Content-Length", "9"),
+        ("transfer-encoding", "x"),
+        ("Transfer_Encoding", "chunked"),
+        ("A:b", "c"),
+        ("X", "y"),
+        ("", ""),
+    ]
+    assert list(writable(pairs)) == [("X", "y")]
+
+
+def test_end_to_end_fields() -> None:
+    """Fields of the hop stay behind, those that Connection names too."""
+    pairs = [("Connection", "close, X-Hop"), ("x-hop", "1"), ("Keep-Alive", "5"), ("X-Kept", "2")]
+    assert end_to_end(pairs) == [("X-Kept", "2")]

@@ -1,0 +1,75 @@
+"""Tests of the heads of answers: what codecs say again and again is written alike each time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.transports.http.response_writer import write_response
+from gateway.transports.memory import http_memory
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+PLAIN = Headers((("Content-Type", "application/json"), ("bad name", "x"), ("X-Odd", "a\r\nb: c")))
+DATED = Headers((("date", "today"),))
+
+
+class Written(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def write(self, data: Any) -> None:
+        self.data += data
+
+
+def lines(response: HttpResponse) -> list[bytes]:
+    """Return the lines of the head that *response* is written with, but for today's date."""
+    transport = Written()
+    write_response(transport, response, keep=True, version=(1, 1))
+    head, _, body = transport.data.partition(b"\r\n\r\n")
+    assert b"".join(response.body) == body
+    return [line for line in head.split(b"\r\n") if not line.startswith(b"Date: ")]
+
+
+@pytest.mark.parametrize("request_id", ["r-1", "", "a\r\nb"])
+def test_the_request_id_is_a_field_of_its_own(request_id: str) -> None:
+    """Behind those of the codec, which stay as they are; what would end a line is escaped."""
+    said = [b"HTTP/1.1 200 OK", b"Content-Type: application/json", b"X-Odd: a%0D%0Ab: c"]
+    field = b"x-request-id: " + request_id.replace("\r\n", "%0D%0A").encode()
+    expected = [*said, *([field] if request_id else []), b"Content-Length: 2"]
+    for _ in range(2):
+        assert expected == lines(HttpResponse(200, PLAIN, (b"{}",), request_id=request_id))
+
+
+def test_an_answer_dates_itself_or_is_dated() -> None:
+    """Never both, the second time neither."""
+    for _ in range(2):
+        for headers, expected in ((DATED, b"date: today"), (Headers(), b"Date: ")):
+            transport = Written()
+            response = HttpResponse(200, headers, (b"x",))
+            write_response(transport, response, keep=True, version=(1, 1))
+            dates = [line for line in transport.data.split(b"\r\n") if b"ate: " in line]
+            assert 1 == len(dates)
+            assert dates[0].startswith(expected)
+
+
+async def test_without_a_socket_the_request_id_is_a_header_too() -> None:
+    """As a client would read it."""
+
+    class Named:
+        async def ask(self, wire: HttpRequest, /) -> HttpResponse:
+            said = (wire.headers.get("x-request-id") or "").encode()
+            return HttpResponse(200, PLAIN, (said,), request_id="r")
+
+        async def __call__(self, wire: HttpRequest, /) -> Any:
+            yield await self.ask(wire)
+
+    frontend: Any = Named()
+    asked = HttpRequest("GET", "/", request_id="q")
+    answer = await http_memory(frontend).send(asked, deadline=None)
+    assert "r" == answer.headers.get("x-request-id")
+    assert b"q" == bytes(answer.view)

@@ -1,0 +1,72 @@
+"""Bodies of requests: each byte where it is to be the first time it is written."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from gateway.transports.admission import Budget, Lease
+from gateway.transports.contract import ServerLimits
+from gateway.transports.http1.head_reader import Memory, RequestHead
+from gateway.transports.http1.request import Coming
+
+SIZE = 1 << 20
+PIECE = 60_000
+
+
+class Quiet:
+    """A connection that hands on nothing by itself."""
+
+    def give_me(self) -> None:
+        """Do nothing."""
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+    def look(self, missing: int) -> None:
+        """Do nothing."""
+
+
+def coming(size: int) -> Coming:
+    fields = [(b"Host", b"h"), (b"Content-Length", b"%d" % size)]
+    head = RequestHead("POST", "/x", (1, 1), fields, closes=False, length=size, chunked=False)
+    return Coming(Quiet(), head, Memory())
+
+
+async def test_a_large_body_is_received_where_it_stays() -> None:
+    """What a socket is read into is the body that the frontend is given."""
+    asked = coming(SIZE)
+    lease = Lease(Budget(SIZE), 0.1)
+    reading = asyncio.create_task(asked.body(SIZE, ServerLimits(), lease))
+    await asyncio.sleep(0)
+    rooms: list[memoryview] = []
+    sent = b""
+    while not asked.whole:
+        room = asked.room()
+        assert room is not None
+        piece = bytes([len(rooms) % 256]) * min(PIECE, len(room))
+        room[: len(piece)] = piece
+        asked.came(len(piece))
+        rooms.append(room)
+        sent += piece
+    body = await reading
+    assert sent == body
+    assert body.readonly
+    whole = np.frombuffer(body, np.uint8)
+    assert all(np.shares_memory(whole, np.frombuffer(room, np.uint8)) for room in rooms)
+
+
+async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
+    """It is taken from the data once, and given as it is to whoever asks, whole or not at all."""
+    asked = coming(5)
+    before = asked.here
+    assert 3 == asked.take(b"abchello"[:5], 3)
+    halfway = asked.here
+    assert 8 == asked.take(b"abchello", 3)
+    body = asked.here
+    assert before is halfway is None
+    assert body is not None
+    assert b"hello" == body.tobytes()
+    again = await asked.body(5, ServerLimits(), Lease(Budget(5), 0.1))
+    assert body.obj is again.obj

@@ -1,0 +1,232 @@
+"""Where a connection of the HTTP server receives bodies: at their places, if nothing is against it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from gateway.ir.errors import GatewayError
+from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.contract import HttpMount, ServerLimits
+from gateway.transports.http.cut_through import early_places
+from gateway.transports.http.interfaces import Listener
+from gateway.transports.http.path_router import Table
+from gateway.transports.http1.head_reader import READ_BYTES
+from gateway.transports.http1.server_connection import Connection, Door
+from gateway.wire.http import HttpRequest, HttpResponse
+
+LENGTH = 200_000
+BUDGET = 1 << 20
+
+
+class Answering:
+    """Answers each request when told to, and keeps them; begins with 10 bytes of a large one."""
+
+    def __init__(self) -> None:
+        self.seen: list[HttpRequest] = []
+        self.go = asyncio.Event()
+
+    def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        raise AssertionError(wire)
+
+    async def ask(self, wire: HttpRequest) -> HttpResponse:
+        self.seen.append(wire)
+        await self.go.wait()
+        return HttpResponse(200)
+
+    def refuse(self, error: GatewayError, /) -> HttpResponse:
+        return HttpResponse(503, body=(error.message.encode(),))
+
+    def head_bytes(self, _wire: HttpRequest) -> int:
+        return 10
+
+
+class Socket(asyncio.Transport):
+    """Keeps what is written, and whether it is read from."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 1)})
+        self.written = b""
+        self.pauses = 0
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.pauses += 1
+
+    def resume_reading(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+class Scene:
+    """A connection between a client of the test's and a frontend."""
+
+    def __init__(self, **limits: Any) -> None:
+        server_limits = ServerLimits(**limits)
+        self.frontend = Answering()
+        self.budget = Budget(BUDGET)
+        listener = Listener(
+            limits=server_limits,
+            budget=self.budget,
+            slots=Slots("requests_in_flight", 4, 4),
+            find=Table([HttpMount(("/v2",), self.frontend)], None).find,
+            refused=lambda _error: None,
+            early=early_places(server_limits),
+        )
+        self.door = Door(listener, ConnectionCount(1, 1), reserve=False)
+        self.socket = Socket()
+        self.connection = Connection(self.door, asyncio.get_running_loop())
+        self.connection.connection_made(self.socket)
+
+    def send(self, data: bytes) -> None:
+        """Give the connection *data*, as a loop does."""
+        while data:
+            room = self.connection.get_buffer(-1)
+            size = min(len(room), len(data))
+            room[:size] = data[:size]
+            self.connection.buffer_updated(size)
+            data = data[size:]
+
+    @property
+    def has_a_place(self) -> bool:
+        """Whether what comes next is received where it stays."""
+        return self.connection.get_buffer(-1) is not self.door.buffer
+
+    async def close(self) -> None:
+        self.connection.connection_lost(None)
+        await settle(lambda: not self.door.connections)
+
+
+async def settle(done: Callable[[], bool]) -> None:
+    """Let the connection's task run until *done*, some turns at most."""
+    for _ in range(20):
+        if done():
+            break
+        await asyncio.sleep(0)
+    assert done()
+
+
+def head(*fields: str, length: int = LENGTH, path: str = "/v2/x") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: h", f"Content-Length: {length}", *fields, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+async def test_a_body_is_received_at_its_place_from_its_head_on() -> None:
+    """On an idle connection reading never stops, and the budget holds the body before its bytes."""
+    scene = Scene()
+    body = bytes(range(250)) * (LENGTH // 250)
+    scene.send(head() + body[:1000])
+    held = scene.budget.used_bytes
+    placed = scene.has_a_place
+    scene.send(body[1000:])
+    await settle(lambda: bool(scene.frontend.seen))
+    (seen,) = scene.frontend.seen
+    assert (LENGTH, True, 0) == (held, placed, scene.socket.pauses)
+    assert body == bytes(seen.view)
+    assert seen.view.readonly
+    scene.frontend.go.set()
+    await settle(lambda: bool(scene.socket.written))
+    await settle(lambda: scene.budget.used_bytes == 0)
+    await scene.close()
+
+
+@pytest.mark.parametrize("more", [0, 1, 5])
+async def test_a_body_as_large_as_what_is_read_into(more: int) -> None:
+    """A body that ends with what is read into, or goes on by little, is taken to its end alone."""
+    scene = Scene()
+    scene.frontend.go.set()
+    first, second = os.urandom(READ_BYTES + more - len(head(length=READ_BYTES))), b"abc"
+    sent = head(length=len(first)) + first
+    assert READ_BYTES + more == len(sent)
+    scene.send(sent + head(length=len(second)) + second)
+    await settle(lambda: len(scene.frontend.seen) == 2)
+    assert [first, second] == [bytes(seen.view) for seen in scene.frontend.seen]
+    await settle(lambda: scene.budget.used_bytes == 0)
+    await scene.close()
+
+
+async def test_a_body_that_stops_half_way_gives_its_bytes_back() -> None:
+    """Its place is given up when the client leaves, whether or not its request was begun."""
+    for turns in (0, 3):
+        scene = Scene()
+        scene.send(head() + b"x" * 1000)
+        held = scene.budget.used_bytes
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await scene.close()
+        await settle(lambda scene=scene: scene.budget.used_bytes == 0)  # type: ignore[misc]  # mypy: lambdas' defaults
+        assert (LENGTH, []) == (held, scene.frontend.seen)
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        (head("Expect: 100-continue"), {}),
+        (head("Content-Encoding: gzip"), {}),
+        (head(path="/elsewhere"), {}),
+        (head("Host: another"), {}),
+        (head(), {"message_bytes": LENGTH - 1}),
+        (head(length=BUDGET + 1), {"cut_through_bytes": 0}),
+        (head(), {"cut_through_bytes": 1000}),
+    ],
+    ids=["expects", "coded", "unknown", "malformed", "too_long", "no_room", "passed_on"],
+)
+async def test_what_is_to_be_seen_to_first_comes_first(sent: bytes, limits: dict[str, Any]) -> None:
+    """Nothing is held for a body that may be refused, be greeted first or be passed on."""
+    scene = Scene(**limits)
+    scene.send(sent + b"x" * 100)
+    assert (False, 0) == (scene.has_a_place, scene.budget.used_bytes)
+    await scene.close()
+
+
+@pytest.mark.parametrize("piece", [1, 61, 4096, READ_BYTES, 1 << 20])
+async def test_pieces_make_no_difference(piece: int) -> None:
+    """However what is sent is cut, each request has its own body to the last byte, in its turn."""
+    scene = Scene()
+    scene.frontend.go.set()
+    bodies = [b"", b"ab", os.urandom(300), os.urandom(3 * READ_BYTES), b"c", os.urandom(READ_BYTES)]
+    sent = b"".join([head(length=len(body)) + body for body in bodies])
+    for at in range(0, len(sent), piece):
+        scene.send(sent[at : at + piece])
+        if not at % (97 * piece):  # at times the task has its turn, at others it is late
+            await asyncio.sleep(0)
+    await settle(lambda: len(scene.frontend.seen) == len(bodies))
+    assert bodies == [bytes(seen.view) for seen in scene.frontend.seen]
+    await settle(lambda: scene.budget.used_bytes == 0)
+    await scene.close()
+
+
+async def test_a_body_sent_ahead_waits_for_its_turn() -> None:
+    """Behind a request that is not answered yet, a body has no place and stays with its client."""
+    scene = Scene()
+    scene.send(head(length=3) + b"abc" + head() + b"x" * 1000)
+    await settle(lambda: len(scene.frontend.seen) == 1)
+    assert (False, 3, 1) == (scene.has_a_place, scene.budget.used_bytes, scene.socket.pauses)
+    scene.frontend.go.set()
+    await settle(lambda: scene.has_a_place)
+    scene.send(b"x" * (LENGTH - 1000))
+    await settle(lambda: len(scene.frontend.seen) == 2)
+    assert b"x" * LENGTH == bytes(scene.frontend.seen[1].view)
+    await scene.close()
+    await settle(lambda: scene.budget.used_bytes == 0)

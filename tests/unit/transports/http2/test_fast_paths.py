@@ -1,0 +1,130 @@
+"""Messages of HTTP/2 that come whole in one read: taken at once, and just as those in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.frames import H2Fault, frame
+from gateway.transports.http2.hpack import literal
+from gateway.transports.http2.receiver import STREAM_WINDOW
+from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, TRAILERS, Seen
+
+BAD = literal(b"bad", b"1")
+END = h2.END_HEADERS | h2.END_STREAM
+
+
+def head(number: int, block: bytes, flags: int = h2.END_HEADERS) -> bytes:
+    return frame(h2.HEADERS, flags, number, block)
+
+
+def data(number: int, size: int, flags: int = 0) -> bytes:
+    return frame(h2.DATA, flags, number, b"x" * size)
+
+
+def call(number: int, block: bytes = BLOCK, size: int = 9) -> bytes:
+    """Return a call that comes whole."""
+    return head(number, block) + data(number, size, h2.END_STREAM)
+
+
+def answer(number: int, begin: bytes = ANSWER, size: int = 9, end: bytes = TRAILERS) -> bytes:
+    """Return an answer that comes whole."""
+    return head(number, begin) + data(number, size) + head(number, end, END)
+
+
+CALLS = {
+    "several": call(1) + call(3) + call(5),
+    "again": call(1) + call(1),
+    "even": call(2),
+    "bad": call(1, BLOCK + BAD) + call(3),
+    "not a block": call(1, b"\xff\xff\xff\xff\xff\xff\xff") + call(3),
+    "of nothing": call(1, size=0) + call(3),
+    "as large as the window": call(1, size=STREAM_WINDOW),
+    "larger than the window": call(1, size=STREAM_WINDOW + 1),
+    "too many streams": call(1) + call(3) + call(5) + call(7) + call(9),
+    "more than the connection's window": b"".join(call(n, size=60_000) for n in range(1, 5, 2)) * 9,
+    "in long frames": head(1, BLOCK) + data(1, 9000) * 4 + data(1, 9, h2.END_STREAM) + call(3),
+    "two in long frames": head(1, BLOCK) + head(3, BLOCK) + (data(1, 9000) + data(3, 9000) * 2) * 3,
+    "long frames beyond the window": head(1, BLOCK) + data(1, 9000) * 8,
+    "long frames after the end": call(1) + data(1, 9000) * 3,
+    "half": head(1, BLOCK) + data(1, 9) + data(1, 0, h2.END_STREAM),
+    "of two": head(1, BLOCK) + data(3, 9, h2.END_STREAM) + data(1, 9, h2.END_STREAM),
+    "padded": head(1, BLOCK) + frame(h2.DATA, h2.END_STREAM | h2.PADDED, 1, b"\2abc\0\0"),
+    "table": call(1, BLOCK + b"\x40\1a\1b") + call(3, BLOCK + b"\xbe"),
+}
+ANSWERS = {
+    "several": answer(1) + answer(3) + answer(5),
+    "again": answer(1) + answer(1),
+    "unknown": answer(99),
+    "bad head": answer(1, begin=ANSWER + BAD) + answer(3),
+    "bad trailers": answer(1, end=TRAILERS + BAD) + answer(3),
+    "of nothing": answer(1, size=0),
+    "as large as the window": answer(1, size=STREAM_WINDOW),
+    "larger than the window": answer(1, size=STREAM_WINDOW + 1),
+    "two messages": head(1, ANSWER) + data(1, 9) + data(1, 9) + head(1, TRAILERS, END),
+    "in long frames": head(1, ANSWER) + data(1, 9000) * 4 + head(1, TRAILERS, END) + answer(3),
+    "no trailers": head(1, ANSWER) + data(1, 9, h2.END_STREAM),
+    "of two": head(1, ANSWER) + data(3, 9) + head(1, TRAILERS, END),
+    "not the last": head(1, ANSWER) + data(1, 9) + head(1, TRAILERS) + head(1, TRAILERS, END),
+    "table": answer(1, begin=ANSWER + b"\x40\1a\1b") + answer(3, end=TRAILERS + b"\xbe"),
+}
+
+
+def told(sent: bytes, size: int, *, client: bool) -> Any:
+    """Return all that came of *sent*, given in pieces of *size*: what was told, kept and said."""
+    seen = Seen(client=client, streams=4)
+    seen.core.feed(h2.settings([]) if client else PREFACE)
+    if client:
+        for _ in range(3):
+            seen.core.outlet.send(seen.core.open(None), BLOCK, [b"hi"], None)
+    seen.take()
+    fault = None
+    try:
+        for at in range(0, len(sent), size):
+            seen.core.feed(sent[at : at + size])
+    except H2Fault as found:
+        fault = found.code, found.message
+    return seen.log, seen.data_of, sorted(seen.core.streams), seen.take(), fault
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_in_one_read_is_told_as_one_in_pieces(name: str) -> None:
+    """Whatever a client sends, it is the same in one read, in several and twice over."""
+    sent = CALLS[name]
+    assert told(sent, 10, client=False) == told(sent, len(sent), client=False)
+
+
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "bad trailers"])
+def test_an_answer_in_one_read_is_told_as_one_in_pieces(name: str) -> None:
+    """Whatever a server sends, it is the same in one read and in several."""
+    sent = ANSWERS[name]
+    assert told(sent, 10, client=True) == told(sent, len(sent), client=True)
+
+
+def test_an_answer_with_broken_trailers_is_reset() -> None:
+    """In one read, nothing is told of an answer but that it is broken."""
+    log, of, streams, said, fault = told(ANSWERS["bad trailers"], 1000, client=True)
+    assert ("reset", 1, h2.PROTOCOL_ERROR) == log[1]
+    assert {3: b"x" * 9} == of
+    assert [5] == streams
+    assert h2.reset(1, h2.PROTOCOL_ERROR) == said
+    assert fault is None
+
+
+def test_a_message_in_one_read_is_told_once() -> None:
+    """A call and an answer that come whole are looked at once, also with heads seen before."""
+    for client, sent in ((False, CALLS["several"]), (True, ANSWERS["several"])):
+        seen = Seen(client=client)
+        seen.core.feed(h2.settings([]) if client else PREFACE)
+        if client:
+            for _ in range(3):
+                seen.core.outlet.send(seen.core.open(None), BLOCK, [b"hi"], None)
+        wholes: list[tuple[int, bytes]] = []
+        seen.whole = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign,misc]
+            (stream.number, bytes(view))
+        )
+        seen.core.feed(sent)
+        assert [(number, b"x" * 9) for number in (1, 3, 5)] == wholes
+        assert ["settled"] == seen.log

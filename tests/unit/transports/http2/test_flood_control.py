@@ -1,0 +1,131 @@
+"""Floods of HTTP/2: each ends with GOAWAY after a bounded number of frames; honest use does not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from gateway.transports.http2 import frames
+from gateway.transports.http2.frames import H2Fault, frame
+from gateway.transports.http2.hpack import literal
+from tests.unit.transports.http2.test_connection import (
+    ANSWER,
+    BLOCK,
+    PREFACE,
+    TRAILERS,
+    Seen,
+    opening,
+)
+
+
+def numbers() -> Callable[[], int]:
+    """Return a source of stream numbers."""
+    count = itertools.count(3, 2)
+    return lambda: next(count)
+
+
+def rapid_reset(number: int) -> bytes:
+    """Open a stream and leave it."""
+    return opening(number) + frames.reset(number, frames.CANCEL)
+
+
+def flood(server: Seen, make: Callable[[], bytes], times: int) -> None:
+    """Feed *server* again and again."""
+    for _ in range(times):
+        server.core.feed(make())
+
+
+FLOODS: dict[str, Callable[[Callable[[], int]], bytes]] = {
+    "rapid_reset": lambda number: rapid_reset(number()),
+    "empty_data": lambda _: frame(frames.DATA, 0, 1),
+    "padded_empty_data": lambda _: frame(frames.DATA, frames.PADDED, 1, b"\0"),
+    "pings": lambda _: frame(frames.PING, 0, 0, bytes(8)),
+    "settings": lambda _: frames.settings([(4, 1000)]),
+    "empty_settings": lambda _: frames.settings([]),
+    "settings_acks": lambda _: frame(frames.SETTINGS, frames.ACK, 0),
+    "priorities": lambda _: frame(frames.PRIORITY, 0, 1, bytes(5)),
+    "unknown_kinds": lambda _: frame(99, 0, 1, b"x"),
+    "window_updates": lambda _: frames.window_update(0, 1),
+    "goaways": lambda _: frames.goaway(0, 0),
+    "malformed_streams": lambda number: opening(number(), block=BLOCK + literal(b"bad", b"1")),
+    "resets_of_nothing": lambda _: frames.reset(1, frames.CANCEL),
+    "late_data": lambda _: frame(frames.DATA, 0, 1, b"x"),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_flood_is_sent_away(name: str) -> None:
+    """At most some thousand frames are looked at, whatever kind they are."""
+    server, number, make = Seen(), numbers(), FLOODS[name]
+    server.core.feed(PREFACE + opening(1))
+    if name in ("resets_of_nothing", "late_data"):
+        server.core.feed(frames.reset(1, frames.CANCEL))
+    with pytest.raises(H2Fault) as caught:
+        flood(server, lambda: make(number), 2100)
+    assert frames.ENHANCE_YOUR_CALM == caught.value.code
+    assert len(server.core.streams) <= 1
+
+
+def test_streams_over_the_limit_are_a_flood_too() -> None:
+    """A client that does not heed the limit of streams is sent away."""
+    server, number = Seen(streams=1), numbers()
+    server.core.feed(PREFACE + opening(1))
+    with pytest.raises(H2Fault):
+        flood(server, lambda: opening(number()), 2000)
+    assert 1 == len(server.core.streams)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000])
+def test_continuations_do_not_go_on(size: int) -> None:
+    """A header block ends by its frames or by its bytes."""
+    server = Seen()
+    server.core.feed(PREFACE + frame(frames.HEADERS, 0, 1, b""))
+    with pytest.raises(H2Fault) as caught:
+        flood(server, lambda: frame(frames.CONTINUATION, 0, 1, bytes(size)), 50)
+    assert frames.ENHANCE_YOUR_CALM == caught.value.code
+
+
+def test_window_of_a_byte_earns_nothing() -> None:
+    """An answer drawn byte by byte costs the client its credit."""
+    server = Seen()
+    server.core.feed(PREFACE + frames.settings([(4, 0)]) + opening(1, end=True))
+    server.core.outlet.send(server.core.streams[1], ANSWER, [bytes(100_000)], TRAILERS)
+    with pytest.raises(H2Fault):
+        flood(server, lambda: frames.window_update(1, 1), 3000)
+
+
+def test_honest_use_is_not_a_flood() -> None:
+    """Calls by the ten thousand, each with its updates and pings, are never sent away."""
+    server, number = Seen(), numbers()
+    server.core.feed(PREFACE)
+    for _ in range(10_000):
+        one = number()
+        server.core.feed(opening(one, end=True) + frame(frames.PING, 0, 0, bytes(8)))
+        server.core.outlet.send(server.core.streams[one], ANSWER, [b"hello"], TRAILERS)
+        server.core.feed(frames.window_update(0, 5) + frames.window_update(one, 5))
+        server.core.out.clear()
+    assert {} == server.core.streams
+
+
+def test_long_stream_pays_for_its_updates() -> None:
+    """A client that reads a long answer may widen its windows after every message."""
+    server = Seen()
+    server.core.feed(PREFACE + opening(1, end=True))
+    stream = server.core.streams[1]
+    for _ in range(10_000):
+        server.core.outlet.data(stream, [b"x" * 100])
+        server.core.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
+        server.core.out.clear()
+    assert 0 == len(stream.waiting or ())
+
+
+def test_time_fills_the_credit_up() -> None:
+    """Pings at a slow pace go on for ever, and no more than a full credit is kept."""
+    server = Seen()
+    server.core.feed(PREFACE)
+    for _ in range(100):
+        server.core.feed(frame(frames.PING, 0, 0, bytes(8)) * 300)
+        server.core.credit.tick()
+    assert 2000 == server.core.credit.left

@@ -1,0 +1,115 @@
+"""Header blocks: read as the library reads them, and bounded whatever comes."""
+
+from __future__ import annotations
+
+import hpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.transports.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, H2Fault
+from gateway.transports.http2.hpack import HeaderDecoder, indexed, literal
+
+FIELDS = st.lists(
+    st.tuples(
+        st.sampled_from([b":path", b":status", b"x-a", b"cookie", b"grpc-timeout"])
+        | st.binary(min_size=1, max_size=200),
+        st.sampled_from([b"", b"/", b"200", b"v" * 300]) | st.binary(max_size=200),
+    ),
+    max_size=12,
+)
+LIMIT = 65_536
+
+
+@given(blocks=st.lists(FIELDS, max_size=6), huffman=st.booleans())
+def test_reads_what_the_library_writes(
+    blocks: list[list[tuple[bytes, bytes]]], huffman: bool
+) -> None:
+    """Blocks with table inserts, references and Huffman codes are read as they were meant."""
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(LIMIT)
+    for fields in blocks:
+        assert fields == decoder.decode(encoder.encode(fields, huffman=huffman))
+
+
+@given(blocks=st.lists(FIELDS, max_size=6), sizes=st.lists(st.integers(0, 4096), max_size=6))
+def test_table_follows_its_size(blocks: list[list[tuple[bytes, bytes]]], sizes: list[int]) -> None:
+    """A peer may make the table smaller and larger; entries leave it as they leave the library's."""
+    encoder, decoder = hpack.Encoder(), HeaderDecoder(LIMIT)
+    for fields, size in zip(blocks, sizes, strict=False):
+        encoder.header_table_size = size
+        assert fields == decoder.decode(encoder.encode(fields))
+
+
+@given(fields=FIELDS)
+def test_library_reads_what_is_written(fields: list[tuple[bytes, bytes]]) -> None:
+    """A block of literals is the same fields to others, and inserts nothing."""
+    block = b"".join(literal(*field) for field in fields)
+    decoder = hpack.Decoder(max_header_list_size=LIMIT)
+    assert fields == [(name, value) for name, value in decoder.decode(block, raw=True)]
+    ours = HeaderDecoder(LIMIT)
+    assert fields == ours.decode(block)
+    assert 0 == ours.version
+
+
+@given(block=st.binary(max_size=64))
+def test_any_bytes_are_read_or_refused(block: bytes) -> None:
+    """Whatever comes, fields are returned or the fault says what is wrong; the library agrees."""
+    theirs: list[tuple[bytes, bytes]] | None
+    try:
+        theirs = [(name, value) for name, value in hpack.Decoder().decode(block, raw=True)]
+    except (hpack.HPACKError, ValueError):
+        theirs = None
+    if theirs is None:
+        with pytest.raises(H2Fault) as caught:
+            HeaderDecoder(LIMIT).decode(block)
+        assert COMPRESSION_ERROR == caught.value.code
+    else:
+        assert theirs == HeaderDecoder(LIMIT).decode(block)
+
+
+def test_static_fields_are_one_byte() -> None:
+    """What the static table has is written as its index; what it has not is an error of ours."""
+    assert b"\x83" == indexed(b":method", b"POST")
+    with pytest.raises(ValueError, match="not in tuple"):
+        indexed(b":method", b"PUT")
+
+
+def test_fields_are_bounded_as_they_are_read() -> None:
+    """A bomb of references to one large entry ends at the limit, not after it."""
+    decoder = HeaderDecoder(8192)
+    decoder.decode(b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000)
+    with pytest.raises(H2Fault, match="more than 8192 bytes") as caught:
+        decoder.decode(b"\xbe" * 1000)
+    assert ENHANCE_YOUR_CALM == caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (b"\x80", "names entry 0"),
+        (b"\xbe", "names entry 62"),
+        (b"\x40\x05ab", "in the middle"),
+        (b"\x7f\xff\xff\xff\xff\xff\x01", "too large"),
+        (b"\x3f\xe2\x1f", "4097 bytes"),
+        (b"\x82\x20", "between fields"),
+        (b"\x00\x81\xff\x01a", "Huffman"),
+    ],
+)
+def test_faults_are_named(block: bytes, why: str) -> None:
+    """Each way to be wrong is said."""
+    with pytest.raises(H2Fault, match=why):
+        HeaderDecoder(LIMIT).decode(block)
+
+
+def test_version_tells_of_changes_of_the_table() -> None:
+    """Only blocks that insert, or resize, make equal bytes mean something else."""
+    decoder = HeaderDecoder(LIMIT)
+    decoder.decode(b"\x82\x00\x01a\x01b")
+    assert 0 == decoder.version
+    decoder.decode(b"\x40\x01a\x01b")
+    inserted = decoder.version
+    assert inserted > 0
+    assert [(b"a", b"b")] == decoder.decode(b"\xbe")
+    assert inserted == decoder.version
+    decoder.decode(b"\x20")
+    assert decoder.version > inserted

@@ -1,0 +1,134 @@
+"""Where an upstream is: names are remembered for a while, and what does not answer comes last."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.transports.net.resolver import Upstream, look_up, upstream_of
+from tests.fakes import FakeClock
+
+NOBODY = "127.0.0.2"
+
+
+class Names:
+    """A resolver that is told what to say, and counts how often it is asked."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+        self.works = True
+        self.asked = 0
+
+    async def __call__(self, _host: str, _port: int) -> list[str]:
+        self.asked += 1
+        if not self.works:
+            raise socket.gaierror("no answer")
+        return list(self.addresses)
+
+
+class Closing(asyncio.Protocol):
+    """Closes at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[int]:
+    """Listen on 127.0.0.1 alone; give the port."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Closing, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def peer_of(upstream: Upstream) -> str:
+    """Connect, and return where that led to."""
+    seen: list[str] = []
+
+    class Noting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            seen.append(transport.get_extra_info("peername")[0])
+            transport.close()
+
+    await upstream.connect(Noting, {})
+    await asyncio.sleep(0)  # for the transport to close
+    return seen[0]
+
+
+async def test_name_is_remembered_for_the_floor() -> None:
+    """Connections within it ask once; after it the name is looked up again."""
+    names, clock = Names("127.0.0.1"), FakeClock(0.0)
+    async with listening() as port:
+        upstream = Upstream("host", port, floor_s=5.0, resolve=names, clock=clock)
+        for _ in range(3):
+            assert "127.0.0.1" == await peer_of(upstream)
+        assert 1 == names.asked
+        clock.now = 5.0
+        await peer_of(upstream)
+    assert 2 == names.asked
+
+
+async def test_every_address_is_tried_and_a_dead_one_comes_last() -> None:
+    """An address that does not answer is not asked first a second time."""
+    names = Names(NOBODY, "127.0.0.1")
+    async with listening() as port:
+        upstream = Upstream("host", port, resolve=names)
+        assert ["127.0.0.1"] * 2 == [await peer_of(upstream) for _ in range(2)]
+        assert ["127.0.0.1", NOBODY] == await upstream._addresses()
+
+
+async def test_failure_looks_the_name_up_again() -> None:
+    """Where nobody answers the name may have moved: it is not trusted for the floor."""
+    names = Names(NOBODY)
+    async with listening() as port:
+        upstream = Upstream("host", port, floor_s=60.0, resolve=names)
+        with pytest.raises(ConnectionRefusedError):
+            await peer_of(upstream)
+        names.addresses = ["127.0.0.1"]
+        assert "127.0.0.1" == await peer_of(upstream)
+
+
+async def test_stale_addresses_serve_while_the_resolver_fails() -> None:
+    """A name that was known stays known; one that never was is an error."""
+    names = Names("127.0.0.1")
+    async with listening() as port:
+        upstream = Upstream("host", port, floor_s=0.0, resolve=names)
+        await peer_of(upstream)
+        names.works = False
+        assert "127.0.0.1" == await peer_of(upstream)
+        with pytest.raises(socket.gaierror):
+            await peer_of(Upstream("host", port, resolve=names))
+
+
+async def test_addresses_are_not_looked_up() -> None:
+    """An IP address is taken as it is; a name really is looked up by the system."""
+    names = Names()
+    async with listening() as port:
+        assert "127.0.0.1" == await peer_of(Upstream("127.0.0.1", port, resolve=names))
+        assert "127.0.0.1" == await peer_of(Upstream("localhost", port))
+        assert "127.0.0.1" in await look_up("localhost", port)
+    assert 0 == names.asked
+
+
+async def test_unix_socket(tmp_path: Path) -> None:
+    """A path leads to its socket."""
+    path = str(tmp_path / "s")
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(Closing, path)
+    async with server:
+        found = await upstream_of(f"unix:{path}", 5.0).connect(Closing, {})
+        await asyncio.sleep(0)  # for the transport to close
+    assert isinstance(found, Closing)
+
+
+@pytest.mark.parametrize("target", ["", "host", "host:", ":1", "host:x"])
+def test_target_that_is_none(target: str) -> None:
+    """A target needs a host and a port."""
+    with pytest.raises(ValueError, match="is not host:port"):
+        upstream_of(target, 5.0)

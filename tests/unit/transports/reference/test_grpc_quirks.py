@@ -1,0 +1,48 @@
+"""What of grpc.aio's log is let through."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+from grpc import aio
+from grpc._cython import cygrpc
+
+from gateway.transports.reference.grpc_quirks import keep_log_quiet
+
+LOGGER = logging.getLogger("grpc._cython.cygrpc")
+
+
+@pytest.fixture(autouse=True)
+def filters() -> Iterator[None]:
+    """Leave the logger as it was."""
+    before = LOGGER.filters[:]
+    keep_log_quiet()
+    yield
+    LOGGER.filters[:] = before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncio.CancelledError(),
+        UnicodeDecodeError("ascii", b"\xff", 0, 1, "x"),
+        aio.InternalError("x"),
+        cygrpc.ExecuteBatchError("x"),
+    ],
+    ids=repr,
+)
+def test_traceback_for_an_answer_that_found_nobody(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a client's leaving causes is not logged."""
+    LOGGER.error("raised in core", exc_info=error)
+    assert [] == caplog.records
+
+
+def test_bugs_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Anything else is."""
+    LOGGER.error("raised in core", exc_info=ValueError("a bug"))
+    assert ["raised in core"] == [record.message for record in caplog.records]

@@ -1,0 +1,51 @@
+"""Whether one connection more is taken in, and whom it counts for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.transports.admission import ConnectionCount, address_of, too_many
+
+
+class Transport:
+    def __init__(self, peer: object) -> None:
+        self._peer = peer
+
+    def get_extra_info(self, name: str) -> Any:
+        return self._peer if name == "peername" else None
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"), [(("10.0.0.1", 5), "10.0.0.1"), (("::1", 5, 0, 0), "::1"), ("", "other")]
+)
+def test_clients_without_an_address_count_as_they_are_told(peer: object, address: str) -> None:
+    """A TCP client counts for its address, a unix socket's for what the listener says."""
+    assert address == address_of(Transport(peer), "other")
+
+
+def test_limits_are_named() -> None:
+    """Up to the limits there is room, beyond them the refusal says which one."""
+    transport = Transport(None)
+    count = ConnectionCount(2, 1)
+    assert too_many(count, transport, "a") is None
+    count.enter("a")
+    refusal = too_many(count, transport, "a")
+    assert refusal is not None
+    assert "connections_per_address" == refusal.limit
+    assert too_many(count, transport, "b") is None
+    count.enter("b")
+    refusal = too_many(count, transport, "c")
+    assert refusal is not None
+    assert "connections" == refusal.limit
+
+
+@pytest.mark.parametrize(("reserve", "limit"), [(False, "descriptors"), (True, None)])
+def test_last_descriptors_are_kept_in_reserve(
+    reserve: bool, limit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When descriptors are short, only who may use the reserve is taken in."""
+    monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
+    refusal = too_many(ConnectionCount(9, 9), Transport(None), "a", reserve=reserve)
+    assert limit == (None if refusal is None else refusal.limit)

@@ -1,0 +1,99 @@
+"""Bytes put between those of a body that is still arriving."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.streaming_body import Taker
+from gateway.wire.interleaved_body import Interleaved
+from tests.fakes import FakeArriving
+
+INSERTS = ((4, b"<one>"), (7, b"<two>"), (9, b"<three>"))
+EXPECTED = b"ab<one>cde<two>fg<three>h"
+
+
+class Cup:
+    """Takes what is poured, and notes how much was left each time."""
+
+    def __init__(self, poured: Interleaved) -> None:
+        self.poured = poured
+        self.content = b""
+        self.left: list[int] = []
+
+    def take(self, piece: memoryview, /) -> None:
+        self.content += piece
+        self.left.append(self.poured.left)
+
+
+class Pieces(FakeArriving):
+    """A body that comes in pieces of one size."""
+
+    def __init__(self, body: bytes, start: int, size: int) -> None:
+        super().__init__(body, start)
+        self._size = size
+        self.calls: list[str] = []
+
+    def pour(self, taker: Taker, /) -> None:
+        self.begun = True
+        for at in range(self.start, self.end, self._size):
+            piece = memoryview(self.body)[at : at + self._size]
+            self.left -= piece.nbytes
+            taker.take(piece)
+
+    def hold(self) -> None:
+        self.calls.append("hold")
+
+    def go_on(self) -> None:
+        self.calls.append("go on")
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_everything_stands_where_it_belongs(size: int) -> None:
+    """Whatever the pieces, each insert comes before its place; what is left is known throughout."""
+    poured = Interleaved(Pieces(b"..abcdefgh", 2, size), INSERTS)
+    assert len(EXPECTED) == poured.left
+    assert poured.left == poured.end - poured.start
+    cup = Cup(poured)
+    poured.pour(cup)
+    assert EXPECTED == cup.content
+    assert 0 == cup.left[-1]
+    assert all(cup.left[:-1]), "it looked as if it were over"
+    assert poured.begun
+
+
+def test_an_insert_at_the_end() -> None:
+    """Nothing of the source may follow the last ones."""
+    poured = Interleaved(Pieces(b"..abc", 2, 2), ((4, b"<one>"), (5, b"<two>"), (5, b"<three>")))
+    cup = Cup(poured)
+    poured.pour(cup)
+    assert b"ab<one>c<two><three>" == cup.content
+    assert 0 == poured.left
+
+
+def test_an_insert_at_the_beginning() -> None:
+    """The first place may be where the source begins."""
+    poured = Interleaved(Pieces(b"..abc", 2, 2), ((2, b"<first>"),))
+    cup = Cup(poured)
+    poured.pour(cup)
+    assert b"<first>abc" == cup.content
+
+
+async def test_all_else_is_the_sources() -> None:
+    """Holding, going on and leaving are its affair, and so is the whole."""
+    source = Pieces(b"..abc", 2, 2)
+    poured = Interleaved(source, ())
+    source.moved = 7.0
+    assert 7.0 == poured.moved
+    assert b"..abc" == bytes(await poured.whole())
+    poured.hold()
+    poured.go_on()
+    poured.leave()
+    assert ["hold", "go on", "leave"] == source.calls
+    cup = Cup(poured)
+    poured.pour(cup)
+    poured.leave()
+    poured.take(memoryview(b"late"))
+    assert b"abc" == cup.content

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.ir.context import Context, Need
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.metadata import grpc_context, grpc_metadata, http_context, http_headers, sane_id
+
+NEEDS = frozenset({Need.NAMES})
+
+
+def test_headers_become_a_context() -> None:
+    """Names in lower case; the id, deadline and wire form are kept."""
+    wire = HttpRequest("GET", "/", headers=Headers([("X-Request-Id", "r"), ("A", "b")]), deadline=3)
+    context = http_context(wire, "c", NEEDS, "form")
+    assert (("x-request-id", "r"), ("a", "b")) == context.metadata
+    assert ("c", "r", 3, NEEDS) == (
+        context.protocol,
+        context.request_id,
+        context.deadline,
+        context.needs,
+    )
+    assert context.origin is not None
+    assert ("c", wire, "form") == (context.origin.codec, context.origin.wire, context.origin.form)
+
+
+def test_metadata_becomes_a_context() -> None:
+    """Text only: keys that end in -bin hold bytes."""
+    wire = GrpcRequest("/s/m", metadata=(("a", "b"), ("c-bin", b"\x00"), ("x-request-id", "r")))
+    context = grpc_context(wire, "c", NEEDS)
+    assert (("a", "b"), ("x-request-id", "r")) == context.metadata
+    assert "r" == context.request_id
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "é", "x" * 129])
+def test_an_id_that_would_harm_a_log_is_none(bad: str) -> None:
+    """The gateway makes one instead."""
+    assert "" == sane_id(bad)
+    wire = HttpRequest("GET", "/", headers=Headers([("x-request-id", bad)]))
+    assert "" == http_context(wire, "c", NEEDS).request_id
+    assert (
+        ""
+        == grpc_context(GrpcRequest("/", metadata=(("x-request-id", bad),)), "c", NEEDS).request_id
+    )
+
+
+METADATA = (
+    ("x-tag", "v"),
+    ("host", "h"),
+    ("grpc-timeout", "1S"),
+    ("bad name", "v"),
+    ("ctl", "a\r\nb"),
+    ("nv-status", "s"),
+)
+
+
+def test_headers_of_a_call_go_on() -> None:
+    """What belongs to one message, or cannot be a header, stays; the id is added once."""
+    context = Context(metadata=METADATA, request_id="r")
+    expected = (("x-tag", "v"), ("nv-status", "s"), ("x-request-id", "r"))
+    assert expected == http_headers(context)
+    assert (("x-tag", "v"), ("x-request-id", "r")) == http_headers(context, without="nv-")
+    assert (("x-request-id", "r"),) == http_headers(
+        Context(metadata=(("x-request-id", "r"),), request_id="r")
+    )
+    assert () == http_headers(Context())
+
+
+def test_metadata_of_a_call_goes_on() -> None:
+    """The same for gRPC, whose keys are stricter."""
+    context = Context(metadata=(*METADATA, ("odd!", "v"), ("b-bin", "v")), request_id="r")
+    expected = (("x-tag", "v"), ("nv-status", "s"), ("x-request-id", "r"))
+    assert expected == grpc_metadata(context)
+    assert () == grpc_metadata(Context())
