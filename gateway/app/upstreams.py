@@ -11,12 +11,8 @@ from typing import Any, cast
 
 from gateway.app.signatures import Signatures
 from gateway.app.transports import Make, grpc_client, http_client
-from gateway.config.models import (
-    ClientLimitsConfig,
-    MessageLimitsConfig,
-    TlsConfig,
-    UpstreamConfig,
-)
+from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
+from gateway.config.models import TlsConfig, UpstreamConfig
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need

@@ -1,8 +1,11 @@
-"""The kinds of values in a configuration file: how each is read, and what editors are told."""
+"""The kinds of values in a configuration file: how each is parsed, and its JSON Schema.
+
+The `$comment` of a schema names the kind. The schema's defaults and docs/configuration.md use it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, InstanceOf, StringConstraints, WithJsonSchema
 
@@ -19,12 +22,15 @@ from gateway.config.units import (
     parse_workers,
 )
 
+DURATION: Final = "duration"
+SIZE: Final = "size"
+
 
 def _parsed(parse: Any, kind: type) -> BeforeValidator:
     def convert(value: object) -> object:
         if isinstance(value, str):
             return parse(value)
-        # None is for the field's own type to take or refuse.
+        # The field itself decides whether it accepts null.
         if value is None or type(value) is kind:
             return value
         raise ValueError("must be text on one line, not a mapping or a list")
@@ -33,42 +39,34 @@ def _parsed(parse: Any, kind: type) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
+def _schema(kind: str, types: str | list[str], *examples: str | int) -> WithJsonSchema:
+    return WithJsonSchema({"$comment": kind, "type": types, "examples": list(examples)})
+
+
+_TEXT_OR_NUMBER = ["string", "integer"]
+
 Duration = Annotated[
-    float,
-    _parsed(parse_duration, float),
-    WithJsonSchema({"type": "string", "examples": ["250ms", "30s"]}),
+    float, _parsed(parse_duration, float), _schema(DURATION, "string", "250ms", "30s")
 ]
-Size = Annotated[
-    int,
-    _parsed(parse_size, int),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["16MiB"]}),
-]
+Size = Annotated[int, _parsed(parse_size, int), _schema(SIZE, _TEXT_OR_NUMBER, "16MiB")]
 ListenAddress = Annotated[
     InstanceOf[Address],
     _parsed(parse_address, Address),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["127.0.0.1:8000"]}),
+    _schema("address", _TEXT_OR_NUMBER, "127.0.0.1:8000"),
 ]
 SocketAddress = Annotated[
     InstanceOf[StreamAddress],
     _parsed(parse_stream_address, StreamAddress),
-    WithJsonSchema(
-        {"type": ["string", "integer"], "examples": ["127.0.0.1:9000", "unix:/run/gateway.sock"]}
-    ),
+    _schema("address or unix socket", _TEXT_OR_NUMBER, "127.0.0.1:9000", "unix:/run/gateway.sock"),
 ]
 FileMode = Annotated[
-    str,
-    _parsed(check_mode, str),
-    WithJsonSchema({"type": ["string", "integer"], "examples": ["0660"]}),
+    str, _parsed(check_mode, str), _schema("octal file mode", _TEXT_OR_NUMBER, "0660")
 ]
 WorkerCount = Annotated[
-    int,
-    _parsed(parse_workers, int),
-    WithJsonSchema({"type": ["string", "integer"], "examples": [2, "auto"]}),
+    int, _parsed(parse_workers, int), _schema("integer or `auto`", _TEXT_OR_NUMBER, 2, "auto")
 ]
 UpstreamUrl = Annotated[
-    InstanceOf[Url],
-    _parsed(parse_url, Url),
-    WithJsonSchema({"type": "string", "examples": ["oip+grpc://127.0.0.1:8001"]}),
+    InstanceOf[Url], _parsed(parse_url, Url), _schema("URL", "string", "oip+grpc://127.0.0.1:8001")
 ]
 Name = Annotated[
     str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
@@ -80,11 +78,16 @@ def _as_list(value: object) -> object:
     return value if value is None or isinstance(value, list | tuple) else [value]
 
 
-# The loader keeps every scalar as text, so `version: 2` is "2": editors must not mark it.
-_SCALAR = {"type": ["string", "number", "boolean"]}
+# The loader keeps every scalar as text, so `version: 2` is "2". Editors must not mark it.
+_SCALAR = {"$comment": "text", "type": ["string", "number", "boolean"]}
 Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
 Names = Annotated[
     tuple[Text, ...],
     BeforeValidator(_as_list),
-    WithJsonSchema({"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}),
+    WithJsonSchema(
+        {
+            "$comment": "text or list of texts",
+            "anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}],
+        }
+    ),
 ]

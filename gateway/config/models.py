@@ -1,6 +1,8 @@
-"""The configuration file as frozen typed models; unknown keys are refused.
+"""The configuration file as frozen, typed models. Unknown keys are errors.
 
-Options of protocols and backends stay raw mappings: their owners validate them (`app`).
+Every key has a docstring. It is the description in the JSON Schema and in docs/configuration.md,
+and it ends with the default: "Default: `60s`." Options of protocols and backends are raw mappings
+here; `gateway.app.check` passes them to their owners.
 """
 
 from __future__ import annotations
@@ -23,127 +25,79 @@ from gateway.config.fields import (
     UpstreamUrl,
     WorkerCount,
 )
+from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import Address, Url
 
 
 class TlsConfig(Model):
-    """TLS of a listener, or towards an upstream."""
+    """TLS files of a listener or an upstream. Paths are relative to the configuration file."""
 
     cert: Text | None = None
-    """Certificate chain, a PEM file."""
+    """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
+    certificate. Default: no certificate."""
     key: Text | None = None
-    """Private key, a PEM file."""
+    """PEM file with the private key of `cert`. Default: no key."""
     ca: Text | None = None
-    """Who is trusted, a PEM file: a listener's clients (mutual TLS), or an upstream's server."""
-
-
-class ServerLimitsConfig(Model):
-    """Limits of a listener in each worker; what is left out has the limits table's default."""
-
-    message_bytes: Size | None = None
-    """Largest body or message, before and after decompression."""
-    decompressed_ratio: int | None = Field(None, ge=1)
-    decompressed_ratio_floor_bytes: Size | None = None
-    header_line_bytes: Size | None = None
-    header_field_bytes: Size | None = None
-    header_total_bytes: Size | None = None
-    header_count: int | None = Field(None, ge=1)
-    grpc_metadata_bytes: Size | None = None
-    body_chunks: int | None = Field(None, ge=1)
-    connections: int | None = Field(None, ge=1)
-    connections_per_address: int | None = Field(None, ge=1)
-    requests_in_flight: int | None = Field(None, ge=1)
-    requests_queued: int | None = Field(None, ge=0)
-    queue_wait: Duration | None = None
-    h2_streams: int | None = Field(None, ge=1)
-    connection_age: Duration | None = None
-    header_timeout: Duration | None = None
-    body_idle_timeout: Duration | None = None
-    body_min_rate_bytes_s: Size | None = None
-    body_min_rate_grace: Duration | None = None
-    body_timeout: Duration | None = None
-    write_idle_timeout: Duration | None = None
-    keepalive: Duration | None = None
-    tls_handshake: Duration | None = None
-    pipelined_requests: int | None = Field(None, ge=1)
-    stream_requests: int | None = Field(None, ge=1)
-    """Messages of one bidirectional stream that are answered at a time."""
-    cut_through_bytes: Size | None = None
-    """So much must be missing of a body of binary tensors to be passed on as it comes; 0: never."""
-
-
-class MessageLimitsConfig(Model):
-    """Limits on what one message may hold, the same for every protocol."""
-
-    json_bytes: Size | None = None
-    json_depth: int | None = Field(None, ge=4, le=512)
-    json_keys: int | None = Field(None, ge=1)
-    tensors: int | None = Field(None, ge=1)
-    outputs: int | None = Field(None, ge=1)
-    rank: int | None = Field(None, ge=1, le=64)
-    dim: int | None = Field(None, ge=1)
-    elements: int | None = Field(None, ge=1)
-    bytes_elements: int | None = Field(None, ge=1)
-    bytes_element_size: Size | None = None
-    model_name_bytes: Size | None = None
-    name_bytes: Size | None = None
-    parameters: int | None = Field(None, ge=0)
-    error_text_bytes: Size | None = None
-
-
-class ClientLimitsConfig(Model):
-    """Limits of an upstream, for each worker."""
-
-    message_bytes: Size | None = None
-    connections: int | None = Field(None, ge=1)
-    in_flight: int | None = Field(None, ge=1)
-    pending: int | None = Field(None, ge=0)
-    connect_timeout: Duration | None = None
-    keepalive: Duration | None = None
-    connection_age: Duration | None = None
-    resolve_floor: Duration | None = None
-    resolve_cap: Duration | None = None
+    """PEM file with the trusted certificate authorities. A listener then requires client
+    certificates (mutual TLS). Default: a listener accepts clients without a certificate, an
+    upstream is verified with the authorities of the system."""
 
 
 class StreamConfig(Model):
-    """A byte stream to listen on, which speaks one protocol."""
+    """A listening socket for one protocol, without HTTP and gRPC."""
 
     protocol: Name
-    """Protocol that has a form for byte streams, such as graphpipe."""
+    """Protocol of the socket: `graphpipe`, or `grps` for brpc."""
     address: SocketAddress
-    """HOST:PORT, or unix:/PATH."""
+    """Address to listen on: `HOST:PORT`, or `unix:/PATH` for a unix socket."""
     mode: FileMode = "0660"
-    """Who may connect to a unix socket: the permissions of its file."""
+    """Permissions of the file of a unix socket, in octal. They decide which users may connect.
+    Default: `0660`, which allows the owner and the group."""
 
 
 class ListenerConfig(Model):
-    """Where clients connect, and which protocols they may speak there."""
+    """Addresses that clients connect to, and the protocols that they may use there.
+
+    A listener needs at least one of `http`, `grpc` and `streams`.
+    """
 
     name: Name = "main"
+    """Name of the listener in logs and errors. Each listener needs a different one.
+    Default: `main`."""
     http: ListenAddress | None = None
-    """HOST:PORT for the protocols that use HTTP."""
+    """Address of the HTTP server, `HOST:PORT`. A port alone means 127.0.0.1, `*:PORT` means every
+    address. Default: no HTTP server."""
     grpc: ListenAddress | None = None
-    """HOST:PORT for the protocols that use gRPC."""
+    """Address of the gRPC server, `HOST:PORT`. Default: no gRPC server."""
     streams: tuple[StreamConfig, ...] = ()
-    """Byte streams, each for one protocol."""
+    """Sockets of protocols that need neither HTTP nor gRPC. Default: `[]`."""
     protocols: Names | None = None
-    """Protocol names, such as oip; all of them by default."""
+    """Protocols that clients may use: `oip`, `trtis`, `graphpipe`, `grps`. Default: all of
+    them."""
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """Options of a protocol on this listener, by protocol name."""
+    """Options of protocols on this listener, by the name of the protocol. Default: none, so each
+    option has its own default."""
     passthrough: Name | None = None
-    """HTTP upstream that gets the paths no protocol claims."""
+    """HTTP upstream that receives requests for paths of no protocol, unchanged. Default: such
+    requests get status 404."""
     default_model: Name | None = None
-    """Model of requests whose protocol names none."""
+    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
+    such requests are refused."""
     shared_memory: Literal["off", "forward", "map"] = "off"
-    """Tensors in POSIX shared memory: forward passes regions on to the upstreams, map copies from
-    and to them here. Whoever can connect reaches every segment that the gateway's user can."""
+    """Whether clients may pass tensors in shared memory. `forward` sends the regions to the
+    upstreams, which must run on this machine. `map` copies from and to POSIX regions in the
+    gateway. Clients reach every segment that the user of the gateway can open. Default: `off`."""
     transport: Literal["reference", "native"] = "native"
-    """What carries HTTP and gRPC here: aiohttp and grpcio, or our own protocols."""
+    """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
+    grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
+    """TLS of every TCP socket of the listener. Default: no TLS."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
+    """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
+    """Limits on the content of requests."""
 
     @model_validator(mode="after")
     def _listens(self) -> ListenerConfig:
@@ -153,38 +107,62 @@ class ListenerConfig(Model):
 
 
 class AdminConfig(Model):
-    """Metrics and probes for operators; never on a data port."""
+    """Metrics and probes for operators, on ports of their own."""
 
     address: ListenAddress | None = Address("127.0.0.1", 9901)
+    """Address of `/metrics`, `/livez` and `/readyz`. `null` switches it off.
+    Default: `127.0.0.1:9901`, if the port is free."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
-    """A second place for Prometheus to read, where Triton has it."""
+    """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
+    Default: `127.0.0.1:8002`, if the port is free."""
 
 
 class ProbeConfig(Model):
-    """How an upstream's readiness is asked for."""
+    """How the gateway checks whether each address of an upstream is ready."""
 
     interval: Duration = 5.0
+    """Time between two probes of a ready address. An address that is not ready is probed every
+    500 ms, or more often if `interval` is shorter. Default: `5s`."""
     timeout: Duration = 2.0
+    """Longest time of one probe. A slower address counts as not ready. Default: `2s`."""
 
 
 class UpstreamConfig(Model):
-    """A model server, at one address or several alike."""
+    """A model server with one address, or with several equivalent ones.
+
+    An upstream needs exactly one of `url` and `urls`.
+    """
 
     url: UpstreamUrl | None = None
+    """Address and protocol of the server: `oip+http`, `oip+grpc`, `trtis+http`, `trtis+grpc`,
+    `graphpipe+http`, `graphpipe+tcp`, `graphpipe+unix`, `grps+http`, `grps+grpc` or `grps+brpc`,
+    followed by `://HOST:PORT`. `http` and `grpc` alone mean Open Inference. Default: `urls`."""
     urls: tuple[UpstreamUrl, ...] = ()
+    """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
+    ready. Default: `[]`."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the protocol, such as dialect: triton | mlserver | kserve | ovms."""
+    """Options of the protocol of the server, such as `dialect` of Open Inference. Default: none, so
+    each option has its own default."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
-    """Headers or gRPC metadata sent with every request, such as an API key."""
+    """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
+    come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
-    """Callers' headers that cross, by name, * at the end allowed."""
+    """Names of client headers that are forwarded. `x-*` forwards every header that begins with
+    `x-`. Tracing headers are always forwarded. Default: `[]`."""
     balance: Literal["round_robin", "least_pending"] = "round_robin"
+    """How one of several addresses is chosen for a call. `least_pending` prefers the address with
+    the fewest calls in flight. Default: `round_robin`."""
     probe: ProbeConfig = ProbeConfig()
+    """Readiness probes of each address."""
     transport: Literal["reference", "native"] = "native"
-    """What carries HTTP or gRPC there, as in a listener."""
+    """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
+    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: no
+    TLS."""
     limits: ClientLimitsConfig = ClientLimitsConfig()
+    """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
+    """Limits on the content of responses."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> UpstreamConfig:
@@ -202,19 +180,21 @@ class UpstreamConfig(Model):
 
 
 class BatchingConfig(Model):
-    """Requests of several callers joined along the batch axis into one call of the model."""
+    """Dynamic batching: requests of several clients are merged along the batch axis into one."""
 
     max_batch_size: int | None = Field(None, ge=2)
-    """Most rows of a call; by default what the model says it takes, or 64. Never more than that."""
+    """Largest number of rows in a batch. A batch is never larger than the model allows. Default:
+    the `max_batch_size` of the model, or 64 if it is unknown."""
     max_delay: Duration = 0.001
-    """How long a request waits for others."""
+    """Longest time that a request waits for others. `0s` merges only requests that arrive while
+    the model is busy. Default: `1ms`."""
     max_bytes: Size = 16 << 20
-    """Most bytes of the inputs of a call."""
+    """Largest size of the inputs of a batch, in bytes. Default: `16MiB`."""
     preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Numbers of rows that go at once, without waiting for more."""
+    """Numbers of rows at which a batch is sent without waiting for more. Default: `[]`."""
     in_flight: int | None = Field(None, ge=1)
-    """Calls at the model at a time, while further requests gather; by default as many as the
-    model's instances, or 2 at an upstream."""
+    """Largest number of batches that the model processes at the same time. Default: the number of
+    instances of the model, or 2 for a model of an upstream."""
 
     @model_validator(mode="after")
     def _preferred_fit(self) -> BatchingConfig:
@@ -226,60 +206,77 @@ class BatchingConfig(Model):
 
 
 class CacheConfig(Model):
-    """Answers kept for requests that are the same; for models that depend on nothing else."""
+    """Response cache, for models whose outputs depend on the request alone."""
 
     max_bytes: Size = 64 << 20
-    """Most bytes of all answers that a worker keeps."""
+    """Largest size of the responses that a worker stores for the model. The least recently used
+    are removed first. Default: `64MiB`."""
     max_age: Duration = 60.0
-    """How long an answer holds."""
+    """Time for which a stored response is used. Default: `60s`."""
 
 
 class ModelConfig(Model):
-    """A model in the gateway's own process, or what there is to say of an upstream's."""
+    """A model that runs in the gateway, or settings for a model of an upstream.
+
+    With `backend` the model runs in the gateway. Without it, the key names a model of an upstream.
+    """
 
     backend: Text | None = None
-    """onnx, torch, python, or the dotted name of a backend of your own."""
+    """Backend that runs the model in the gateway: `onnx`, `torch`, `python`, or the dotted name of
+    your own backend. Default: the model is a model of an upstream."""
     path: Text | None = None
-    """Model file or folder of versions; relative to this file."""
+    """Model file, or folder with one subfolder for each version. It is relative to the
+    configuration file. Default: no file, which suits `python`."""
     options: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of the backend, such as device: auto."""
+    """Options of the backend, such as `device: auto`. Default: none, so each option has its own
+    default."""
     signature: SignatureConfig | None = None
+    """Inputs, outputs and other metadata. Default: the metadata of the model itself."""
     batching: BatchingConfig | None = None
-    """Joins requests into batches; left out: each request is a call of its own."""
+    """Dynamic batching. `{}` switches it on with its defaults. Default: no batching."""
     cache: CacheConfig | None = None
-    """Keeps answers; left out: every request is asked."""
+    """Response cache. `{}` switches it on with its defaults. Default: no cache."""
 
 
 class MatchConfig(Model):
-    """Which calls a route takes; every key given must match."""
+    """Conditions on a call. All of them must hold. Patterns may contain `*`, `?` and `[...]`."""
 
     model: Names | None = None
-    """Names or globs."""
+    """Names or patterns of models. Default: every model."""
     version: Names | None = None
+    """Requested versions. `""` stands for requests without a version. Default: every version."""
     protocol: Names | None = None
-    """Codec names or globs, such as oip.http or oip.*."""
+    """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: every
+    protocol."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict)
-    """Header or metadata name to the glob its value must match."""
+    """Names of headers or gRPC metadata, each with the pattern of its value. Default: no
+    condition."""
 
 
 class TensorNamesConfig(Model):
-    """Names that differ: what the caller says to what the target says."""
+    """Translation of tensor names between the client and the target."""
 
     inputs: Mapping[Name, Name] = Field(default_factory=dict)
+    """Input names of the client, each with the name at the target. Default: the same names."""
     outputs: Mapping[Name, Name] = Field(default_factory=dict)
+    """Output names of the client, each with the name at the target. Default: the same names."""
 
 
 class TargetConfig(Model):
-    """One place a route sends calls to."""
+    """A destination of a route: a model of an upstream, or a model of the gateway."""
 
     upstream: Name | None = None
-    """Upstream that serves the model."""
+    """Upstream that serves the model. Default: the gateway itself, which runs `model`."""
     model: Name | None = None
-    """The model's name at the target; with no upstream, a model of this gateway."""
+    """Name of the model at the target. It is required without `upstream`. Default: the name that
+    the client requested."""
     version: Scalar | None = None
-    """The version at the target."""
+    """Version of the model at the target. Default: the version that the client requested."""
     weight: int = Field(1, ge=0, le=1_000_000)
+    """Share of the calls, relative to the weights of the other targets. `0` sends no calls.
+    Default: `1`."""
     tensors: TensorNamesConfig = TensorNamesConfig()
+    """Tensor names that differ between the client and the target."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> TargetConfig:
@@ -289,39 +286,61 @@ class TargetConfig(Model):
 
 
 class RetryConfig(Model):
-    """Retries of calls that the upstream cannot have seen."""
+    """One retry for calls that cannot have reached the upstream."""
 
     budget: float = Field(0.2, ge=0, le=1)
+    """Largest number of concurrent retries, as a share of the calls in flight. `0` switches
+    retries off. Default: `0.2`."""
     min_retries: int = Field(3, ge=0)
+    """Number of concurrent retries that are always allowed, however few calls are in flight.
+    Default: `3`."""
 
 
 class PoliciesConfig(Model):
-    """What every route does unless it says otherwise."""
+    """Timeouts, retries and concurrency of every route. A route may override some of them."""
 
     timeout: Duration = 60.0
-    """Until the answer; of a stream, until the first one."""
+    """Longest time until the response, or until the first response of a stream. A client may ask
+    for less. Default: `60s`."""
     stream_idle: Duration = 300.0
-    """Longest wait for a further answer of a stream."""
+    """Longest time between two responses of a stream. Default: `5m`."""
     retry: RetryConfig | None = RetryConfig()
+    """Retries. `null` switches them off. Default: retries with the defaults of their keys."""
     in_flight: int = Field(256, ge=1)
+    """Largest number of inferences of a route that are processed at the same time.
+    Default: `256`."""
     queued: int = Field(256, ge=0)
+    """Largest number of inferences of a route that wait because `in_flight` is reached. Further
+    ones are refused as overloaded. Default: `256`."""
     queue_wait: Duration = 0.1
+    """Longest time that an inference waits in the queue. It is then refused as overloaded.
+    Default: `100ms`."""
     sequence_idle: Duration = 600.0
-    """How long a sequence is held to its target and server without a request."""
+    """Time without a request after which a sequence loses its target and its server.
+    Default: `10m`."""
 
 
 class RouteConfig(Model):
-    """Calls that match go to one of the targets; the first route that matches is taken."""
+    """A rule that sends matching calls to one of its targets. The first matching route applies."""
 
     name: Name | None = None
+    """Name of the route in logs, metrics and errors. Each route needs a different one. Default:
+    `route-N`, with the position of the route in the list from 1."""
     match: MatchConfig | None = None
-    """Left out: the default route."""
+    """Conditions on the calls of this route. Default: every call."""
     targets: tuple[TargetConfig, ...] = Field(min_length=1)
+    """Destinations. Each call goes to one of them, by weight. At least one weight must be above
+    0."""
     timeout: Duration | None = None
+    """Longest time until the response. Default: `policies.timeout`."""
     readiness: Literal["any", "all"] = "any"
-    """How many targets must be ready for the route to be ready."""
+    """Number of targets that must be ready for the route to be ready: one or all.
+    Default: `any`."""
     retry: RetryConfig | None = None
+    """Retries. `{budget: 0}` switches them off for this route. Default: `policies.retry`."""
     in_flight: int | None = Field(None, ge=1)
+    """Largest number of inferences that are processed at the same time. Default:
+    `policies.in_flight`."""
 
     @model_validator(mode="after")
     def _weighted(self) -> RouteConfig:
@@ -331,69 +350,93 @@ class RouteConfig(Model):
 
 
 class SecurityConfig(Model):
-    """How strict the gateway is with its own configuration."""
+    """Checks that the gateway applies to its own configuration."""
 
     strict: bool = False
-    """Refuse to listen beyond this machine without TLS, instead of warning."""
+    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
+    Default: `false`, which logs a warning."""
 
 
 class LogConfig(Model):
-    """What is logged, and how."""
+    """Settings of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged. Default: `info`."""
     format: Literal["auto", "console", "json"] = "auto"
-    """auto: console on a terminal, JSON otherwise."""
+    """Form of a log line. Default: `auto`, which means `console` on a terminal and `json`
+    elsewhere."""
     calls_per_second: int = Field(100, ge=0)
-    """Most calls a second, of all workers, that get a line; one after a gap says how many miss."""
+    """Largest number of log lines about calls per second, over all workers. The line after a gap
+    counts the omitted calls. `0` logs no calls. Default: `100`."""
 
 
 class MetricsConfig(Model):
-    """What is measured beyond the gateway's own metrics."""
+    """Settings of the metrics."""
 
     compat: tuple[Literal["triton"], ...] = ()
-    """Also publish under the names that users' dashboards already read."""
+    """Servers whose metric names are published too. `triton` adds the `nv_inference_*` metrics, for
+    existing dashboards. Default: `[]`."""
     series: int = Field(500, ge=1)
-    """Most label combinations that requests may create."""
+    """Largest number of model names in metric labels. Calls to further models have the label
+    `_unknown`. Default: `500`."""
 
 
 class TelemetryConfig(Model):
-    """Logs and metrics."""
+    """Settings of logs and metrics."""
 
     log: LogConfig = LogConfig()
+    """Log lines on standard error."""
     metrics: MetricsConfig = MetricsConfig()
+    """Contents of the metrics page."""
 
 
 class LifecycleConfig(Model):
-    """How the gateway starts and stops."""
+    """Start and stop of the gateway."""
 
     online: bool = True
-    """Ready from the start; false: not before a client of grps says that it is online."""
+    """Whether the gateway is ready from the start. `false` waits until a grps client calls
+    `online`. Default: `true`."""
     pre_stop: Duration = 5.0
-    """Not ready but still serving, so that load balancers notice."""
+    """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
+    remove it meanwhile. Default: `5s`."""
     drain: Duration = 25.0
-    """Most time for what is in flight."""
+    """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
+    Default: `25s`."""
 
 
 class Config(Model):
-    """The whole file."""
+    """The configuration file of Tensor Gateway."""
 
     version: Annotated[Literal["1"], WithJsonSchema({"enum": [1, "1"]})]
-    """Version of this file's format."""
+    """Version of the file format. It is always `1`."""
     workers: WorkerCount = 1
-    """Processes that share the ports, each with limits and models of its own; auto: one a core."""
+    """Number of processes that share the ports, from 1 to 256. `auto` starts one for each core.
+    Each worker has its own limits and its own models. Default: `1`."""
     listeners: tuple[ListenerConfig, ...] = Field(min_length=1)
+    """Addresses that clients connect to."""
     admin: AdminConfig | None = None
+    """Metrics and probes for operators. Default: both default addresses, if their ports are
+    free."""
     upstreams: Mapping[Name, UpstreamConfig] = Field(default_factory=dict)
+    """Model servers, by a name of your choice. Default: none."""
     models: Mapping[Name, ModelConfig] = Field(default_factory=dict)
+    """Models that run in the gateway, and settings for models of upstreams, by name.
+    Default: none."""
     pipelines: Mapping[Name, PipelineConfig] = Field(default_factory=dict, max_length=256)
-    """Graphs of models, each of which is a model to callers."""
+    """Graphs of models, by name. Clients call a pipeline like a model. Default: none."""
     routes: tuple[RouteConfig, ...] = ()
-    """Left out: each model and every upstream's models, under their own names."""
+    """Rules that send calls to models, in order of precedence. Default: `[]`, which serves every
+    model, every pipeline and the models of all upstreams under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
+    """Timeouts, retries and concurrency of every route."""
     security: SecurityConfig = SecurityConfig()
+    """How strict the gateway is with its own configuration."""
     telemetry: TelemetryConfig = TelemetryConfig()
+    """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()
+    """How the gateway starts and stops."""
     in_flight_bytes: Size | None = None
-    """Most bytes of requests a worker holds; by default a share of 512 MiB or 40% of the cgroup."""
+    """Largest number of bytes of requests that a worker holds in memory. Default: an equal share
+    for each worker of 512 MiB, or of 40 % of the memory limit of the cgroup if that is less."""
     shared_regions: int = Field(128, ge=1)
-    """Most regions of shared memory registered at once."""
+    """Largest number of shared-memory regions that clients may register. Default: `128`."""

@@ -1,4 +1,4 @@
-"""Pipelines in YAML: graphs of models that callers see as one."""
+"""Pipelines of the configuration file: graphs of models that clients call like one model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from gateway.config.signatures import Model, SignatureConfig
 
 
 class StepConfig(Model):
-    """One model of a pipeline, and where its inputs come from."""
+    """A call of one model, and the sources of its inputs."""
 
     model: Name | None = None
-    """As a client would name it; left out, the step's own name."""
+    """Name of the model. It is routed like the request of a client. Default: the name of the
+    step."""
     version: Scalar | None = None
-    """Left out, the model's newest."""
+    """Version of the model. Default: its newest version."""
     inputs: Mapping[Name, Text] = Field(min_length=1)
-    """The model's input to what it is given: request.INPUT, or STEP.OUTPUT of another step."""
+    """Inputs of the model, each with its source: `request.INPUT`, or `STEP.OUTPUT` of another
+    step."""
 
 
 class PipelineConfig(Model):
-    """A graph of models that is called like one; steps run as soon as what they need is there."""
+    """A graph of models. Each step runs as soon as its inputs are available."""
 
     version: Scalar = "1"
-    """Of the pipeline."""
+    """Version of the pipeline. Default: `1`."""
     steps: Mapping[Name, StepConfig] = Field(min_length=1, max_length=256)
-    """By name; the order does not matter."""
+    """Steps, by name. Their order does not matter."""
     outputs: Mapping[Name, Text] = Field(min_length=1)
-    """The pipeline's output to where it comes from: STEP.OUTPUT, or request.INPUT."""
+    """Outputs of the pipeline, each with its source: `STEP.OUTPUT` or `request.INPUT`."""
     signature: SignatureConfig | None = None
-    """What callers are told; left out, what the models say of themselves."""
+    """Metadata of the pipeline. Default: metadata derived from the models of its steps."""

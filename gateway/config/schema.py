@@ -1,7 +1,7 @@
-"""JSON Schema of the configuration file, for editors.
+"""JSON Schema of the configuration file, for editors and for docs/configuration.md.
 
-`schema.json` beside this file is `schema_text()` as it stood at the last `make generated`; it is
-shipped in the wheel, and a test compares the two.
+`schema.json` beside this file is `schema_text()` as `make regenerate` last wrote it. It is part of
+the wheel, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -9,30 +9,38 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import WithDefaultSchema
 
+from gateway.config.fields import DURATION, SIZE
 from gateway.config.models import Config
-from gateway.config.units import Address
+from gateway.config.units import Address, size_text
 
 
 class _Schema(GenerateJsonSchema):
-    """Writes defaults as they stand in YAML."""
+    """Writes defaults as they are written in YAML."""
 
     def encode_default(self, dft: Any) -> Any:
         return str(dft) if isinstance(dft, Address) else super().encode_default(dft)
 
     def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
         written = super().default_schema(schema)
-        # Only durations are numbers that stand as text.
-        if written.get("type") == "string" and isinstance(written.get("default"), float):
-            written["default"] = f"{written['default']:g}s"
+        default, kind = schema.get("default"), written.get("$comment")
+        # `null`, and the defaults of a whole section, are not values that a user writes.
+        if default is None or isinstance(default, BaseModel):
+            written.pop("default", None)
+        elif kind == DURATION:
+            written["default"] = f"{default:g}s"
+        elif kind == SIZE:
+            written["default"] = size_text(default)
         return written
 
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a configuration file."""
     schema = Config.model_json_schema(schema_generator=_Schema)
+    _join_lines(schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -43,3 +51,16 @@ def json_schema() -> dict[str, Any]:
 def schema_text() -> str:
     """Return the schema as JSON text, the same for the same models."""
     return json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+
+
+def _join_lines(schema: Any) -> None:
+    """Write each paragraph of a description, which a docstring wraps, on one line."""
+    if isinstance(schema, dict):
+        text = schema.get("description")
+        if isinstance(text, str):
+            schema["description"] = "\n\n".join(
+                " ".join(paragraph.split()) for paragraph in text.split("\n\n")
+            )
+    children = schema.values() if isinstance(schema, dict) else schema
+    for child in children if isinstance(schema, dict | list) else ():
+        _join_lines(child)

@@ -1,4 +1,4 @@
-"""What YAML says of a model's inputs and outputs, and the base of every model of the file."""
+"""Signatures of models in the configuration file, and the base class of its pydantic models."""
 
 from __future__ import annotations
 
@@ -10,33 +10,43 @@ from gateway.config.fields import Name, Text
 
 
 class Model(BaseModel):
-    """Frozen; refuses keys it does not know."""
+    """Base class: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class TensorConfig(Model):
-    """An input or output in a signature."""
+    """An input or output of a model."""
 
     name: Name
+    """Name of the tensor."""
     datatype: Text
+    """Datatype of Open Inference: `BOOL`, `UINT8` to `UINT64`, `INT8` to `INT64`, `FP16`, `FP32`,
+    `FP64`, `BF16` or `BYTES`."""
     shape: tuple[int, ...]
+    """Dimensions, batch axis included. `-1` stands for a variable dimension."""
 
 
 class SignatureConfig(Model):
-    """What a model is like, for targets that do not tell or to correct them.
+    """Metadata of a model, for servers that report none or that report it wrong.
 
-    A target is asked for what is left out, but for nothing where inputs and outputs are given.
+    At least one key is required. With both `inputs` and `outputs` the gateway does not query the
+    server for metadata. Otherwise these keys replace parts of the metadata of the server.
     """
 
     inputs: tuple[TensorConfig, ...] | None = None
+    """Inputs of the model, in order. Default: the inputs that the server reports."""
     outputs: tuple[TensorConfig, ...] | None = None
+    """Outputs of the model, in order. Default: the outputs that the server reports."""
     max_batch_size: int | None = Field(None, ge=0)
-    """Largest batch, on the first axis of every shape; 0 for a model that does not batch."""
+    """Largest batch, on the first axis of every shape. `0` stands for a model without a batch
+    axis. Default: the value that the server reports, or unknown."""
     labels: Mapping[Name, tuple[Text, ...]] = Field(default_factory=dict)
-    """Names of the classes of an output, in order."""
+    """Class names of outputs, by the name of the output, in the order of the classes. Default: the
+    labels of the server."""
     stateful: bool | None = None
-    """Whether it is asked within sequences."""
+    """Whether the requests of the model belong to sequences. Default: the value that the server
+    reports, or `false`."""
 
     @property
     def is_whole(self) -> bool:

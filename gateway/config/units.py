@@ -56,6 +56,14 @@ def parse_size(text: str) -> int:
     return int(found[1]) * _BYTES[found[2]]
 
 
+def size_text(size: int) -> str:
+    """Return a size in bytes as text for `parse_size`, with the largest unit that divides it."""
+    units = ((unit, _BYTES[unit]) for unit in ("GiB", "MiB", "KiB"))
+    return next(
+        (f"{size // each}{unit}" for unit, each in units if size and not size % each), str(size)
+    )
+
+
 def check_mode(text: str) -> str:
     """Return a file's permissions such as "0660" as they are.
 

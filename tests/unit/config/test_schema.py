@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
+import pytest
+
+from gateway.config.fields import DURATION, SIZE
 from gateway.config.schema import json_schema
+from gateway.config.units import parse_duration, parse_size
+from gateway.ir.limits import MessageLimits
+from gateway.transports.contract import ClientLimits, ServerLimits
+
+SCHEMA = json_schema()
+DEFAULT = re.compile(r"Default: (?:`(?P<value>[^`]+)`|[a-z])")
 
 
 def definition(name: str) -> dict[str, Any]:
     """Return the properties of one object of the schema."""
-    properties: dict[str, Any] = json_schema()["$defs"][name]["properties"]
+    properties: dict[str, Any] = SCHEMA["$defs"][name]["properties"]
     return properties
+
+
+def objects() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the schema of every object."""
+    yield "Config", SCHEMA
+    yield from SCHEMA["$defs"].items()
+
+
+KEYS = [
+    pytest.param(found["properties"][key], key in found.get("required", ()), id=f"{name}.{key}")
+    for name, found in objects()
+    for key in found["properties"]
+]
+
+
+def value_of(text: str, key: dict[str, Any]) -> Any:
+    """Return a default, written as in YAML, as its value."""
+    kinds = [key, *key.get("anyOf", ())]
+    if any(kind.get("$comment") == DURATION for kind in kinds):
+        return parse_duration(text)
+    if any(kind.get("$comment") == SIZE for kind in kinds):
+        return parse_size(text)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def test_the_shipped_schema_is_current() -> None:
@@ -23,26 +61,79 @@ def test_the_shipped_schema_is_current() -> None:
 
 def test_unknown_keys_are_marked() -> None:
     """Editors mark keys that the loader refuses, at every level but that of names and options."""
-    schema = json_schema()
-    objects = [schema, *schema["$defs"].values()]
-    assert [False] * len(objects) == [each["additionalProperties"] for each in objects]
+    found = [each["additionalProperties"] for _, each in objects()]
+    assert [False] * len(found) == found
 
 
 def test_the_version_may_be_written_as_a_number() -> None:
     """`version: 1` is a number to an editor and text to the loader: neither is marked."""
-    assert [1, "1"] == json_schema()["properties"]["version"]["enum"]
+    assert [1, "1"] == SCHEMA["properties"]["version"]["enum"]
 
 
 def test_defaults_are_written_as_in_the_file() -> None:
     """A default is something that the loader would read."""
-    assert definition("LifecycleConfig")["drain"]["default"] == "25s"
-    assert definition("PoliciesConfig")["queue_wait"]["default"] == "0.1s"
-    assert definition("AdminConfig")["address"]["default"] == "127.0.0.1:9901"
+    assert "25s" == definition("LifecycleConfig")["drain"]["default"]
+    assert "0.1s" == definition("PoliciesConfig")["queue_wait"]["default"]
+    assert "16MiB" == definition("BatchingConfig")["max_bytes"]["default"]
+    assert "127.0.0.1:9901" == definition("AdminConfig")["address"]["default"]
 
 
-def test_keys_are_described() -> None:
-    """Editors show what a key means."""
-    assert "No" not in definition("RouteConfig")["readiness"]["description"]
-    assert (
-        definition("LifecycleConfig")["drain"]["description"] == "Most time for what is in flight."
+def test_a_key_that_may_be_left_out_has_no_null_as_default() -> None:
+    """Editors would offer to write it."""
+    assert "default" not in definition("RouteConfig")["timeout"]
+    assert "default" not in SCHEMA["properties"]["policies"]
+
+
+@pytest.mark.parametrize(("name", "found"), list(objects()))
+def test_every_section_is_described(name: str, found: dict[str, Any]) -> None:
+    """A section has a description of whole sentences."""
+    assert is_whole_sentences(found.get("description", "")), name
+
+
+@pytest.mark.parametrize(("key", "required"), KEYS)
+def test_every_key_is_described(key: dict[str, Any], required: bool) -> None:
+    """A key has a description of whole sentences, and the last one says what the default is."""
+    text = key.get("description", "")
+    assert is_whole_sentences(text), text
+    is_section = "$ref" in key
+    expected = 0 if required or is_section else 1
+    assert expected == len(DEFAULT.findall(text)), f"{text!r} needs a sentence 'Default: ...'"
+    if "default" in key and key["default"] is not None:
+        stated = DEFAULT.search(text)
+        assert stated is not None
+        assert stated["value"] is not None, f"the default is {key['default']!r}"
+        # In YAML every scalar is text: "1" of a version is the number 1 of an integer.
+        expected_value = value_of(str(stated["value"]), key)
+        assert str(expected_value) == str(value_of(str_of(key["default"]), key))
+
+
+@pytest.mark.parametrize(
+    ("section", "defaults"),
+    [
+        ("ServerLimitsConfig", ServerLimits()),
+        ("MessageLimitsConfig", MessageLimits()),
+        ("ClientLimitsConfig", ClientLimits()),
+    ],
+)
+def test_limits_have_the_defaults_that_they_state(section: str, defaults: Any) -> None:
+    """The limits' own module decides the defaults: the descriptions repeat them."""
+    actual = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
+    for name, key in definition(section).items():
+        stated = DEFAULT.search(key["description"])
+        assert stated is not None
+        assert stated["value"] is not None, name
+        expected = actual[name] if name in actual else actual[f"{name}_s"]
+        assert expected == value_of(stated["value"], key), name
+
+
+def is_whole_sentences(text: str) -> bool:
+    """Return whether each paragraph begins like a sentence and ends with a period."""
+    return all(
+        re.match(r"[A-Z0-9`]", paragraph) is not None and paragraph.endswith(".")
+        for paragraph in text.split("\n\n")
     )
+
+
+def str_of(value: Any) -> str:
+    """Return a default of the schema as it is written in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -16,6 +16,7 @@ from gateway.config.units import (
     parse_stream_address,
     parse_url,
     parse_workers,
+    size_text,
 )
 
 
@@ -206,3 +207,13 @@ def test_refuses_other_file_modes(text: str) -> None:
     """Anything else is refused with an example."""
     with pytest.raises(ValueError, match="is not a file mode: write it in octal, as in 0660"):
         check_mode(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0"), (1000, "1000"), (1024, "1KiB"), (96 << 10, "96KiB"), (64 << 20, "64MiB")],
+)
+def test_writes_sizes(size: int, text: str) -> None:
+    """A size is written with the largest unit that divides it, and is read as it is written."""
+    assert text == size_text(size)
+    assert size == parse_size(text)

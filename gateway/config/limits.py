@@ -1,0 +1,152 @@
+"""The limits of listeners, messages and upstreams.
+
+A key that is left out has the default of `gateway.transports.contract` or `gateway.ir.limits`. The
+descriptions repeat these defaults, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gateway.config.fields import Duration, Size
+from gateway.config.signatures import Model
+
+
+class ServerLimitsConfig(Model):
+    """Limits of a listener: connections, requests, bytes and times.
+
+    The HTTP server, the gRPC server and each stream of a listener count for themselves. So does
+    each worker: with two workers a listener takes twice as much.
+    """
+
+    message_bytes: Size | None = None
+    """Largest request body or message, both compressed and decompressed. Larger requests are
+    refused before they are read, if they declare their length. Default: `64MiB`."""
+    decompressed_ratio: int | None = Field(None, ge=1)
+    """Largest ratio of decompressed size to compressed size. It protects against compression bombs.
+    Default: `200`."""
+    decompressed_ratio_floor_bytes: Size | None = None
+    """Decompressed size up to which `decompressed_ratio` is not checked. Default: `1MiB`."""
+    header_line_bytes: Size | None = None
+    """Largest request target of HTTP/1, path and query together. Default: `8190`."""
+    header_field_bytes: Size | None = None
+    """Largest HTTP/1 header field, name and value together. Default: `64KiB`."""
+    header_total_bytes: Size | None = None
+    """Largest HTTP/1 header section, all fields together. Default: `96KiB`."""
+    header_count: int | None = Field(None, ge=1)
+    """Largest number of header fields in an HTTP/1 request. Default: `100`."""
+    grpc_metadata_bytes: Size | None = None
+    """Largest metadata of a gRPC call. Default: `16KiB`."""
+    body_chunks: int | None = Field(None, ge=1)
+    """Largest number of chunks in an HTTP/1 body with chunked transfer coding.
+    Default: `65536`."""
+    connections: int | None = Field(None, ge=1)
+    """Largest number of open connections. Further connections are refused. Default: `1024`."""
+    connections_per_address: int | None = Field(None, ge=1)
+    """Largest number of open connections from one client address. Default: `256`."""
+    requests_in_flight: int | None = Field(None, ge=1)
+    """Largest number of requests that are processed at the same time. Further requests wait in a
+    queue. Default: `256`."""
+    requests_queued: int | None = Field(None, ge=0)
+    """Largest number of requests that wait because `requests_in_flight` is reached. Further
+    requests are refused as overloaded. `0` refuses without a queue. Default: `256`."""
+    queue_wait: Duration | None = None
+    """Longest time that a request waits in the queue, or for memory of `in_flight_bytes`. It is
+    then refused as overloaded. Default: `100ms`."""
+    h2_streams: int | None = Field(None, ge=1)
+    """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent frames on
+    one connection of a byte stream that carries request ids. Default: `100`."""
+    connection_age: Duration | None = None
+    """Age at which a gRPC connection is closed, after its calls have ended. Clients then connect
+    again, which spreads them over replicas. It varies by 10 %. Default: `1h`."""
+    header_timeout: Duration | None = None
+    """Longest time to receive the header section of a request, from its first byte.
+    Default: `10s`."""
+    body_idle_timeout: Duration | None = None
+    """Longest time without a byte while a body is being received. Default: `30s`."""
+    body_min_rate_bytes_s: Size | None = None
+    """Smallest average rate, in bytes per second, at which a body must arrive after
+    `body_min_rate_grace`. Default: `1024`."""
+    body_min_rate_grace: Duration | None = None
+    """Time that `body_min_rate_bytes_s` grants to every body. Default: `10s`."""
+    body_timeout: Duration | None = None
+    """Longest time to receive a whole body. Default: `5m`."""
+    write_idle_timeout: Duration | None = None
+    """Longest time that a client may accept no byte of a response. The connection is then closed.
+    Default: `30s`."""
+    keepalive: Duration | None = None
+    """Time after which an idle connection is closed. Default: `75s`."""
+    tls_handshake: Duration | None = None
+    """Longest time of a TLS handshake. Default: `10s`."""
+    pipelined_requests: int | None = Field(None, ge=1)
+    """Largest number of requests that one HTTP/1 or GraphPipe connection may send ahead of their
+    responses. Reading pauses at this number. Default: `16`."""
+    stream_requests: int | None = Field(None, ge=1)
+    """Largest number of messages of one bidirectional gRPC stream that are processed at the same
+    time. Default: `64`."""
+    cut_through_bytes: Size | None = None
+    """Size of the missing part from which a body is forwarded while it arrives. It applies to
+    binary tensors that need no conversion. `0` receives every body first. Default: `1MiB`."""
+
+
+class MessageLimitsConfig(Model):
+    """Limits on the content of one message, the same for every protocol."""
+
+    json_bytes: Size | None = None
+    """Largest JSON part of a message. Binary tensors do not count. Default: `16MiB`."""
+    json_depth: int | None = Field(None, ge=4, le=512)
+    """Largest nesting depth of JSON objects and lists. Default: `64`."""
+    json_keys: int | None = Field(None, ge=1)
+    """Largest number of keys in one JSON object. Default: `10000`."""
+    tensors: int | None = Field(None, ge=1)
+    """Largest number of tensors in a request or in the metadata of a model. Default: `256`."""
+    outputs: int | None = Field(None, ge=1)
+    """Largest number of outputs that a request may name. Default: `256`."""
+    rank: int | None = Field(None, ge=1, le=64)
+    """Largest number of dimensions of a tensor. Default: `32`."""
+    dim: int | None = Field(None, ge=1)
+    """Largest single dimension of a tensor. Default: `1099511627776`, which is 2 to the power
+    of 40."""
+    elements: int | None = Field(None, ge=1)
+    """Largest number of elements in one tensor. Default: `2147483647`."""
+    bytes_elements: int | None = Field(None, ge=1)
+    """Largest number of elements in one BYTES tensor. It also limits the number of values in a
+    JSON document. Default: `1000000`."""
+    bytes_element_size: Size | None = None
+    """Largest element of a BYTES tensor. Default: `16MiB`."""
+    model_name_bytes: Size | None = None
+    """Longest model name, in bytes of UTF-8. Default: `255`."""
+    name_bytes: Size | None = None
+    """Longest name of a tensor, parameter, version or shared-memory region, and longest request
+    id, in bytes of UTF-8. Default: `1024`."""
+    parameters: int | None = Field(None, ge=0)
+    """Largest number of parameters of a request or of one of its tensors. Default: `64`."""
+    error_text_bytes: Size | None = None
+    """Longest error text that the gateway sends. Longer texts are cut. Default: `1024`."""
+
+
+class ClientLimitsConfig(Model):
+    """Limits of an upstream. Each worker and each address of the upstream counts for itself."""
+
+    message_bytes: Size | None = None
+    """Largest response body or message, both compressed and decompressed. Default: `64MiB`."""
+    connections: int | None = Field(None, ge=1)
+    """Largest number of open connections. Default: `100`."""
+    in_flight: int | None = Field(None, ge=1)
+    """Largest number of requests that wait for a response. HTTP/1 also needs a connection for
+    each. Default: `256`."""
+    pending: int | None = Field(None, ge=0)
+    """Largest number of requests that wait because `in_flight` or `connections` is reached.
+    Further requests are refused as overloaded. Default: `64`."""
+    connect_timeout: Duration | None = None
+    """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
+    address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""
+    keepalive: Duration | None = None
+    """Time after which an idle connection is closed. Default: `60s`."""
+    connection_age: Duration | None = None
+    """Age at which a connection is not used for further requests. A new connection follows changes
+    of DNS. Default: `5m`."""
+    resolve_floor: Duration | None = None
+    """Time for which the addresses of a host name are kept. Default: `5s`."""
+    resolve_cap: Duration | None = None
+    """The same for HTTP upstreams on the `reference` transport. Default: `30s`."""
