@@ -54,8 +54,8 @@ class ServerLimitsConfig(Model):
     """Longest time that a request waits in the queue, or for memory of `in_flight_bytes`. It is
     then refused as overloaded. Default: `100ms`."""
     h2_streams: int | None = Field(None, ge=1)
-    """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent frames on
-    one connection of a byte stream that carries request ids. Default: `100`."""
+    """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent requests on
+    one brpc connection. Default: `100`."""
     connection_age: Duration | None = None
     """Age at which a gRPC connection is closed, after its calls have ended. Clients then connect
     again, which spreads them over replicas. It varies by 10 %. Default: `1h`."""

@@ -40,9 +40,9 @@ class TlsConfig(Model):
     key: Text | None = None
     """PEM file with the private key of `cert`. Default: no key."""
     ca: Text | None = None
-    """PEM file with the trusted certificate authorities. A listener then requires client
-    certificates (mutual TLS). Default: a listener accepts clients without a certificate, an
-    upstream is verified with the authorities of the system."""
+    """PEM file with the trusted certificate authorities. With it, a listener requires client
+    certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
+    of the system for an upstream."""
 
 
 class StreamConfig(Model):
@@ -80,11 +80,11 @@ class ListenerConfig(Model):
     """Options of protocols on this listener, by the name of the protocol. Default: none, so each
     option has its own default."""
     passthrough: Name | None = None
-    """HTTP upstream that receives requests for paths of no protocol, unchanged. Default: such
-    requests get status 404."""
+    """HTTP upstream that receives requests for paths of no protocol, unchanged. Default: none, and
+    such requests get status 404."""
     default_model: Name | None = None
     """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
-    such requests are refused."""
+    none, and such requests are refused."""
     shared_memory: Literal["off", "forward", "map"] = "off"
     """Whether clients may pass tensors in shared memory. `forward` sends the regions to the
     upstreams, which must run on this machine. `map` copies from and to POSIX regions in the
@@ -136,7 +136,7 @@ class UpstreamConfig(Model):
     url: UpstreamUrl | None = None
     """Address and protocol of the server: `oip+http`, `oip+grpc`, `trtis+http`, `trtis+grpc`,
     `graphpipe+http`, `graphpipe+tcp`, `graphpipe+unix`, `grps+http`, `grps+grpc` or `grps+brpc`,
-    followed by `://HOST:PORT`. `http` and `grpc` alone mean Open Inference. Default: `urls`."""
+    followed by `://HOST:PORT`. `http` and `grpc` alone mean Open Inference. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""
@@ -223,7 +223,7 @@ class ModelConfig(Model):
 
     backend: Text | None = None
     """Backend that runs the model in the gateway: `onnx`, `torch`, `python`, or the dotted name of
-    your own backend. Default: the model is a model of an upstream."""
+    your own backend. Default: none, so the key names a model of an upstream."""
     path: Text | None = None
     """Model file, or folder with one subfolder for each version. It is relative to the
     configuration file. Default: no file, which suits `python`."""

@@ -1,0 +1,131 @@
+"""docs/configuration.md: generated from the schema, with examples that work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.app import check
+from gateway.config.schema import json_schema
+from gateway.config.sidecar import load_mapping
+from schemas.configuration import EXAMPLES, PAGE, list_sections, page_text
+
+TEXTS: dict[str, str] = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
+
+REST: dict[str, Any] = {
+    "version": 1,
+    "listeners": [{"http": 8000}],
+    "upstreams": {"triton": {"url": "oip+grpc://127.0.0.1:9001"}},
+}
+
+SCHEMA: dict[str, Any] = {
+    "description": "The file.",
+    "properties": {
+        "size": {"type": "integer", "minimum": 1, "description": "A size. Default: `1`."},
+        "kind": {"enum": ["a", "b"], "description": "A kind."},
+        "parts": {
+            "type": "object",
+            "patternProperties": {".": {"$ref": "#/$defs/Part"}},
+            "description": "Parts, a | b. Default: none, so there are no parts.",
+        },
+        "last": {"$ref": "#/$defs/Part", "description": "The last part."},
+    },
+    "required": ["kind"],
+    "$defs": {
+        "Part": {
+            "description": "A part.",
+            "properties": {
+                "names": {
+                    "anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}],
+                    "description": "Names. Default: no names.",
+                }
+            },
+        }
+    },
+}
+
+EXPECTED = """\
+## Top level
+
+The file.
+
+```yaml
+kind: a
+```
+
+| Key | Type | Default | Description |
+| --- | --- | --- | --- |
+| `size` | integer, at least 1 | `1` | A size. |
+| `kind` | `a`, `b` | required | A kind. |
+| `parts` | map of names to [object](#partsname) | none, so there are no parts | Parts, a \\| b. |
+| `last` | [object](#partsname) | the defaults of its keys | The last part. |
+
+## `parts.NAME`
+
+A part.
+
+The same keys apply to `last`.
+
+```yaml
+names: [x]
+```
+
+| Key | Type | Default | Description |
+| --- | --- | --- | --- |
+| `names` | list of text | no names | Names. |
+"""
+
+
+def test_the_page_is_current() -> None:
+    """The page in docs is the reference of the schema (make regenerate writes it)."""
+    assert page_text(json_schema(), TEXTS) == PAGE.read_text(encoding="utf-8")
+
+
+def test_writes_a_section_for_each_object() -> None:
+    """Keys of an object stand in a table, at its first use, with links from the others."""
+    page = page_text(SCHEMA, {"Config": "kind: a\n", "Part": "names: [x]\n"})
+    assert EXPECTED == page[page.index("## Top level") :]
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ({"Config": "kind: a"}, "no example of Part"),
+        ({"Config": "kind: a", "Part": "x", "Other": "y"}, r"unknown models: \['Other'\]"),
+    ],
+)
+def test_each_section_needs_an_example(examples: dict[str, str], message: str) -> None:
+    """A new section without an example is an error, and so is an example without its section."""
+    with pytest.raises(LookupError, match=message):
+        page_text(SCHEMA, examples)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_each_example_works(name: str) -> None:
+    """An example is part of a configuration that is loaded and checked without a problem."""
+    config = load_mapping({**REST, **yaml.safe_load(TEXTS[name])}, name)
+    assert [] == check(config)
+
+
+def test_each_example_shows_its_section() -> None:
+    """An example of a section has the keys that lead to the section."""
+    sections = list_sections(json_schema())
+    for name, text in TEXTS.items():
+        document = yaml.safe_load(text)
+        paths = [sections[name].path, *sections[name].other_paths]
+        assert any(has_path(document, path.split(".") if path else []) for path in paths), name
+
+
+def has_path(value: Any, path: list[str]) -> bool:
+    """Return whether *value* has something at *path*, whose parts are keys, "key[]" and "NAME"."""
+    if not path:
+        return value is not None
+    key, rest = path[0], path[1:]
+    if key == "NAME":
+        return any(has_path(each, rest) for each in value.values())
+    if key.removesuffix("[]") not in value:
+        return False
+    below = value[key.removesuffix("[]")]
+    return any(has_path(each, rest) for each in (below if key.endswith("[]") else [below]))
