@@ -6,7 +6,7 @@ ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY gateway ./gateway
 RUN python -m venv /opt/gateway \
     && /opt/gateway/bin/pip install --no-cache-dir '.[onnx]'
