@@ -3,7 +3,7 @@
 The whole of it is one parameter, so that it arrives as it was sent. Where it is a JSON object,
 settings that every protocol has are taken from it besides. No config is an error by itself.
 
-Source: dossier, sections 4.1 and 8.
+Source: docs/protocols/graphpipe.md, "4. Inference requests".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 GraphPipe has no BOOL and no BF16: they leave as Uint8 and Float32. The way back is not here, for
 a message does not tell them apart; whoever knows the model's declared datatypes undoes it.
 
-Source: dossier, sections 6.1 and 6.2.
+Source: docs/protocols/graphpipe.md, "9. Datatypes and values".
 """
 
 from __future__ import annotations

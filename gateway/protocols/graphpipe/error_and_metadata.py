@@ -3,7 +3,7 @@
 Metadata of old servers is wrong, huge or empty, and some send broken errors beside good outputs:
 what can be told is read, and what cannot is left as unknown.
 
-Source: dossier, sections 4.3, 5.4, 7 and 12.
+Source: docs/protocols/graphpipe.md, "5. Metadata", "6. Errors", "10. Upstreams".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 GraphPipe gives its error numbers no meaning. We write HTTP's, as ForestFlow does, so one table
 serves the status line and the message.
 
-Source: dossier, sections 4.3 and 5.4.
+Source: docs/protocols/graphpipe.md, "6. Errors".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ wrap. There is no recursion: what a field leads to is decided by its reader, so 
 as the schema (four levels). Aliases are legal, so two budgets bound them: places visited, and
 bytes handed out. What the fields mean is in messages.py.
 
-Source: dossier, sections 3 and 10.3; FlatBuffers internals, "Encoding".
+Source: docs/protocols/graphpipe.md, "3. Encoding"; FlatBuffers internals, "Encoding".
 """
 
 from __future__ import annotations

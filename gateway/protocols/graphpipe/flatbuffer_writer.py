@@ -4,7 +4,7 @@ Layout: root word, vtables, root table, offsets, tables, shapes, and last the da
 aligned to 64 bytes from the start of the message. What is small is one buffer; tensor data goes
 out as it is. What the fields mean to the gateway is not here.
 
-Source: dossier, sections 2, 3 and 10.2; FlatBuffers internals, "Encoding".
+Source: docs/protocols/graphpipe.md, "2. Schema", "3. Encoding"; FlatBuffers internals, "Encoding".
 """
 
 from __future__ import annotations

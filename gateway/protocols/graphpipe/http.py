@@ -4,7 +4,7 @@ A POST holds one bare message, whatever its content type says; GET and HEAD show
 Clients look for inference errors in answers of status 200, and cannot see them in metadata
 answers, so those always fail by status.
 
-Source: dossier, sections 5, 11 and 12.
+Source: docs/protocols/graphpipe.md, "6. Errors", "7. HTTP", "10. Upstreams".
 """
 
 from __future__ import annotations

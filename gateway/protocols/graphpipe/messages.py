@@ -3,7 +3,7 @@
 Tensors come out as those of the IR, their data as views of the message. Which call or reply a
 message is stands in calls.py; writing is in writer.py.
 
-Source: dossier, sections 2, 4, 6 and 10.3.
+Source: docs/protocols/graphpipe.md, "2. Schema", "4. Inference requests".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The keys are those of the Go server and the JavaScript client, with more beside them.
 
-Source: dossier, sections 5.3 and 8.
+Source: docs/protocols/graphpipe.md, "5. Metadata".
 """
 
 from __future__ import annotations

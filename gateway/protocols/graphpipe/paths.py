@@ -4,7 +4,7 @@ In GraphPipe a URL is a model, and nothing in a message names one. A path below 
 its model; any other path is the listener's default model. A trailing slash means nothing, for
 clients lose their body when they are redirected.
 
-Source: dossier, section 8.
+Source: docs/protocols/graphpipe.md, "7. HTTP".
 """
 
 from __future__ import annotations

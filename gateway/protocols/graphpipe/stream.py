@@ -4,7 +4,7 @@ The specification allows sockets and frames nothing; we use flatbuffers' size-pr
 of size, little-endian, then the message. Answers come in the order of the questions. A stream has
 no address, so it serves one model; and no status, so every error is an InferResponse with an error.
 
-Source: dossier, section 5.5.
+Source: docs/protocols/graphpipe.md, "8. Byte streams".
 """
 
 from __future__ import annotations

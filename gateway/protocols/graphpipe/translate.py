@@ -4,7 +4,7 @@ GraphPipe matches outputs by place and names none, so what was asked for is kept
 Where a message says only "the output at this place", all outputs are asked for and it is picked
 from the answer.
 
-Source: dossier, sections 4 and 9.
+Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 """
 
 from __future__ import annotations

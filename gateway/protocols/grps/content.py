@@ -7,7 +7,7 @@ says what a call was, so that a grps upstream gets it in the same form.
 
 Answers mirror the question: text for text, bytes for bytes, a map for a map, else tensors.
 
-Source: dossier, section 15.
+Source: docs/protocols/grps.md, "5. Forms of data".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ grps has neither booleans nor the wider unsigned integers nor bfloat16, and carr
 wide fields.  Coming in, a value out of its range is an error, never wrapped; going out, a tensor
 is widened where no value is lost.
 
-Source: dossier, sections 2.1 and 15.
+Source: docs/protocols/grps.md, "3. Datatypes".
 """
 
 from __future__ import annotations

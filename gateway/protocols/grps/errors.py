@@ -4,7 +4,7 @@ A grps answer holds its own Status, so a failure travels inside a message and th
 (gRPC, brpc) succeeds.  Only what never reaches the service is an error of the call: those are the
 classes here.
 
-Source: dossier, sections 5 and 14.3.
+Source: docs/protocols/grps.md, "6. Status and errors".
 """
 
 from __future__ import annotations

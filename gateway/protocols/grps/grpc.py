@@ -3,7 +3,7 @@
 A failure stands in the Status of a message, and the gRPC call succeeds, as real servers have it.
 Only a message that cannot be read, an unknown method, and too much load end the call itself.
 
-Source: dossier, sections 2.3 and 5.
+Source: docs/protocols/grps.md, "11. gRPC".
 """
 
 from __future__ import annotations

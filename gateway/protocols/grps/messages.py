@@ -3,7 +3,7 @@
 Here lives what both forms share: the five ways to carry data and the Status.  Not here: bytes
 (proto.py, json.py) and what a message means as a call (forms.py, calls.py).
 
-Source: dossier, section 2.2.
+Source: docs/protocols/grps.md, "4. Messages".
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check_names(tensors: tuple[Tensor, ...]) -> None:
     Raises:
         InvalidTensor: It is not so.
 
-    Source: dossier, section 11.
+    Source: docs/protocols/grps.md, "4. Messages".
     """
     if not tensors:
         raise InvalidTensor("gtensors has no tensors, at least one is needed")

@@ -4,7 +4,7 @@ A grps server sends its configuration as text; names and types of tensors are no
 gateway writes the same members and adds the tensors: a gateway asked by a gateway tells all.
 Text of strangers is read without tags, aliases or deep nesting, every scalar as text.
 
-Source: dossier, section 9.
+Source: docs/protocols/grps.md, "15. Metadata and the status page".
 """
 
 from __future__ import annotations

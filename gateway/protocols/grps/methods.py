@@ -3,7 +3,7 @@
 The same eight methods exist over gRPC and brpc, and as paths over HTTP.  A method's answer holds
 a Status; here it is made, and here an upstream's is judged.
 
-Source: dossier, sections 2.3, 4, 5, 6 and 9.
+Source: docs/protocols/grps.md, "2. Model keys", "7. Methods and health", "16. Upstreams".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A failure stands in the Status of a message and the call has error_code 0, as ov
 never reaches a service (an unknown service or method, a message that cannot be read, too much load)
 has an error code; such an answer has no message.  Attachments are skipped and never sent.
 
-Source: dossier, sections 5 and 14.
+Source: docs/protocols/grps.md, "6. Status and errors", "12. brpc frames".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nothing is unpacked beyond the limit on messages, nor beyond 200 times what came
 limit that HTTP bodies have too.  Snappy is the raw block.  How large a message will be is known
 before any memory is taken for it: Snappy and gzip say so, and are held to it; zlib is counted.
 
-Source: dossier, section 14.2.
+Source: docs/protocols/grps.md, "12. brpc frames".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ correlation id is the framer's: it is read from what comes, and written into wha
 need not know it and an error for an unreadable call still finds its caller.  So is the time a
 caller has left, which changes until a frame is sent.
 
-Source: dossier, section 14.
+Source: docs/protocols/grps.md, "12. brpc frames".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ answer.  Here a route says in YAML which places of the body are which inputs, an
 outputs fill; so a chat endpoint needs no code.  A route without inputs is another path of
 predict.
 
-Source: dossier, section 8.
+Source: docs/protocols/grps.md, "14. Customised routes".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What makes an HTTP request ask for a stream of answers, and how the stream is labelled.
 
-Source: dossier, sections 7 and 8 (`streaming_ctrl`).
+Source: docs/protocols/grps.md, "10. Streams over HTTP".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Here is who does what; paths, requests and answers have files of their own (paths.py, requests.py,
 answers.py).
 
-Source: dossier, sections 3, 5, 7 and 8.
+Source: docs/protocols/grps.md, "8. HTTP", "10. Streams over HTTP".
 """
 
 from __future__ import annotations

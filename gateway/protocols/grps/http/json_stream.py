@@ -3,7 +3,7 @@
 Servers write a message at a time, intermediaries cut anew; so the end of a value is found in the
 text.  A stream that does not begin with a brace is bytes as they are, piece by piece.
 
-Source: dossier, section 7.
+Source: docs/protocols/grps.md, "10. Streams over HTTP".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Besides grps's own there are those of brpc's HTTP layer, `/GrpsBrpcService/<Method>`, which take and
 give the same messages as its frames.
 
-Source: dossier, sections 3, 9 and 14.5.
+Source: docs/protocols/grps.md, "7. Methods and health", "13. HTTP and gRPC on a brpc port".
 """
 
 from __future__ import annotations

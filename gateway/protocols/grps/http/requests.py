@@ -1,6 +1,6 @@
 """HTTP requests of grps as messages: content types, queries, bodies; and customised ones.
 
-Source: dossier, sections 3.1, 3.2, 8 and 14.5.
+Source: docs/protocols/grps.md, "8. HTTP", "14. Customised routes".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 grps's own paths answer with JSON, or with bytes as they are; brpc's HTTP layer with JSON in its own
 spelling or protobuf; customised routes with their template; the page with HTML.
 
-Source: dossier, sections 3.4, 3.6, 5, 7, 8 and 14.5.
+Source: docs/protocols/grps.md, "6. Status and errors", "8. HTTP", "10. Streams over HTTP".
 """
 
 from __future__ import annotations

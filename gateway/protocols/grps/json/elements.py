@@ -5,7 +5,7 @@ floats also as the words NaN, Infinity and -Infinity in a string.  Nothing is ro
 wrapped or guessed; booleans are no numbers, but in an ndarray.  Written, non-finite values are
 those words, so the document is JSON always.
 
-Source: dossier, sections 3.4 and 3.5.
+Source: docs/protocols/grps.md, "9. JSON".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Here lives what the members of the document mean; the document itself (size, dep
 is in document.py, tensor elements are in elements.py.  Requests are read by the union of what the
 Python and the C++ server take; answers more leniently, as servers write them.
 
-Source: dossier, sections 3.3 to 3.5.
+Source: docs/protocols/grps.md, "9. JSON".
 """
 
 from __future__ import annotations

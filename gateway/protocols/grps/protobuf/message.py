@@ -4,7 +4,7 @@ Fields are found and written by hand, since a parsed message copies every tensor
 does not follow (a member twice, bytes that are no message) goes through the protobuf library, which
 refuses it or gives the same message back in plain form; so the library has the last word.
 
-Source: dossier, section 2.
+Source: docs/protocols/grps.md, "4. Messages".
 """
 
 from __future__ import annotations

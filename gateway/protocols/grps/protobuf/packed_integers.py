@@ -3,7 +3,7 @@
 grps has no raw tensors, so every integer is a varint.  What these do not follow takes the general
 way (`gateway.wire.protobuf_packed`).
 
-Source: Protocol Buffers, "Encoding"; dossier, section 2.2.
+Source: docs/protocols/grps.md, "4. Messages"; Protocol Buffers, "Encoding".
 """
 
 from __future__ import annotations
