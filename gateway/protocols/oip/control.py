@@ -3,7 +3,8 @@
 The gateway stands in front of servers that fail on odd requests and that open the files they are
 told of, so names and values are held to what there is, and files are no business of clients.
 
-Source: Triton model repository, trace and logging extensions; dossier, section 10.
+Source: Triton model repository, trace and logging extensions; docs/protocols/open-inference.md,
+"14. Models, statistics and settings".
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Over HTTP the JSON says all that there is to know of the tensors behind it, and 
 in a header. Towards an upstream such tensors are the end of a message, over HTTP and over gRPC.
 BYTES and BOOL are looked at element by element, so a request with such a one is read whole.
 
-Source: Open Inference Protocol, binary tensor extension; dossier, section 7.
+Source: Open Inference Protocol, binary tensor extension; docs/protocols/open-inference.md,
+"4. Binary tensors over HTTP".
 """
 
 from __future__ import annotations

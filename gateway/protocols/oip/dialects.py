@@ -1,6 +1,6 @@
 """What Open Inference servers understand over HTTP, and how they differ.
 
-Source: dossier, sections 7, 13 and 14.
+Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
 from __future__ import annotations

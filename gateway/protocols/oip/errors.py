@@ -45,7 +45,8 @@ GRPC_STATUS: dict[ErrorCode, GrpcStatus] = {
     ErrorCode.INTERNAL: GrpcStatus.INTERNAL,
 }
 
-# What servers answer, Triton, MLServer, KServe and OVMS taken together (dossier, section 12).
+# What servers answer, Triton, MLServer, KServe and OVMS taken together
+# (docs/protocols/open-inference.md, "16. Errors").
 _CODE_OF_HTTP: dict[int, ErrorCode] = {
     400: ErrorCode.INVALID_ARGUMENT,
     401: ErrorCode.UNAUTHENTICATED,
@@ -91,7 +92,8 @@ _DECOUPLED_GRPC = (GrpcStatus.UNIMPLEMENTED, GrpcStatus.INTERNAL)
 
 HTTP_OK = 200
 HTTP_METHOD_NOT_ALLOWED = 405
-# "Not ready" over HTTP: servers send 503, KServe's page lists 409 (dossier, section 12).
+# "Not ready" over HTTP: servers send 503, KServe's page lists 409
+# (docs/protocols/open-inference.md, "16. Errors").
 NOT_READY_STATUSES = (503, 409)
 _FIRST_ERROR, _LAST_ERROR = 400, 599
 

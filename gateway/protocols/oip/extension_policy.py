@@ -3,7 +3,8 @@
 What is off is refused as by a server that lacks it: 501 and UNIMPLEMENTED. Shared memory has its
 gate behind the codecs: the listener's own `shared_memory`.
 
-Source: dossier, sections 1, 10, 12 and 14.
+Source: docs/protocols/open-inference.md, "14. Models, statistics and settings" and
+"17. Dialects of upstream servers".
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Over HTTP it is the message as JSON with every default written out and 64-bit integers as numbers;
 the IR holds that text. Members that the message does not know pass from HTTP to HTTP.
 
-Source: Triton model configuration extension; dossier, sections 3 and 10.
+Source: Triton model configuration extension; docs/protocols/open-inference.md,
+"14. Models, statistics and settings".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What is asked of an output beside its name: classes instead of values, a place in shared memory.
 
-Source: Triton extensions "classification" and "shared memory"; dossier, sections 8 and 10.
+Source: Triton extensions "classification" and "shared memory"; docs/protocols/open-inference.md,
+"12. Classification" and "13. Shared memory".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Request parameters: which are reserved, and how they stand in the IR.
 
-Source: Triton extensions "parameters", "sequence", "schedule policy"; dossier, section 8.
+Source: Triton extensions "parameters", "sequence", "schedule policy";
+docs/protocols/open-inference.md, "9. Parameters and headers".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Only references are read and written here; what is behind them is the listener's choice.
 
-Source: Triton shared memory extension; dossier, sections 8 and 10.
+Source: Triton shared memory extension; docs/protocols/open-inference.md, "13. Shared memory".
 """
 
 from __future__ import annotations

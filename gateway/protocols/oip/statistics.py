@@ -1,6 +1,7 @@
 """Statistics of models: Triton's message, both ways; its JSON is made of it (texts.py).
 
-Source: Triton statistics extension; dossier, sections 3 and 10.
+Source: Triton statistics extension; docs/protocols/open-inference.md,
+"14. Models, statistics and settings".
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ one (MLServer) or whose model gives none; one call can be cancelled, or fail wit
 and answers need no ids to be told apart.  The order within a sequence, which one stream to the
 server would have kept, the frontend keeps (`gateway.session`).
 
-Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 12 to 16.
+Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "7. gRPC methods" and
+"10. Streams".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ What the scan does not follow goes through the protobuf library, which refuses i
 same message back in plain form; that is then scanned.  So the library has the last word on what a
 message says.  Only of a message with too many fields it is not asked: it makes an object of each.
 
-Source: Open Inference Protocol, gRPC API; dossier, section 6.
+Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC".
 """
 
 from __future__ import annotations

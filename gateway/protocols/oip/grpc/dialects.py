@@ -1,6 +1,6 @@
 """What servers of Open Inference over gRPC differ in, and what cannot be asked of each.
 
-Source: dossier, sections 6, 8, 10, 13 and 14.
+Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
 from __future__ import annotations

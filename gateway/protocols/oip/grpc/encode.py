@@ -6,7 +6,7 @@ tritonclient do it: it is the only form that has every datatype.  `InferWriter` 
 `PlainWriter` what most messages hold, from memory and in half the time.  Not here: reading
 (proto.py).
 
-Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6 and 8.
+Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC".
 """
 
 from __future__ import annotations

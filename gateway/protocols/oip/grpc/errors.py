@@ -2,7 +2,7 @@
 
 The tables are in errors.py.
 
-Source: Open Inference Protocol, gRPC API; dossier, section 12.
+Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "16. Errors".
 """
 
 from __future__ import annotations

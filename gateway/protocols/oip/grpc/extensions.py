@@ -4,7 +4,7 @@ Here are their messages, by the protobuf library: they hold no tensors. What the
 control.py and shared.py, and which of them a listener serves in gates.py.
 
 Source: Triton extensions "model_configuration", "statistics", "model_repository", "trace",
-"logging", "shared_memory"; dossier, sections 3 and 10.
+"logging", "shared_memory"; docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Here lives what an inference is to a client, and to one kind of server. Not here: where things stand
 in a message (proto.py, write.py), and streams of answers (grpc_stream.py).
 
-Source: Open Inference Protocol, gRPC API; dossier, sections 3, 6, 8 and 13.
+Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
+"8. Inference requests and responses".
 """
 
 from __future__ import annotations

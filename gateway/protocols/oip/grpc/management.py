@@ -3,8 +3,9 @@
 Here lives their translation, both ways, by the protobuf library: they hold no tensors.  Not here:
 inference (proto.py, write.py).
 
-Source: Open Inference Protocol, gRPC API; Triton model repository extension; dossier, sections 3,
-10 and 13.
+Source: Open Inference Protocol, gRPC API; Triton model repository extension;
+docs/protocols/open-inference.md, "14. Models, statistics and settings" and
+"15. Health, metadata and versions".
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ tensor (proto.py), typed contents (contents.py), writing (write.py).
 `WireError` means that the scan does not follow: broken bytes, or a field found twice that is to
 be merged.  Of other single fields given twice the last counts, unknown fields are passed over.
 
-Source: Open Inference Protocol, gRPC API; dossier, sections 3 and 8.
+Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC"
+and "9. Parameters and headers".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Regions of shared memory over gRPC, both ways: the same three questions about two kinds of them.
 
-Source: Triton shared memory extension; dossier, sections 3 and 10.
+Source: Triton shared memory extension; docs/protocols/open-inference.md, "13. Shared memory".
 """
 
 from __future__ import annotations

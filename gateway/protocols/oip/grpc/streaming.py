@@ -4,7 +4,8 @@ Triton, OVMS and this gateway wrap each answer in a ModelStreamInferResponse, so
 one request stands in a message and the stream goes on.  MLServer sends bare ModelInferResponse
 messages and ends the stream at the first error.
 
-Source: dossier, sections 3 and 9; the recorded exchanges 165, 185 to 188 and 229.
+Source: docs/protocols/open-inference.md, "10. Streams"; the recorded exchanges 165, 185 to 188 and
+229.
 """
 
 from __future__ import annotations

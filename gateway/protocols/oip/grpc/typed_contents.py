@@ -4,7 +4,8 @@ Here lives what the eight repeated fields hold and which datatype each may serve
 contents and everything around a tensor (proto.py).  Floats and BYTES elements are views into the
 message; integers are decoded by numpy and checked against the range of the datatype.
 
-Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 6.
+Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md, "2. Datatypes" and
+"5. Tensors over gRPC".
 """
 
 from __future__ import annotations

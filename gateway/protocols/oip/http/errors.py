@@ -2,7 +2,7 @@
 
 The tables are in errors.py; what an upstream's text says, in replies.py.
 
-Source: Open Inference Protocol, "Error Response"; dossier, section 12.
+Source: Open Inference Protocol, "Error Response"; docs/protocols/open-inference.md, "16. Errors".
 """
 
 from __future__ import annotations

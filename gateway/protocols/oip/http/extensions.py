@@ -4,7 +4,7 @@ Here are their bodies; paths are in paths.py, what they may hold in control.py, 
 listener serves in gates.py.
 
 Source: Triton extensions "statistics", "model_repository", "trace", "logging", "shared_memory";
-dossier, section 10.
+docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
 from __future__ import annotations

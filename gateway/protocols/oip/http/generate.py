@@ -3,7 +3,8 @@
 Which members are inputs and which are parameters only the model can tell, so that they go on as
 they are (`InferRequest.members`).  Not here: events (events.py), whole inference requests.
 
-Source: Triton generate extension; dossier, section 10; the recorded exchanges 096 to 099.
+Source: Triton generate extension; docs/protocols/open-inference.md, "11. Generate"; the recorded
+exchanges 096 to 099.
 """
 
 from __future__ import annotations

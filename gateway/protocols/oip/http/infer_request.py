@@ -1,6 +1,7 @@
 """Inference requests over HTTP, both ways.
 
-Source: Open Inference Protocol, "Inference Request JSON Object"; dossier, sections 5, 7 and 8.
+Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols/open-inference.md,
+"4. Binary tensors over HTTP" and "8. Inference requests and responses".
 """
 
 from __future__ import annotations

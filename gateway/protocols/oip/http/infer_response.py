@@ -1,6 +1,7 @@
 """Inference answers and error answers over HTTP, both ways.
 
-Source: Open Inference Protocol, "Inference Response JSON Object"; dossier, sections 5, 7, 12, 13.
+Source: Open Inference Protocol, "Inference Response JSON Object"; docs/protocols/open-inference.md,
+"8. Inference requests and responses" and "16. Errors".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Triton's `generate` and `generate_stream` flat objects; which of the two a body 
 `inputs`.  Here is what is asked and in which form it is answered; requests.py, replies.py,
 generate.py and events.py have the forms themselves.
 
-Source: dossier, sections 2 and 10.
+Source: docs/protocols/open-inference.md, "6. HTTP endpoints" and "10. Streams".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Answers about servers and models over HTTP, both ways: health, metadata, the list of models.
 
-Source: Open Inference Protocol, "Health" and "Metadata"; dossier, sections 2 and 13.
+Source: Open Inference Protocol, "Health" and "Metadata"; docs/protocols/open-inference.md,
+"15. Health, metadata and versions".
 """
 
 from __future__ import annotations

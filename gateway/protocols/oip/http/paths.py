@@ -3,7 +3,7 @@
 Paths are matched exactly, as Triton does; a trailing slash is another path. Names are decoded
 strictly and never become file paths.
 
-Source: dossier, section 2.
+Source: docs/protocols/open-inference.md, "6. HTTP endpoints".
 """
 
 from __future__ import annotations

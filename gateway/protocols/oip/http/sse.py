@@ -4,7 +4,7 @@ An event is a line `data: ...` and an empty line.  The status is decided by the 
 goes wrong later is an event, and the stream goes on; its end is the end of the body.
 
 Source: WHATWG HTML, "Server-sent events"; Triton generate extension; MLServer's `infer_stream`;
-dossier, section 10.
+docs/protocols/open-inference.md, "10. Streams".
 """
 
 from __future__ import annotations

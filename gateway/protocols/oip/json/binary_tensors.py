@@ -1,6 +1,7 @@
 """The binary tensor extension: JSON first, then the bytes of its binary tensors, in order.
 
-Source: Triton extension "binary_tensor_data"; dossier, section 7.
+Source: Triton extension "binary_tensor_data"; docs/protocols/open-inference.md,
+"4. Binary tensors over HTTP".
 """
 
 from __future__ import annotations

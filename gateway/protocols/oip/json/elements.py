@@ -5,7 +5,8 @@ integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES
 rounded to an integer, wrapped or guessed. Answers of servers are read with two liberties: `null`
 is NaN, and FP16 may be numbers (MLServer).
 
-Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
+Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
+"3. Tensors as JSON".
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Members of JSON messages: names, parameters, and the tensors of `inputs` and `outputs`.
 
 What requests and answers have in common. Requests are read strictly; answers with `lenient`, since
-servers write `null` members and values that are no parameters (dossier, sections 5 and 14).
+servers write `null` members and values that are no parameters (docs/protocols/open-inference.md,
+"3. Tensors as JSON").
 """
 
 from __future__ import annotations

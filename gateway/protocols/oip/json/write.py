@@ -7,7 +7,8 @@ Written in JSON, NaN becomes `null`, which is what MLServer and KServe write and
 and kserve read as NaN. An infinity would be read as NaN too, so it is refused: who needs infinities
 asks for binary outputs.
 
-Source: Open Inference Protocol, "Tensor Data"; dossier, sections 4 and 5.
+Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
+"3. Tensors as JSON".
 """
 
 from __future__ import annotations
