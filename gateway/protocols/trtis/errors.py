@@ -3,7 +3,7 @@
 Over HTTP every failure is 400 (405 for a wrong method) and the code stands in `NV-Status`; over
 gRPC the call ends well and the code stands in `request_status`.
 
-Source: dossier, section 7.
+Source: docs/protocols/tensorrt-v1.md, "17. Errors".
 """
 
 from __future__ import annotations

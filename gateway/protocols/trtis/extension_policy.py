@@ -3,7 +3,7 @@
 Refused in the protocol's own words: a real server without explicit control is UNAVAILABLE for
 load and unload.
 
-Source: dossier, sections 6 and 7.
+Source: docs/protocols/tensorrt-v1.md, "16. Model control and index".
 """
 
 from __future__ import annotations

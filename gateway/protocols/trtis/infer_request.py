@@ -4,7 +4,8 @@ Over HTTP the inputs lie end to end in the body, in the order of the header; ove
 entry of its own.  Inputs in shared memory have neither.  Where sizes follow from datatypes, which
 no request tells, the tensors are shares of the body until a model's metadata is there.
 
-Source: dossier, sections 3.1 and 4.1.
+Source: docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP" and
+"8. Inference over gRPC".
 """
 
 from __future__ import annotations

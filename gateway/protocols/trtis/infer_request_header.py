@@ -3,7 +3,8 @@
 Here lives its reading, with the checks that need no model, and its writing for an upstream.  Not
 here: the bytes of the tensors (requests.py), the text format itself (text.py).
 
-Source: dossier, sections 3.1, 5.2 and 6.
+Source: docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP" and
+"12. Versions, ids and sequences".
 """
 
 from __future__ import annotations

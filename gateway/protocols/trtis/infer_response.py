@@ -1,6 +1,6 @@
 """Inference answers: what NV-InferResponse says, both ways, and which bytes belong to which output.
 
-Source: dossier, sections 3.2, 4.1, 5.2 and 10.
+Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP" and "13. Classification".
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Here lives their translation, both ways, by the protobuf library: they hold no tensors.  Not here:
 ServerStatus (status.py).
 
-Source: dossier, sections 4, 5.3 and 6.
+Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "14. Shared memory" and
+"16. Model control and index".
 """
 
 from __future__ import annotations

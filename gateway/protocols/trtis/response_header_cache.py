@@ -3,7 +3,7 @@
 Names, shapes and sizes repeat from answer to answer; only the id differs, and it stands last in
 every form of the header.
 
-Source: dossier, sections 3.2 and 5.2.
+Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP".
 """
 
 from __future__ import annotations

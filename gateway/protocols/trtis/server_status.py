@@ -3,7 +3,7 @@
 Here they are made from metadata of any server, and metadata is read from those of a real one.
 Shapes of clients never hold the batch axis; the gateway's metadata does.
 
-Source: dossier, sections 5.4, 5.5 and 9.
+Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuration".
 """
 
 from __future__ import annotations

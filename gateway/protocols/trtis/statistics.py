@@ -3,7 +3,8 @@
 v1 counts requests by the size of their batch; the gateway has requests in all, and runs by size.
 Written is what is the same in both: no number is made up.
 
-Source: dossier, section 5.4; Triton statistics extension.
+Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuration"; Triton
+statistics extension.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ id, for the client knows answers by their ids alone and waits for ever for one t
 Pure but for a counter, since every answer carries a number of its own, and a memory of headers
 that repeat.
 
-Source: dossier, sections 4, 5.3, 7 and 11.
+Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRPC" and
+"9. StreamInfer".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The header within is small and is read by the protobuf library; the tensors besi
 the message.  Unknown fields are passed over; of a single field given twice the last counts, and
 headers given twice are merged, which is what reading them one after the other means.
 
-Source: Protocol Buffers, "Encoding"; dossier, section 5.3.
+Source: Protocol Buffers, "Encoding"; docs/protocols/tensorrt-v1.md, "8. Inference over gRPC".
 """
 
 from __future__ import annotations

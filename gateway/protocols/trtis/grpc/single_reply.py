@@ -1,6 +1,6 @@
 """StreamInfer towards an old server: a stream of one request has exactly one answer.
 
-Source: dossier, sections 4.2 and 11.
+Source: docs/protocols/tensorrt-v1.md, "18. Towards an old server".
 """
 
 from __future__ import annotations

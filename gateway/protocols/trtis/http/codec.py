@@ -6,7 +6,8 @@ header.py, requests.py, replies.py, status.py.
 Pure but for a counter, since every answer carries a number of its own, and a memory of headers
 that repeat.
 
-Source: dossier, sections 2, 3, 7 and 11.
+Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints", "4. Inference request over HTTP" and
+"5. Inference response over HTTP".
 """
 
 from __future__ import annotations

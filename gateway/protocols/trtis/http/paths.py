@@ -3,7 +3,7 @@
 Paths are compared as they came: names are one segment and are not percent-decoded, since clients
 do not encode them.  The key of a shared memory region begins with a slash, so its path holds two.
 
-Source: dossier, section 2.
+Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every failure there is 400 with the reason in `NV-Status`; an answer without one tells nothing.
 
-Source: dossier, sections 3, 7 and 11.
+Source: docs/protocols/tensorrt-v1.md, "18. Towards an old server".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Strings are escaped to ASCII.  Zero values are left out, as the library does.
 
-Source: dossier, sections 3.2 and 5; traps T1, T2, T14.
+Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP" and "6. Text format".
 """
 
 from __future__ import annotations
