@@ -107,7 +107,7 @@ _METHODS: dict[str, type[Call[Any]]] = {
     "SystemSharedMemoryStatus": SharedStatusRequest,
     "ModelInfer": InferRequest,
 }
-# What clients take a status for (dossier, section 12).
+# What clients take a status for (docs/protocols/open-inference.md, "16. Errors").
 _CODES = {
     400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 422: "INVALID_ARGUMENT", 500: "UPSTREAM",
     501: "UNSUPPORTED", 503: "UNAVAILABLE",

@@ -40,7 +40,8 @@ CODECS: dict[str, Any] = {
 }
 # Refusals that do not reach a handler of a real server, and so say nothing in NV-Status.
 SILENT = {"http-manual-wrong-method", "http-manual-unknown-path", "http-manual-health-bad-mode"}
-# Recorded without NV-Status; ours has one, which tells the caller what is wrong (dossier, 13).
+# Recorded without NV-Status; ours has one, which tells the caller what is wrong
+# (docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP").
 TOLD = {"http-manual-bad-header", "http-manual-missing-header"}
 # Servers from 1.12 on write a data_type; ours never does, since older clients cannot read it.
 WITH_TYPE = {"http-manual-v112-response", "http-manual-v112-request", "grpc-manual-v112-no-dims"}
