@@ -1,8 +1,10 @@
 """The oracle of brpc tests: baidu_std and grps's messages from the standard library, nothing of ours.
 
-Frames, metadata and messages are written and read field by field from the tables of the dossier,
-so that what our codec and framer do is compared with an independent implementation.  It is also a
-client, which `tests/interop` runs in a process of its own.
+Frames, metadata and messages are written and read field by field, so that what our codec and framer
+do is compared with an independent implementation.  It is also a client, which `tests/interop` runs
+in a process of its own.
+
+Source: docs/protocols/grps.md, "12. brpc frames".
 """
 
 from __future__ import annotations

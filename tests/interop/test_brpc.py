@@ -1,8 +1,10 @@
 """grps over brpc beside an independent client and an independent server, in processes of their own.
 
 There is no package with a client of brpc, nor with grps's real server (`README.md` says what was
-looked for): the client and the server here are written from the dossier's tables, with the standard
-library alone, and every frame of the golden files is read and written by the unit tests.
+looked for): the client and the server here are written with the standard library alone, and every
+frame of the golden files is read and written by the unit tests.
+
+Source: docs/protocols/grps.md, "12. brpc frames".
 """
 
 from __future__ import annotations

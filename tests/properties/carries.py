@@ -4,7 +4,7 @@ A way is a codec with options of a listener and of an upstream.  All that an ent
 away must arrive as it was sent; what it takes away is not drawn.  A codec of the registry without
 an entry fails a test that says so: add an entry here, and all suites take it in.
 
-Source: the checklists of the dossiers in `protocols/`.
+Source: the pages in `docs/protocols/`, section "What is refused, and why" of each.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def test_malformed_message_is_refused_cleanly(entry: dict[str, Any]) -> None:
         assert (200, (), 1) == (answer.status, tensors, len(errors))
         assert errors[0][0] in (400, 413)
     assert time.perf_counter() - start < MOST_S
-    # By the dossier, this one is well-formed: only a model with inputs can refuse it.
+    # This one is well-formed on the wire: only a model with inputs can refuse it.
     if entry["expect"] == "reject" and entry["name"] != "neg_union_metadata_as_infer":
         assert call is None
 

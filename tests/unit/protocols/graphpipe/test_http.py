@@ -138,7 +138,7 @@ def test_writes_reply(case: ReplyCase) -> None:
     assert (200, "application/octet-stream") == (wire.status, wire.headers.get("content-type"))
 
 
-def test_the_dossiers_metadata_request_is_read() -> None:
+def test_the_recorded_metadata_request_is_read() -> None:
     """The recorded 32 bytes of a metadata request are one, and ours are read as one."""
     assert METADATA_CALL == plain(CODEC.decode_call(post(METADATA_REQUEST)))
     assert oracle.read_request(body_of(CODEC.encode_call(METADATA_CALL))) is None

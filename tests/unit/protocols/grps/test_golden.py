@@ -456,7 +456,7 @@ def test_frames_of_clients_are_calls(entry: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", CODES)
 def test_frames_that_cannot_be_served_get_their_code(name: str) -> None:
-    """The error code is the dossier's, in an answer without message but with a text."""
+    """The error code is that of the table, in a response without message but with a text."""
     [frame] = frames_of(f"brpc/{name}.bin")
     with pytest.raises(GatewayError) as caught:
         BRPC.decode_call(frame)

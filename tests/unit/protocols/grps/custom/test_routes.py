@@ -22,7 +22,7 @@ from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.options import check_options, custom_paths, settings_of
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
-# The chat endpoint of the dossier's example, without code.
+# A chat endpoint without code. Source: docs/protocols/grps.md, "14. Customised routes".
 CHAT = """
 customized:
   - path: /v1/chat/completions
