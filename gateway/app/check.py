@@ -8,14 +8,14 @@ from typing import Any
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import shared_state
-from gateway.config.load import Loaded
+from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import KeyPath, Problem
 from gateway.registry import PROTOCOLS, backend, protocol
 
 
-def check(loaded: Loaded) -> list[Problem]:
+def check(loaded: LoadedConfig) -> list[Problem]:
     """Return everything wrong with a configuration whose form is right; empty when nothing is."""
     return [loaded.problem(path, message) for path, message in _found(loaded)]
 
@@ -23,7 +23,7 @@ def check(loaded: Loaded) -> list[Problem]:
 Found = tuple[KeyPath, str]
 
 
-def _found(loaded: Loaded) -> Iterator[Found]:
+def _found(loaded: LoadedConfig) -> Iterator[Found]:
     config = loaded.config
     for index, listener in enumerate(config.listeners):
         yield from _in_listener(("listeners", index), listener, config)

@@ -24,7 +24,7 @@ from gateway.app.route_rules import named_models, ruled_routes
 from gateway.app.routes import BuiltRoute, Place, build_route, forgiving
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.app.worker_slot import ALONE, Seat
-from gateway.config.load import ConfigError, Loaded
+from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import OK, Observation, Observe
@@ -69,7 +69,7 @@ class Gateway:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedConfig,
         seat: Seat = ALONE,
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
     ) -> None:
@@ -93,7 +93,7 @@ class Gateway:
         except REASONS as error:
             raise StartError(reason_of(error)) from error
 
-    def _build(self, loaded: Loaded) -> None:
+    def _build(self, loaded: LoadedConfig) -> None:
         config = self._config
         self._models: BuiltModels = build_models(
             config, loaded.directory, self.metrics, workers=self._seat.count

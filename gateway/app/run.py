@@ -10,12 +10,14 @@ from gateway.app.gateway import Gateway, default_budget
 from gateway.app.process import keep_large_buffers, leave_what_stays, take_turns_quickly
 from gateway.app.worker_slot import ALONE, Seat, workers_of
 from gateway.app.workers.supervisor import supervise
-from gateway.config.load import Loaded
+from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry import log as logs
 
 
-def run(loaded: Loaded, *, started: Callable[[Gateway], Awaitable[None]] | None = None) -> int:
+def run(
+    loaded: LoadedConfig, *, started: Callable[[Gateway], Awaitable[None]] | None = None
+) -> int:
     """Run a gateway until SIGTERM or SIGINT; return the exit status.
 
     The second signal ends the process at once. With several workers, this process supervises them.
@@ -54,7 +56,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _run(loaded: Loaded, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
+async def _run(loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

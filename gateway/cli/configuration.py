@@ -21,7 +21,7 @@ from gateway.cli.output import (
     say_json,
     table,
 )
-from gateway.config.load import ConfigError, Loaded, load_file
+from gateway.config.load import ConfigError, LoadedConfig, load_file
 from gateway.config.sidecar import load_mapping
 from gateway.config.yaml_tree import Problem
 
@@ -34,7 +34,7 @@ ConfigOption = Annotated[
 ]
 
 
-def checked(path: Path, *, workers: int | None = None) -> Loaded:
+def checked(path: Path, *, workers: int | None = None) -> LoadedConfig:
     """Read a configuration file and check it as far as can be without starting.
 
     Args:
@@ -47,7 +47,7 @@ def checked(path: Path, *, workers: int | None = None) -> Loaded:
     return _checked(load_file(path), workers)
 
 
-def checked_mapping(config: Mapping[str, Any], *, workers: int | None = None) -> Loaded:
+def checked_mapping(config: Mapping[str, Any], *, workers: int | None = None) -> LoadedConfig:
     """Do the same with a configuration that flags made.
 
     Raises:
@@ -56,7 +56,7 @@ def checked_mapping(config: Mapping[str, Any], *, workers: int | None = None) ->
     return _checked(load_mapping(config, "flags"), workers)
 
 
-def _checked(loaded: Loaded, workers: int | None) -> Loaded:
+def _checked(loaded: LoadedConfig, workers: int | None) -> LoadedConfig:
     if workers is not None:
         loaded = loaded.changed(workers=workers)
     problems = check(loaded)
@@ -152,7 +152,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _entry(problem: Problem) -> dict[str, str | int]:
-    line, column = problem.place
+    line, column = problem.position
     return {
         "line": line,
         "column": column,

@@ -9,13 +9,16 @@ from typing import Any
 from gateway.app import Gateway, StartError, run
 from gateway.cli.configuration import checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.config.load import ConfigError, Loaded
+from gateway.config.load import ConfigError, LoadedConfig
 
 Started = Callable[[Gateway], Awaitable[None]]
 
 
 def run_loaded(
-    load: Callable[[], Loaded], *, started: Started | None = None, flags: Mapping[str, str] = {}
+    load: Callable[[], LoadedConfig],
+    *,
+    started: Started | None = None,
+    flags: Mapping[str, str] = {},
 ) -> int:
     """Run a gateway until it is told to stop and return the exit status.
 

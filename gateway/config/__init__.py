@@ -1,1 +1,5 @@
-"""The YAML file: its models, its loader, its units. Imports nothing else of the gateway."""
+"""The configuration file: its pydantic models, its loader and its JSON Schema.
+
+Start with `models`, which has every section of the file, then read `load`. This package imports no
+other package of the gateway. Checks that need protocols or backends are in `gateway.app.check`.
+"""

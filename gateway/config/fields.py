@@ -33,7 +33,7 @@ def _parsed(parse: Any, kind: type) -> BeforeValidator:
         # The field itself decides whether it accepts null.
         if value is None or type(value) is kind:
             return value
-        raise ValueError("must be text on one line, not a mapping or a list")
+        raise ValueError("expected text, not a mapping or a list")
 
     convert.__name__ = f"to_{kind.__name__}"
     return BeforeValidator(convert)

@@ -1,9 +1,9 @@
-"""Text -> Config; every error of a file at once, each with its line and column."""
+"""Configuration text -> `Config`. All errors of a file are reported at once, with positions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +11,58 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.models import Config
-from gateway.config.yaml_tree import KeyPath, Problem, Tree, path_text, read_tree
+from gateway.config.yaml_tree import KeyPath, Problem, YamlTree, path_text, read_tree
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used.
+    """A configuration with errors.
 
     Attributes:
-        problems: All that is wrong, in the order of the file.
+        problems: All errors, in the order of the file.
     """
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self.source = source
-        self.problems = sorted(problems, key=lambda problem: problem.place)
+        self.problems = sorted(problems, key=lambda problem: problem.position)
         super().__init__("\n".join(f"{source}:{problem}" for problem in self.problems))
 
 
-class Loaded:
-    """A configuration and the places of its keys, for checks that know more than the schema."""
+class LoadedConfig:
+    """A configuration with the positions of its keys, for checks that the schema cannot make.
 
-    def __init__(self, config: Config, tree: Tree, source: str, directory: Path) -> None:
+    Attributes:
+        source: Name of the file, for errors.
+        directory: Folder that paths in the configuration are relative to.
+    """
+
+    def __init__(self, config: Config, tree: YamlTree, source: str, directory: Path) -> None:
         self.config = config
         self.source = source
         self.directory = directory
         self._tree = tree
 
-    def changed(self, **fields: Any) -> Loaded:
-        """Return a copy whose configuration has other values at its top level."""
+    def changed(self, **fields: Any) -> LoadedConfig:
+        """Return a copy with other values of top-level keys."""
         config = self.config.model_copy(update=fields)
-        return Loaded(config, self._tree, self.source, self.directory)
+        return LoadedConfig(config, self._tree, self.source, self.directory)
 
     def problem(self, path: KeyPath, message: str) -> Problem:
-        """Return a problem at *path*."""
-        return Problem(self._tree.place(path), path_text(path), message)
+        """Return a problem at the position of *path*."""
+        return Problem(self._tree.position(path), path_text(path), message)
 
 
-def load_file(path: Path, environment: Mapping[str, str] = os.environ) -> Loaded:
-    """Read and check a configuration file.
+def load_file(path: Path, environment: Mapping[str, str] = os.environ) -> LoadedConfig:
+    """Read and validate a configuration file.
 
     Raises:
-        ConfigError: Anything is wrong with it.
+        ConfigError: The file cannot be read or has errors.
     """
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ConfigError(str(path), [Problem((1, 1), "", str(error.strerror))]) from error
     except UnicodeDecodeError as error:
-        message = f"not UTF-8 at byte {error.start}"
+        message = f"the file is not UTF-8: invalid byte at position {error.start}"
         raise ConfigError(str(path), [Problem((1, 1), "", message)]) from error
     return load_text(text, source=str(path), directory=path.parent, environment=environment)
 
@@ -68,84 +73,98 @@ def load_text(
     source: str = "<config>",
     directory: Path | None = None,
     environment: Mapping[str, str] = os.environ,
-) -> Loaded:
-    """Check a configuration given as text.
+) -> LoadedConfig:
+    """Validate a configuration given as text.
+
+    Args:
+        text: YAML.
+        source: Name of the configuration in errors.
+        directory: Folder that paths are relative to; the current folder by default.
+        environment: Variables of `${env:NAME}`.
 
     Raises:
-        ConfigError: Anything is wrong with it.
+        ConfigError: The text has errors.
     """
     directory = Path() if directory is None else directory
     tree = read_tree(text, environment, directory)
     problems = list(tree.problems)
     if not problems and not isinstance(tree.value, dict):
-        problems.append(Problem((1, 1), "", "the file must be a mapping, starting 'version: 1'"))
+        message = "expected a mapping that begins with 'version: 1'"
+        problems.append(Problem((1, 1), "", message))
     config = None
-    # What cannot be parsed at all is not judged any further; what can is judged whole.
     if isinstance(tree.value, dict):
         try:
             config = Config.model_validate(tree.value)
         except ValidationError as error:
-            # Where reading failed there is nothing to judge.
-            unread = {problem.path for problem in problems}
-            problems += [found for found in _problems(tree, error) if found.path not in unread]
-        problems += _broken_references(tree)
+            # Values that could not be read are missing in the tree: they are reported once.
+            unreadable = {problem.path for problem in problems}
+            problems += [one for one in _problems(tree, error) if one.path not in unreadable]
+        problems += _reference_problems(tree)
     if problems or config is None:
         raise ConfigError(source, problems)
-    return Loaded(config, tree, source, directory)
+    return LoadedConfig(config, tree, source, directory)
 
 
-# Pydantic's words for what people write in YAML.
-_WORDS = {
+# Pydantic's error types, in the words of a YAML file.
+_MESSAGES = {
     "missing": "this key is required",
-    "dict_type": "must be a mapping",
-    "mapping_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "too_short": "needs at least one item",
-    "is_instance_of": "must not be empty",
-    "string_type": "must be text",
+    "dict_type": "expected a mapping",
+    "mapping_type": "expected a mapping",
+    "model_type": "expected a mapping",
+    "list_type": "expected a list",
+    "tuple_type": "expected a list",
+    "too_short": "expected at least one entry",
+    "is_instance_of": "expected a value",
+    "string_type": "expected text",
+    "string_too_short": "expected text that is not empty",
+    "int_parsing": "expected a whole number",
+    "float_parsing": "expected a number",
+    "bool_parsing": "expected true or false",
 }
-_SAID_OF_MODELS = {"backend", "signature", "batching", "cache"}
-_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
+_PYDANTIC_PREFIX = "Input should be "
+_MODEL_KEYS = {"backend", "signature", "batching", "cache"}
+_TYPES_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
 
 
-def _problems(tree: Tree, error: ValidationError) -> list[Problem]:
+def _problems(tree: YamlTree, error: ValidationError) -> list[Problem]:
     found = error.errors()
-    # A list whose only item is wrong is "too short" to pydantic as well: one word is enough.
-    wrong = {details["loc"][:end] for details in found for end in range(len(details["loc"]))}
+    # Pydantic reports a list with one wrong entry as too short, too: only the entry is reported.
+    parents = {details["loc"][:end] for details in found for end in range(len(details["loc"]))}
     return [
         _problem(tree, details)
         for details in found
-        if not (details["type"] == "too_short" and details["loc"] in wrong)
+        if not (details["type"] == "too_short" and details["loc"] in parents)
     ]
 
 
-def _problem(tree: Tree, details: ErrorDetails) -> Problem:
+def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:
     kind = details["type"]
     is_key = details["loc"][-1:] == ("[key]",)
-    path = _known_path(tree, details["loc"][:-1] if is_key else details["loc"])
+    path = _source_path(tree, details["loc"][:-1] if is_key else details["loc"])
     if kind == "extra_forbidden":
-        return Problem(tree.place(path, of_key=True), path_text(path), "unknown key")
-    message = _WORDS.get(kind, details["msg"].removeprefix("Value error, "))
-    if kind not in _WITHOUT_VALUE:
-        message = f"{message}, found {_shown(details['input'])}"
-    place = tree.place(path, of_key=is_key)
-    return Problem(place, path_text(path), _unresolved(tree, path, message, details["input"]))
+        return Problem(tree.position(path, of_key=True), path_text(path), "unknown key")
+    message = _MESSAGES.get(kind, details["msg"].removeprefix("Value error, "))
+    if message.startswith(_PYDANTIC_PREFIX):
+        message = f"expected {message.removeprefix(_PYDANTIC_PREFIX)}"
+    if kind not in _TYPES_WITHOUT_VALUE:
+        message = f"{message}, found {_value_text(details['input'])}"
+    position = tree.position(path, of_key=is_key)
+    message = _with_references(tree, path, message, details["input"])
+    return Problem(position, path_text(path), message)
 
 
-def _unresolved(tree: Tree, path: KeyPath, message: str, value: Any) -> str:
-    """Return *message* with `${...}` as it is written where it shows what that stands for."""
+def _with_references(tree: YamlTree, path: KeyPath, message: str, value: Any) -> str:
+    """Return *message* with `${...}` as in the file, in place of the value that it stands for."""
     written = tree.references.get(path)
     if written is None or not isinstance(value, str):
         return message
-    for shown in (_shown(value), repr(value), value):
-        message = message.replace(shown, repr(written))
+    for text in (_value_text(value), repr(value), value):
+        message = message.replace(text, repr(written))
     return message
 
 
-def _known_path(tree: Tree, loc: tuple[str | int, ...]) -> KeyPath:
-    """Return *loc* without what pydantic adds, such as the tag of a union's arm."""
+def _source_path(tree: YamlTree, loc: tuple[str | int, ...]) -> KeyPath:
+    """Return *loc* without the parts that pydantic adds, such as the tag of a union member."""
     path: KeyPath = ()
     last = len(loc) - 1
     for index, part in enumerate(loc):
@@ -155,7 +174,7 @@ def _known_path(tree: Tree, loc: tuple[str | int, ...]) -> KeyPath:
     return path
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -163,8 +182,8 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else repr(value)[:80]
 
 
-def _broken_references(tree: Tree) -> Iterator[Problem]:
-    """Find names that stand for nothing; works on what is there, however wrong the rest is."""
+def _reference_problems(tree: YamlTree) -> Iterator[Problem]:
+    """Yield names that are not defined or not unique, even where other keys are wrong."""
     root = tree.value
     upstreams = _mapping(root.get("upstreams"))
     models = _mapping(root.get("models"))
@@ -172,44 +191,45 @@ def _broken_references(tree: Tree) -> Iterator[Problem]:
     own |= _mapping(root.get("pipelines")).keys()
 
     def problem(path: KeyPath, message: str) -> Problem:
-        return Problem(tree.place(path), path_text(path), message)
+        return Problem(tree.position(path), path_text(path), message)
 
-    yield from _repeated_names(tree, "listeners", _list(root.get("listeners")), default="main")
-    yield from _repeated_names(tree, "routes", _list(root.get("routes")), default=None)
+    yield from _duplicate_names(tree, "listeners", _list(root.get("listeners")), default="main")
+    yield from _duplicate_names(tree, "routes", _list(root.get("routes")), default=None)
     for index, listener in enumerate(_list(root.get("listeners"))):
-        wanted = _mapping(listener).get("passthrough")
+        upstream = _mapping(listener).get("passthrough")
         path: KeyPath = ("listeners", index, "passthrough")
-        if wanted is not None and wanted not in upstreams:
-            yield problem(path, _unknown("upstream", wanted, upstreams))
+        if upstream is not None and upstream not in upstreams:
+            yield problem(path, _unknown_name("upstream", upstream, upstreams))
     for index, route in enumerate(_list(root.get("routes"))):
         for number, target in enumerate(_list(_mapping(route).get("targets"))):
             upstream, model = (_mapping(target).get(key) for key in ("upstream", "model"))
             path = ("routes", index, "targets", number)
             if upstream is not None and upstream not in upstreams:
-                yield problem((*path, "upstream"), _unknown("upstream", upstream, upstreams))
+                yield problem((*path, "upstream"), _unknown_name("upstream", upstream, upstreams))
             elif upstream is None and model is not None and model not in own:
-                yield problem((*path, "model"), _unknown("model", model, own))
+                yield problem((*path, "model"), _unknown_name("model", model, own))
     for name, model in models.items():
-        if isinstance(model, dict) and not model.keys() & _SAID_OF_MODELS:
+        if isinstance(model, dict) and not model.keys() & _MODEL_KEYS:
             message = (
-                "a model needs 'backend', or 'signature', 'batching' or 'cache' for an upstream's"
+                "a model needs 'backend', or at least one of 'signature', 'batching' and 'cache' "
+                "for a model of an upstream"
             )
             yield problem(("models", name), message)
 
 
-def _repeated_names(
-    tree: Tree, key: str, items: list[Any], *, default: str | None
+def _duplicate_names(
+    tree: YamlTree, key: str, entries: list[Any], *, default: str | None
 ) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for index, item in enumerate(items):
-        name = _mapping(item).get("name", default)
+    names: set[str] = set()
+    for index, entry in enumerate(entries):
+        name = _mapping(entry).get("name", default)
         if not isinstance(name, str):
             continue
-        if name in seen:
+        if name in names:
             path: KeyPath = (key, index, "name")
-            message = f"the name {name!r} is taken by another of the {key}; each needs its own"
-            yield Problem(tree.place(path), path_text(path), message)
-        seen.add(name)
+            message = f"duplicate name {name!r}: each of the {key} needs a different name"
+            yield Problem(tree.position(path), path_text(path), message)
+        names.add(name)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -220,6 +240,6 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _unknown(kind: str, name: Any, known: Any) -> str:
-    names = ", ".join(sorted(known)) or "none"
-    return f"there is no {kind} {name!r} in this file; there is: {names}"
+def _unknown_name(kind: str, name: Any, names: Collection[str]) -> str:
+    defined = ", ".join(sorted(names)) or "none"
+    return f"unknown {kind} {name!r}: this file defines {defined}"

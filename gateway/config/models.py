@@ -100,9 +100,9 @@ class ListenerConfig(Model):
     """Limits on the content of requests."""
 
     @model_validator(mode="after")
-    def _listens(self) -> ListenerConfig:
+    def _check_addresses(self) -> ListenerConfig:
         if self.http is None and self.grpc is None and not self.streams:
-            raise ValueError("a listener needs 'http', 'grpc' or 'streams'")
+            raise ValueError("a listener needs at least one of 'http', 'grpc' and 'streams'")
         return self
 
 
@@ -165,17 +165,18 @@ class UpstreamConfig(Model):
     """Limits on the content of responses."""
 
     @model_validator(mode="after")
-    def _somewhere(self) -> UpstreamConfig:
+    def _check_urls(self) -> UpstreamConfig:
         if (self.url is None) == (not self.urls):
-            raise ValueError("an upstream needs 'url' or 'urls', not both")
-        kinds = {(url.protocol, url.carrier) for url in self.urls}
+            raise ValueError("an upstream needs exactly one of 'url' and 'urls'")
+        kinds = {f"{url.protocol}+{url.carrier}" for url in self.urls}
         if len(kinds) > 1:
-            raise ValueError("the urls of one upstream must speak the same protocol")
+            found = ", ".join(sorted(kinds))
+            raise ValueError(f"the urls of one upstream need the same protocol, found {found}")
         return self
 
     @property
     def all_urls(self) -> tuple[Url, ...]:
-        """Every address, one or many."""
+        """The addresses of the upstream: `url` alone, or `urls`."""
         return (self.url,) if self.url is not None else self.urls
 
 
@@ -197,11 +198,11 @@ class BatchingConfig(Model):
     instances of the model, or 2 for a model of an upstream."""
 
     @model_validator(mode="after")
-    def _preferred_fit(self) -> BatchingConfig:
+    def _check_preferred_sizes(self) -> BatchingConfig:
         most = self.max_batch_size
         for size in self.preferred_sizes:
             if most is not None and size > most:
-                raise ValueError(f"preferred size {size} is above max_batch_size {most}")
+                raise ValueError(f"preferred size {size} is larger than max_batch_size {most}")
         return self
 
 
@@ -279,9 +280,9 @@ class TargetConfig(Model):
     """Tensor names that differ between the client and the target."""
 
     @model_validator(mode="after")
-    def _somewhere(self) -> TargetConfig:
+    def _check_destination(self) -> TargetConfig:
         if self.upstream is None and self.model is None:
-            raise ValueError("a target needs 'upstream', or 'model' for one of this gateway")
+            raise ValueError("a target needs 'upstream', or 'model' for a model of the gateway")
         return self
 
 
@@ -343,9 +344,9 @@ class RouteConfig(Model):
     `policies.in_flight`."""
 
     @model_validator(mode="after")
-    def _weighted(self) -> RouteConfig:
+    def _check_weights(self) -> RouteConfig:
         if not any(target.weight for target in self.targets):
-            raise ValueError("at least one target needs a weight above 0")
+            raise ValueError("all targets have weight 0: at least one needs a weight above 0")
         return self
 
 

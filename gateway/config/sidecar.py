@@ -1,6 +1,6 @@
-"""The sidecar without a file: flags of `gateway serve --upstream` as the YAML they stand for.
+"""Flags of `gateway serve --upstream` -> the equivalent configuration.
 
-The result goes through the same loader as a file, so flags can do nothing that YAML cannot.
+The loader validates the result like a file, so flags cannot set more than YAML can.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 import yaml
 
-from gateway.config.load import Loaded, load_text
+from gateway.config.load import LoadedConfig, load_text
 from gateway.config.units import UNIX, Url, parse_url
 
 OFF = "off"
-"""What an address flag says instead of an address, to listen there not at all."""
+"""Value of an address flag that switches the listener off."""
 
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:8001"
-SHIFTED_HTTP = "127.0.0.1:18000"
-SHIFTED_GRPC = "127.0.0.1:18001"
+ALTERNATE_HTTP = "127.0.0.1:18000"
+ALTERNATE_GRPC = "127.0.0.1:18001"
 
 DEFAULT_DAG = "default"
-"""The model that stands for what a grps server serves to those who name none."""
+"""Model name for the default DAG of a grps server, which serves requests without a model."""
 
 _GRPS = "grps"
-_OUR_PORTS = frozenset({8000, 8001, 8002})
+_DEFAULT_PORTS = frozenset({8000, 8001, 8002})
 
 
-def sidecar_config(  # noqa: PLR0913  # all by name but the first
+def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
     upstreams: Sequence[str],
     *,
     http: str | None = None,
@@ -42,53 +42,55 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
     passthrough: bool = True,
     enable: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the configuration of a sidecar in front of *upstreams*, as its YAML would stand.
+    """Return the configuration of a sidecar for *upstreams*, as plain values of its YAML.
 
-    There are no routes: each upstream's models are served under their own names.
+    It has no routes, so the models of each upstream are served under their own names.
 
     Args:
         upstreams: URLs, at least one.
-        http: HOST:PORT, "off", or None for the default: 127.0.0.1:8000, or :18000 where an
-            upstream on this machine has one of the ports 8000 to 8002.
-        grpc: The same for gRPC, with 8001 and 18001.
-        graphpipe_tcp: HOST:PORT for GraphPipe on a byte stream; needs a default model.
-        graphpipe_unix: Path of a unix socket for the same.
+        http: HOST:PORT or "off". The default is 127.0.0.1:8000, or 127.0.0.1:18000 if an upstream
+            on this machine uses one of the ports 8000 to 8002.
+        grpc: The same for gRPC, with the ports 8001 and 18001.
+        graphpipe_tcp: HOST:PORT for GraphPipe over TCP. It requires *default_model*.
+        graphpipe_unix: Path of a unix socket for GraphPipe. It requires *default_model*.
         brpc: HOST:PORT for grps over brpc.
-        admin: HOST:PORT or "off"; None leaves the key out.
-        default_model: Model of requests whose protocol names none. Before one server of grps it is,
-            where it is left out, what that server serves to those who name none.
-        enable: Options of Open Inference that are off by default, NAME or NAME=VALUE; or
-            shared_memory=VALUE, which is the listener's.
-        passthrough: Send paths that no protocol claims to the first upstream that speaks HTTP.
+        admin: HOST:PORT or "off"; None omits the key.
+        default_model: Model of requests that name none. For a single grps upstream the default is
+            the default DAG of that server.
+        passthrough: Forward paths of no protocol to the first HTTP upstream.
+        enable: Options of Open Inference to switch on, as NAME or NAME=VALUE. `shared_memory=VALUE`
+            sets the key of the listener.
 
     Raises:
-        ValueError: A URL cannot be read, all listeners are off, or a stream has no model.
+        ValueError: A URL is invalid, all listeners are off, or a GraphPipe stream has no model.
     """
     streams = _graphpipe_streams(graphpipe_tcp, graphpipe_unix)
     if streams and default_model is None:
-        raise ValueError("a GraphPipe stream names no model: give it one with --default-model NAME")
+        raise ValueError(
+            "GraphPipe over a socket names no model: set one with --default-model NAME"
+        )
     urls = [parse_url(text) for text in upstreams]
     names = ["upstream"] if len(urls) == 1 else [f"upstream-{n + 1}" for n in range(len(urls))]
-    shifted = any(url.is_loopback and url.port in _OUR_PORTS for url in urls)
+    uses_default_port = any(url.is_loopback and url.port in _DEFAULT_PORTS for url in urls)
     listener = listener_config(
-        http=http or (SHIFTED_HTTP if shifted else DEFAULT_HTTP),
-        grpc=grpc or (SHIFTED_GRPC if shifted else DEFAULT_GRPC),
+        http=http or (ALTERNATE_HTTP if uses_default_port else DEFAULT_HTTP),
+        grpc=grpc or (ALTERNATE_GRPC if uses_default_port else DEFAULT_GRPC),
         streams=[*streams, *brpc_streams(brpc)],
     )
     if default_model is not None:
         listener["default_model"] = default_model
-    listener |= _enabled(enable)
+    listener |= _enabled_options(enable)
     options: dict[str, dict[str, Any]] = {name: {} for name in names}
     if default_model is None and [url.protocol for url in urls] == [_GRPS]:
-        # A request that names no model goes on as one: there it is for the server's default DAG.
+        # A request without a model becomes one for this name, which the upstream maps to its DAG.
         listener["options"] = {
             **listener.get("options", {}),
             _GRPS: {"default_model": DEFAULT_DAG},
         }
         options[names[0]] = {"options": {"keys": {DEFAULT_DAG: ""}}}
-    beyond = _first_http(names, urls)
-    if passthrough and beyond is not None and "http" in listener:
-        listener["passthrough"] = beyond
+    http_upstream = _first_http(names, urls)
+    if passthrough and http_upstream is not None and "http" in listener:
+        listener["passthrough"] = http_upstream
     return {
         "version": "1",
         "listeners": [listener],
@@ -102,10 +104,10 @@ def sidecar_config(  # noqa: PLR0913  # all by name but the first
 def listener_config(
     *, http: str, grpc: str, streams: Sequence[Mapping[str, str]] = ()
 ) -> dict[str, Any]:
-    """Return the one listener of a command line; "off" leaves its key out.
+    """Return the listener of a command line. An address "off" omits its key.
 
     Raises:
-        ValueError: Both are off, and there are no streams.
+        ValueError: Both addresses are off and *streams* is empty.
     """
     listener: dict[str, Any] = {
         key: text for key, text in (("http", http), ("grpc", grpc)) if text != OFF
@@ -118,33 +120,33 @@ def listener_config(
 
 
 def admin_config(admin: str | None) -> dict[str, Any]:
-    """Return the key `admin` for the flag of that name; nothing when it was not given."""
+    """Return the key `admin` for the flag `--admin`; empty without the flag."""
     if admin is None:
         return {}
     return {"admin": {"address": None if admin == OFF else admin}}
 
 
-def _enabled(flags: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of a listener that flags of `--enable` stand for."""
+def _enabled_options(flags: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a listener for the flags `--enable`."""
     options = {
-        name: value if given else "true"
-        for name, given, value in (flag.partition("=") for flag in flags)
+        name: value if separator else "true"
+        for name, separator, value in (flag.partition("=") for flag in flags)
     }
     own = {key: options.pop(key) for key in ("shared_memory",) if key in options}
     return own | ({"options": {"oip": options}} if options else {})
 
 
-def load_mapping(config: Mapping[str, Any], source: str) -> Loaded:
-    """Check a configuration given as plain values, by way of its YAML.
+def load_mapping(config: Mapping[str, Any], source: str) -> LoadedConfig:
+    """Validate a configuration given as plain values.
 
     Raises:
-        ConfigError: Anything is wrong with it.
+        ConfigError: The configuration has errors.
     """
     return load_text(yaml.safe_dump(dict(config), sort_keys=False), source=source)
 
 
 def brpc_streams(brpc: str | None) -> list[dict[str, str]]:
-    """Return the byte stream that the flag of that name stands for; none when it was not given."""
+    """Return the stream for the flag `--brpc`; empty without the flag."""
     return [] if brpc is None else [{"protocol": _GRPS, "address": brpc}]
 
 

@@ -50,11 +50,12 @@ class SignatureConfig(Model):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it gives every tensor."""
+        """Whether it has both the inputs and the outputs."""
         return self.inputs is not None and self.outputs is not None
 
     @model_validator(mode="after")
-    def _something(self) -> SignatureConfig:
+    def _check_not_empty(self) -> SignatureConfig:
         if not self.model_fields_set:
-            raise ValueError("a signature gives at least one of its keys")
+            keys = ", ".join(type(self).model_fields)
+            raise ValueError(f"a signature needs at least one of its keys: {keys}")
         return self

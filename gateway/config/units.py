@@ -1,4 +1,4 @@
-"""Durations, sizes, addresses and URLs as they stand in YAML."""
+"""Durations, sizes, addresses and URLs, and how they are written in YAML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def parse_duration(text: str) -> float:
     """
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a duration: write a number and us, ms, s, m or h")
+        raise ValueError(
+            f"{text!r} is not a duration: expected a number and us, ms, s, m or h, as in 250ms"
+        )
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -52,7 +54,9 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a size: write a whole number and B, KiB, MiB or GiB")
+        raise ValueError(
+            f"{text!r} is not a size: expected a whole number and B, KiB, MiB or GiB, as in 16MiB"
+        )
     return int(found[1]) * _BYTES[found[2]]
 
 
@@ -65,24 +69,24 @@ def size_text(size: int) -> str:
 
 
 def check_mode(text: str) -> str:
-    """Return a file's permissions such as "0660" as they are.
+    """Return the permissions of a file, such as "0660", unchanged.
 
     Raises:
         ValueError: The text is not three octal digits, or four that begin with 0.
     """
     if _MODE.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is not a file mode: write it in octal, as in 0660")
+        raise ValueError(f"{text!r} is not a file mode: expected octal digits, as in 0660")
     return text
 
 
 AUTO = 0
-"""How many workers "auto" is: as many as there are cores."""
+"""Number of workers for "auto", which means one for each core."""
 
 _WORKERS_MAX = 256
 
 
 def parse_workers(text: str) -> int:
-    """Return a number of processes; `AUTO` for "auto".
+    """Return a number of worker processes, or `AUTO` for "auto".
 
     Raises:
         ValueError: The text is neither "auto" nor a number from 1 to 256.
@@ -91,13 +95,15 @@ def parse_workers(text: str) -> int:
         return AUTO
     number = int(text) if text.isascii() and text.isdigit() else 0
     if not 0 < number <= _WORKERS_MAX:
-        raise ValueError(f"{text!r} is no number of workers: write 1 to {_WORKERS_MAX}, or auto")
+        raise ValueError(
+            f"{text!r} is not a number of workers: expected 1 to {_WORKERS_MAX}, or auto"
+        )
     return number
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen: host ("" for every address) and port (0 for any free one)."""
+    """Host and port to listen on: host "" means every address, port 0 means any free port."""
 
     host: str
     port: int
@@ -108,7 +114,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can connect to it."""
         return self.host in {"localhost", "::1"} or self.host.startswith("127.")
 
 
@@ -122,18 +128,18 @@ def parse_address(text: str) -> Address:
         text = f"127.0.0.1:{text}"
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found[2]) > _PORT_MAX:
-        raise ValueError(f"{text!r} is not an address: write HOST:PORT, as in 127.0.0.1:8000")
+        raise ValueError(f"{text!r} is not an address: expected HOST:PORT, as in 127.0.0.1:8000")
     host = found[1].strip("[]")
     return Address("" if host == "*" else host, int(found[2]))
 
 
 UNIX = "unix"
-"""The carrier of sockets that have a path, and what their addresses begin with."""
+"""The carrier of unix sockets, and the prefix of their addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAddress:
-    """Where to listen for a byte stream: host and port, or the path of a unix socket."""
+    """Address of a byte stream to listen on: host and port, or the path of a unix socket."""
 
     tcp: Address | None = None
     path: str = ""
@@ -143,12 +149,12 @@ class StreamAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can connect to it."""
         return self.tcp is None or self.tcp.is_loopback
 
 
 def parse_stream_address(text: str) -> StreamAddress:
-    """Return "unix:/path", or what `parse_address` reads, as an address.
+    """Return "unix:/path", or the text of an `Address`, as an address.
 
     Raises:
         ValueError: The text is none of these, or the path is not absolute.
@@ -157,15 +163,17 @@ def parse_stream_address(text: str) -> StreamAddress:
     if prefix != UNIX or not colon:
         return StreamAddress(tcp=parse_address(text))
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ValueError(f"{text!r} is not a unix socket: write unix:/PATH, as in unix:/run/g.sock")
+        raise ValueError(
+            f"{text!r} is not a unix socket: expected unix:/PATH, as in unix:/run/g.sock"
+        )
     return StreamAddress(path=path)
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where an upstream is and what it speaks: `protocol+carrier://host:port/path`.
+    """Address and protocol of an upstream: `protocol+carrier://host:port/path`.
 
-    Unix sockets have a path alone: `protocol+unix:///path`.
+    A unix socket has only a path: `protocol+unix:///path`.
     """
 
     protocol: str
@@ -180,41 +188,44 @@ class Url:
 
     @property
     def authority(self) -> str:
-        """host:port, an IPv6 host in brackets; unix:/path of a unix socket."""
+        """Address without the protocol: host:port, or unix:/path. An IPv6 host is in brackets."""
         if self.carrier == UNIX:
             return str(StreamAddress(path=self.path))
         return str(Address(self.host, self.port))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the upstream runs on this machine."""
         return self.carrier == UNIX or Address(self.host, self.port).is_loopback
 
 
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
-_CARRIER_ALONE = frozenset({"http", "grpc"})
+_CARRIERS_OF_OIP = frozenset({"http", "grpc"})
 
 
 def parse_url(text: str) -> Url:
     """Return an upstream's URL; `http://` and `grpc://` mean `oip+http://` and `oip+grpc://`.
 
     Raises:
-        ValueError: The text is no such URL, or lacks a port that has no default.
+        ValueError: The text is not such a URL, or has no port although its carrier has no default.
     """
     unix = _UNIX_URL.fullmatch(text)
     if unix is not None:
         return Url(unix[1], UNIX, "", 0, parse_stream_address(f"{UNIX}:{unix[2]}").path)
     found = _URL.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not an upstream URL: write oip+grpc://HOST:PORT")
+        raise ValueError(
+            f"{text!r} is not an upstream URL: expected PROTOCOL+CARRIER://HOST:PORT, "
+            "as in oip+grpc://127.0.0.1:8001"
+        )
     protocol, carrier, host, port, path = found.groups()
     if carrier is None:
-        if protocol not in _CARRIER_ALONE:
+        if protocol not in _CARRIERS_OF_OIP:
             raise ValueError(
-                f"{text!r} does not say what the upstream speaks: write oip+http:// or oip+grpc://"
+                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {protocol}+http://"
             )
         protocol, carrier = "oip", protocol
     number = int(port) if port else _DEFAULT_PORTS.get(carrier)
     if number is None or not 0 < number <= _PORT_MAX:
-        raise ValueError(f"{text!r} needs a port from 1 to {_PORT_MAX}")
+        raise ValueError(f"{text!r} has no valid port: expected 1 to {_PORT_MAX}")
     return Url(protocol, carrier, host.strip("[]"), number, (path or "").rstrip("/"))

@@ -1,9 +1,9 @@
-"""YAML text -> plain values with the place of each, read in a safe subset.
+"""YAML text -> plain values, each with its position in the file.
 
-Every scalar stays text: what type it has is the schema's business, so `no` is not a boolean and
-`1.10` not a number until something asks for one. Duplicate keys, tags, and bombs of aliases,
-depth or size are refused. `${env:NAME}`, `${env:NAME:-default}` and `${file:PATH}` are resolved
-here, after parsing, so that a secret cannot bring YAML of its own.
+It reads a safe subset of YAML. Every scalar stays text, and the schema decides its type: `no` is
+not a boolean and `1.10` is not a number here. Duplicate keys and tags are problems, and so are
+files that expand too far by their size, depth or aliases. `${env:NAME}`, `${env:NAME:-DEFAULT}`
+and `${file:PATH}` are replaced after the YAML is parsed, so their content cannot add keys.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import yaml
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Line and column, both from 1."""
 
 KeyPath = tuple[str | int, ...]
+"""Keys and list indexes from the top of the file to a value."""
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -29,7 +30,7 @@ MAX_VALUES = 100_000
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
-# What plain text, lists and mappings resolve to without a tag being written.
+# The tags of plain text, lists and mappings when the file writes no tag.
 _TAGS = {
     _PREFIX + kind
     for kind in ("str", "int", "float", "bool", "null", "timestamp", "value", "seq", "map")
@@ -39,30 +40,38 @@ _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration file."""
+    """One error in a configuration file.
 
-    place: Place
+    Attributes:
+        path: Key as in `routes[2].upstream`; "" for the file as a whole.
+    """
+
+    position: Position
     path: str
     message: str
 
     def __str__(self) -> str:
-        at = f"{self.path}: " if self.path else ""
-        return f"{self.place[0]}:{self.place[1]}: {at}{self.message}"
+        key = f"{self.path}: " if self.path else ""
+        return f"{self.position[0]}:{self.position[1]}: {key}{self.message}"
 
 
 @dataclass(slots=True)
-class Tree:
-    """Values of a file, the places of keys and values, and what was wrong on the way."""
+class YamlTree:
+    """Values of a file, the positions of its keys and values, and its problems.
+
+    Attributes:
+        references: The original text of values that contain `${...}`. Errors show it, because the
+            replaced value may be a secret.
+    """
 
     value: Any = None
-    keys: dict[KeyPath, Place] = field(default_factory=dict)
-    values: dict[KeyPath, Place] = field(default_factory=dict)
+    keys: dict[KeyPath, Position] = field(default_factory=dict)
+    values: dict[KeyPath, Position] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     references: dict[KeyPath, str] = field(default_factory=dict)
-    """Text as written, of values that hold `${...}`: what it stands for may be a secret."""
 
-    def place(self, path: KeyPath, *, of_key: bool = False) -> Place:
-        """Return where *path* stands, or the nearest of its parents that does."""
+    def position(self, path: KeyPath, *, of_key: bool = False) -> Position:
+        """Return the position of *path*, or of its nearest parent in the file."""
         first = self.keys if of_key else self.values
         while path:
             found = first.get(path) or self.values.get(path)
@@ -73,61 +82,67 @@ class Tree:
 
 
 def path_text(path: KeyPath) -> str:
-    """Return a path as people write it: routes[2].upstream."""
+    """Return a path as text: `routes[2].upstream`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 
 
-def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Tree:
-    """Read YAML *text*; what is wrong is listed in the tree, never raised.
+def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> YamlTree:
+    """Parse YAML *text*. Errors are listed in the tree; nothing is raised.
 
     Args:
-        text: The file's text.
-        environment: For `${env:}`.
-        directory: What `${file:}` paths are relative to.
+        text: Content of the file.
+        environment: Variables of `${env:NAME}`.
+        directory: Folder that paths of `${file:PATH}` are relative to.
     """
-    tree = Tree()
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        tree.problems.append(Problem((1, 1), "", f"the file is larger than {MAX_BYTES} bytes"))
+    tree = YamlTree()
+    size = len(text.encode("utf-8", "replace"))
+    if size > MAX_BYTES:
+        message = f"the file has {size} bytes; at most {MAX_BYTES} are allowed"
+        tree.problems.append(Problem((1, 1), "", message))
         return tree
     try:
-        _refuse_bombs(text)
+        _check_events(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
             tree.problems.append(Problem((1, 1), "", "the file is empty"))
         else:
             _Reader(tree, environment, directory).read(node, ())
-    except _BombError as error:
-        tree.problems.append(Problem(error.place, "", error.message))
+    except _LimitError as error:
+        tree.problems.append(Problem(error.position, "", error.message))
     except yaml.MarkedYAMLError as error:
-        tree.problems.append(_not_yaml(error))
+        tree.problems.append(_syntax_problem(error))
     except yaml.YAMLError as error:
         tree.problems.append(Problem((1, 1), "", f"not YAML: {str(error).splitlines()[0]}"))
     return tree
 
 
-def _not_yaml(error: yaml.MarkedYAMLError) -> Problem:
+def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
-    place = (1, 1) if mark is None else _place(mark)
-    said = [part for part in (error.context, error.problem) if part]
-    return Problem(place, "", f"not YAML: {', '.join(said)}")
+    position = (1, 1) if mark is None else _position(mark)
+    parts = [part for part in (error.context, error.problem) if part]
+    return Problem(position, "", f"not YAML: {', '.join(parts)}")
 
 
-def _place(mark: Any) -> Place:
+def _position(mark: Any) -> Position:
     return mark.line + 1, mark.column + 1
 
 
-class _BombError(Exception):
-    def __init__(self, place: Place, message: str) -> None:
+class _LimitError(Exception):
+    def __init__(self, position: Position, message: str) -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
         self.message = message
 
 
-def _refuse_bombs(text: str) -> None:
-    """Walk the events, which cost no recursion, and refuse what composing could not bear."""
+def _check_events(text: str) -> None:
+    """Check depth and aliases with the event parser, which does not recurse as composing does.
+
+    Raises:
+        _LimitError: A limit is exceeded.
+    """
     depth = aliases = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.events.CollectionStartEvent):
@@ -136,31 +151,35 @@ def _refuse_bombs(text: str) -> None:
             depth -= 1
         elif isinstance(event, yaml.events.AliasEvent):
             aliases += 1
-        if depth > MAX_DEPTH or aliases > MAX_ALIASES:
-            too = f"deeper than {MAX_DEPTH}" if depth > MAX_DEPTH else f"over {MAX_ALIASES} aliases"
-            raise _BombError(_place(event.start_mark), too)
+        if depth > MAX_DEPTH:
+            message = f"nested too deeply: at most {MAX_DEPTH} levels are allowed"
+            raise _LimitError(_position(event.start_mark), message)
+        if aliases > MAX_ALIASES:
+            message = f"too many aliases: at most {MAX_ALIASES} are allowed"
+            raise _LimitError(_position(event.start_mark), message)
 
 
 class _Reader:
-    def __init__(self, tree: Tree, environment: Mapping[str, str], directory: Path) -> None:
+    def __init__(self, tree: YamlTree, environment: Mapping[str, str], directory: Path) -> None:
         self._tree = tree
         self._environment = environment
         self._directory = directory
-        # An alias in an alias in an alias ... repeats its nodes: count them, not the lines.
-        self._left = MAX_VALUES
+        # An alias of an alias repeats its nodes, so expanded values are counted, not lines.
+        self._values_left = MAX_VALUES
 
     def read(self, node: yaml.Node, path: KeyPath) -> None:
         self._tree.value = self._value(node, path)
 
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            message = f"aliases expand to more than {MAX_VALUES} values"
-            raise _BombError(_place(node.start_mark), message)
-        # The text is not this deep, so an alias is: one inside another, or inside itself.
+        self._values_left -= 1
+        if self._values_left < 0:
+            message = f"aliases expand to too many values: at most {MAX_VALUES} are allowed"
+            raise _LimitError(_position(node.start_mark), message)
+        # The text is not this deep, so the cause is an alias in another alias or in itself.
         if len(path) > MAX_DEPTH:
-            raise _BombError(_place(node.start_mark), f"aliases expand deeper than {MAX_DEPTH}")
-        self._tree.values[path] = _place(node.start_mark)
+            message = f"aliases are nested too deeply: at most {MAX_DEPTH} levels are allowed"
+            raise _LimitError(_position(node.start_mark), message)
+        self._tree.values[path] = _position(node.start_mark)
         if node.tag not in _TAGS:
             self._problem(node, path, f"tag {node.tag!r} is not allowed")
             return None
@@ -175,19 +194,17 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str):
-                self._problem(key_node, path, "a key must be plain text")
+                self._problem(key_node, path, "a key must be text, not a list or a mapping")
                 continue
             below = (*path, key)
             if key_node.tag == _MERGE:
-                self._problem(key_node, path, "merging with << is not supported: repeat the keys")
+                self._problem(key_node, path, "merge keys (<<) are not supported: repeat the keys")
                 continue
             if key in result:
-                first = self._tree.keys[below]
-                self._problem(
-                    key_node, below, f"key {key!r} is here a second time, first on line {first[0]}"
-                )
+                line = self._tree.keys[below][0]
+                self._problem(key_node, below, f"duplicate key {key!r}: first used on line {line}")
                 continue
-            self._tree.keys[below] = _place(key_node.start_mark)
+            self._tree.keys[below] = _position(key_node.start_mark)
             result[key] = self._value(value_node, below)
         return result
 
@@ -207,7 +224,11 @@ class _Reader:
             if ":-" in found[2]:
                 value = value or default
             if value is None:
-                self._problem(node, path, f"environment variable {name!r} is not set")
+                message = (
+                    f"environment variable {name!r} is not set: set it, or write "
+                    f"${{env:{name}:-DEFAULT}}"
+                )
+                self._problem(node, path, message)
                 return ""
             return value
         file = self._directory / Path(name).expanduser()
@@ -219,4 +240,4 @@ class _Reader:
             return ""
 
     def _problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:
-        self._tree.problems.append(Problem(_place(node.start_mark), path_text(path), message))
+        self._tree.problems.append(Problem(_position(node.start_mark), path_text(path), message))

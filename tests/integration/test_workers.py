@@ -225,7 +225,7 @@ def test_a_flag_starts_workers_too(tmp_path: Path) -> None:
         assert 0 == running.stop()
     done = gateway("serve", "--demo", "--workers", "none")
     assert 2 == done.returncode
-    assert "'none' is no number of workers" in done.stderr
+    assert "'none' is not a number of workers" in done.stderr
 
 
 def test_a_sequence_before_a_model_of_the_process_is_refused(lasting: Running) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.app.worker_slot import Seat
-from gateway.config.load import Loaded
+from gateway.config.load import LoadedConfig
 
 _SIZE = struct.Struct("!I")
 
@@ -35,7 +35,7 @@ class Orders:
         first: Nobody has started with this configuration before: warnings about it are for its log.
     """
 
-    loaded: Loaded
+    loaded: LoadedConfig
     seat: Seat
     first: bool
     sockets: Mapping[str, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from gateway.config.load import Loaded
+from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.config.units import Address, StreamAddress
 from gateway.transports.net.port_reservation import PortGuard
@@ -28,7 +28,7 @@ class Addresses:
         loaded: The configuration for the workers.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedConfig) -> None:
         self._guards: list[PortGuard] = []
         self._files: list[UnixSocket] = []
         self._sockets: dict[str, socket.socket] = {}

@@ -21,7 +21,7 @@ from gateway.app.workers.channel import Orders
 from gateway.app.workers.restart_policy import Pace, Restarts
 from gateway.app.workers.shared_sockets import Addresses
 from gateway.app.workers.worker_process import Child, ending, launch
-from gateway.config.load import ConfigError, Loaded
+from gateway.config.load import ConfigError, LoadedConfig
 from gateway.telemetry import log as logs
 from gateway.telemetry.aggregation import Totals, counter, gauge, total_of, write_page
 from gateway.transports.contract import Server
@@ -51,7 +51,7 @@ class Supervisor:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedConfig,
         count: int,
         launch: Launch,
         *,
@@ -276,7 +276,7 @@ class Supervisor:
 log = structlog.get_logger(__name__)
 
 
-def supervise(loaded: Loaded, count: int, *, pace: Pace | None = None) -> int:
+def supervise(loaded: LoadedConfig, count: int, *, pace: Pace | None = None) -> int:
     """Run *count* workers until SIGTERM or SIGINT; return the exit status.
 
     The second signal ends all of them at once. The status is 1 when a worker keeps dying, or does

@@ -42,7 +42,7 @@ def test_names_that_stand_for_nothing_are_found(
 ) -> None:
     """Each problem has its line and says what there is instead."""
     (problem,) = check(load_text(GOOD.replace(old, new)))
-    assert line == problem.place[0]
+    assert line == problem.position[0]
     assert message in problem.message
 
 
@@ -113,7 +113,7 @@ def test_a_stream_that_cannot_work_is_found(old: str, new: str, message: str) ->
     """What could answer no request is a problem of the file."""
     (problem,) = check(load_text(STREAM.replace(old, new)))
     assert message in problem.message
-    assert 4 == problem.place[0]
+    assert 4 == problem.position[0]
 
 
 BATCHED = """

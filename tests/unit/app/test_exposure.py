@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from gateway.app import Gateway, StartError
-from gateway.config.load import Loaded, load_text
+from gateway.config.load import LoadedConfig, load_text
 
 TEXT = """
 version: 1
@@ -22,7 +22,7 @@ WITHOUT_TLS = "listener can be reached from other machines without TLS"
 MEMORY = "listener lets other machines use this one's shared memory"
 
 
-def loaded(address: str, memory: str, *, strict: bool) -> Loaded:
+def loaded(address: str, memory: str, *, strict: bool) -> LoadedConfig:
     text = TEXT.replace("ADDRESS", address).replace("MEMORY", memory)
     return load_text(text.replace("STRICT", str(strict).lower()), source=str(Path("x.yaml")))
 

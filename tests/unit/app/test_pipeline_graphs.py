@@ -90,7 +90,7 @@ def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
         (
             "    outputs: {sum: first.sum}\n",
             "    outputs: {}\n",
-            "16:14: pipelines.q.outputs: needs at least one item",
+            "16:14: pipelines.q.outputs: expected at least one entry",
         ),
         (
             "    version: 7\n",
@@ -153,7 +153,7 @@ def test_routes_may_lead_to_pipelines() -> None:
     """A pipeline is a target by its name, as a model is."""
     assert [] == problems(ROUTED)
     found = problems(ROUTED.replace("targets: [{model: p}]", "targets: [{model: r}]"))
-    assert "there is no model 'r' in this file; there is: own, p, q" in found[0]
+    assert "unknown model 'r': this file defines own, p, q" in found[0]
 
 
 MORE = (

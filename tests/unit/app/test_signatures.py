@@ -108,5 +108,5 @@ def test_half_of_a_signature_is_refused_here() -> None:
 
 def test_an_empty_signature_is_refused() -> None:
     """A signature says something."""
-    with pytest.raises(ConfigError, match="a signature gives at least one"):
+    with pytest.raises(ConfigError, match="a signature needs at least one"):
         load_text(MODEL.replace("SIGNATURE", "{}"))

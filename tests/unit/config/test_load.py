@@ -1,4 +1,4 @@
-"""Text to configuration: every problem at once, each with its place."""
+"""Loading a configuration: every problem is reported at once, with its position."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def problems(text: str, **environment: str) -> list[str]:
     return [str(problem) for problem in raised.value.problems]
 
 
-def test_loads_the_least_there_can_be() -> None:
-    """One listener is a configuration; the rest has defaults."""
+def test_loads_the_smallest_configuration() -> None:
+    """One listener is enough. Every other key has a default."""
     config = load_text(BASE).config
     assert config.listeners[0].http == Address("127.0.0.1", 8000)
     assert config.admin is None
     assert config.policies.timeout == 60.0
 
 
-def test_says_everything_at_once_in_the_order_of_the_file() -> None:
-    """Form, keys, units and references are judged in one go."""
+def test_reports_all_problems_in_the_order_of_the_file() -> None:
+    """Types, keys, units and references are checked in one pass."""
     text = (
         "version: 2\n"
         "listeners:\n"
@@ -41,121 +41,121 @@ def test_says_everything_at_once_in_the_order_of_the_file() -> None:
         "rotues: []\n"
     )
     expected = [
-        "1:10: version: Input should be '1', found '2'",
+        "1:10: version: expected '1', found '2'",
         (
             "3:11: listeners[0].http: '127.0.0.1:99999' is not an address: "
-            "write HOST:PORT, as in 127.0.0.1:8000"
+            "expected HOST:PORT, as in 127.0.0.1:8000"
         ),
-        "4:18: listeners[0].passthrough: there is no upstream 'nobody' in this file; there is: a",
-        "6:12: upstreams.a.url: '127.0.0.1' is not an upstream URL: write oip+grpc://HOST:PORT",
+        "4:18: listeners[0].passthrough: unknown upstream 'nobody': this file defines a",
+        (
+            "6:12: upstreams.a.url: '127.0.0.1' is not an upstream URL: "
+            "expected PROTOCOL+CARRIER://HOST:PORT, as in oip+grpc://127.0.0.1:8001"
+        ),
         (
             "6:41: upstreams.a.probe.interval: '5' is not a duration: "
-            "write a number and us, ms, s, m or h"
+            "expected a number and us, ms, s, m or h, as in 250ms"
         ),
-        "8:26: routes[0].targets[0].upstream: there is no upstream 'b' in this file; there is: a",
+        "8:26: routes[0].targets[0].upstream: unknown upstream 'b': this file defines a",
         "9:1: rotues: unknown key",
     ]
     assert expected == problems(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("- 1", "1:1: the file must be a mapping, starting 'version: 1'"),
+        ("- 1", "1:1: expected a mapping that begins with 'version: 1'"),
         ("version: 1", "1:1: listeners: this key is required"),
-        ("version: 1\nlisteners: []", "2:12: listeners: needs at least one item"),
+        ("version: 1\nlisteners: []", "2:12: listeners: expected at least one entry"),
         (
             "version: 1\nlisteners: [{}]",
-            "2:13: listeners[0]: a listener needs 'http', 'grpc' or 'streams'",
+            "2:13: listeners[0]: a listener needs at least one of 'http', 'grpc' and 'streams'",
         ),
         (
             "version: 1\nlisteners: [{http: [1]}]",
-            "2:20: listeners[0].http: must be text on one line, not a mapping or a list",
+            "2:20: listeners[0].http: expected text, not a mapping or a list",
         ),
         (
             "version: 1\nlisteners: [{http: 1}, {http: 2}]",
             (
-                "2:24: listeners[1].name: the name 'main' is taken by another of the listeners; "
-                "each needs its own"
+                "2:24: listeners[1].name: duplicate name 'main': "
+                "each of the listeners needs a different name"
             ),
         ),
-        (BASE + "models: [a]", "3:9: models: must be a mapping, found a list"),
+        (BASE + "models: [a]", "3:9: models: expected a mapping, found a list"),
         (
             BASE + "models: {a: {path: x}}",
             (
-                "3:13: models.a: a model needs 'backend', or 'signature', 'batching' or 'cache' "
-                "for an upstream's"
+                "3:13: models.a: a model needs 'backend', or at least one of 'signature', "
+                "'batching' and 'cache' for a model of an upstream"
             ),
         ),
         (
             BASE + "models: {a: {batching: {max_batch_size: 4, preferred_sizes: [8]}}}",
-            "3:24: models.a.batching: preferred size 8 is above max_batch_size 4",
+            "3:24: models.a.batching: preferred size 8 is larger than max_batch_size 4",
         ),
         (
             BASE + "models: {a: {batching: {max_delay: 2}}}",
             (
-                "3:36: models.a.batching.max_delay: '2' is not a duration: write a number and us, "
-                "ms, s, m or h"
+                "3:36: models.a.batching.max_delay: '2' is not a duration: "
+                "expected a number and us, ms, s, m or h, as in 250ms"
             ),
         ),
         (
             BASE + "upstreams: {a: {}}",
-            "3:16: upstreams.a: an upstream needs 'url' or 'urls', not both",
+            "3:16: upstreams.a: an upstream needs exactly one of 'url' and 'urls'",
         ),
         (
             BASE + "upstreams: {a: {urls: [grpc://h, http://h]}}",
-            "3:16: upstreams.a: the urls of one upstream must speak the same protocol",
+            (
+                "3:16: upstreams.a: the urls of one upstream need the same protocol, "
+                "found oip+grpc, oip+http"
+            ),
         ),
         (
             BASE + "upstreams: {a: {urls: [~]}}",
-            "3:24: upstreams.a.urls[0]: must not be empty, found nothing",
+            "3:24: upstreams.a.urls[0]: expected a value, found nothing",
         ),
         (
             BASE + "upstreams: {'': {url: grpc://h}}",
-            "3:13: upstreams.: String should have at least 1 character, found ''",
+            "3:13: upstreams.: expected text that is not empty, found ''",
         ),
-        (BASE + "routes: [{targets: []}]", "3:20: routes[0].targets: needs at least one item"),
+        (BASE + "routes: [{targets: []}]", "3:20: routes[0].targets: expected at least one entry"),
         (
             BASE + "models: {m: {backend: x}}\nroutes: [{targets: [{model: n}]}]",
-            "4:29: routes[0].targets[0].model: there is no model 'n' in this file; there is: m",
+            "4:29: routes[0].targets[0].model: unknown model 'n': this file defines m",
         ),
         (
             BASE + "models: {m: {backend: x}}\nroutes: [{targets: [{}]}]",
             (
                 "4:21: routes[0].targets[0]: a target needs 'upstream', "
-                "or 'model' for one of this gateway"
+                "or 'model' for a model of the gateway"
             ),
         ),
         (
             BASE + "models: {m: {backend: x}}\nroutes: [{targets: [{model: m, weight: 0}]}]",
-            "4:10: routes[0]: at least one target needs a weight above 0",
+            "4:10: routes[0]: all targets have weight 0: at least one needs a weight above 0",
         ),
         (
             BASE + "models: {m: {backend: x}}\n"
             "routes: [{name: r, targets: [{model: m}]}, {name: r, targets: [{model: m}]}]",
-            (
-                "4:51: routes[1].name: the name 'r' is taken by another of the routes; "
-                "each needs its own"
-            ),
+            ("4:51: routes[1].name: duplicate name 'r': each of the routes needs a different name"),
         ),
         (
             BASE + "policies: {in_flight: many}",
-            (
-                "3:23: policies.in_flight: Input should be a valid integer, "
-                "unable to parse string as an integer, found 'many'"
-            ),
+            ("3:23: policies.in_flight: expected a whole number, found 'many'"),
         ),
         (BASE + "models: {a: !!binary aGk=}", "3:13: models.a: tag 'tag:yaml.org,2002:binary'"),
     ],
 )
-def test_says_each_mistake_once(text: str, said: str) -> None:
-    """One mistake is one problem, in words of the file and at its place."""
+def test_reports_each_mistake_once(text: str, message: str) -> None:
+    """One mistake is one problem, with the names of the file and the position of the key."""
     (found,) = problems(text)
-    assert found.startswith(said)
+    assert found.startswith(message)
 
 
-def test_a_secret_is_not_shown() -> None:
-    """A problem shows a reference as it is written, never what it stands for."""
+def test_does_not_show_secrets() -> None:
+    """A problem shows `${...}` as in the file, never the value that it stands for."""
     text = BASE + "upstreams: {a: {url: 'x${env:SECRET}'}}\npolicies: {in_flight: '${env:SECRET}'}"
     found = "\n".join(problems(text, SECRET="hunter2"))
     assert "hunter2" not in found
@@ -163,8 +163,8 @@ def test_a_secret_is_not_shown() -> None:
     assert "found '${env:SECRET}'" in found
 
 
-def test_headers_of_an_upstream_are_not_shown() -> None:
-    """What is sent as an API key stays out of a configuration's repr."""
+def test_does_not_show_headers_of_an_upstream() -> None:
+    """An API key in a header is not in the repr of a configuration."""
     text = BASE + "upstreams: {a: {url: 'grpc://h', headers: {x: '${env:SECRET}'}}}"
     config = load_text(text, environment={"SECRET": "hunter2"}).config
     assert config.upstreams["a"].headers == {"x": "hunter2"}
@@ -172,34 +172,34 @@ def test_headers_of_an_upstream_are_not_shown() -> None:
 
 
 def test_error_names_the_source_in_each_line(tmp_path: Path) -> None:
-    """Lines have the form editors jump to: file:line:column."""
+    """Each line begins with file:line:column, which editors can open."""
     path = tmp_path / "gateway.yaml"
     path.write_text("version: 1\nlisteners: [{}]\nmore: 1\n")
     with pytest.raises(ConfigError) as raised:
         load_file(path)
     expected = (
-        f"{path}:2:13: listeners[0]: a listener needs 'http', 'grpc' or 'streams'\n"
+        f"{path}:2:13: listeners[0]: a listener needs at least one of 'http', 'grpc' and 'streams'\n"
         f"{path}:3:1: more: unknown key"
     )
     assert expected == str(raised.value)
 
 
 def test_a_missing_file_is_a_problem(tmp_path: Path) -> None:
-    """A file that cannot be read is said like any other problem."""
+    """A file that cannot be read is reported like any other problem."""
     with pytest.raises(ConfigError, match=r"none\.yaml:1:1: No such file or directory"):
         load_file(tmp_path / "none.yaml")
 
 
-def test_a_file_that_is_no_text_is_a_problem(tmp_path: Path) -> None:
-    """Bytes that are not UTF-8 are said with their position."""
+def test_a_file_that_is_not_utf_8_is_a_problem(tmp_path: Path) -> None:
+    """The problem names the position of the first invalid byte."""
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"version: \xff")
-    with pytest.raises(ConfigError, match="not UTF-8 at byte 9"):
+    with pytest.raises(ConfigError, match="the file is not UTF-8: invalid byte at position 9"):
         load_file(path)
 
 
 def test_later_checks_can_point_at_the_file() -> None:
-    """What the schema cannot know is reported at the place of its key."""
+    """A problem that the schema cannot find is reported at the position of its key."""
     loaded = load_text(BASE + "models: {m: {backend: x}}")
     problem = loaded.problem(("models", "m", "backend"), "no such backend")
     assert str(problem) == "3:23: models.m.backend: no such backend"

@@ -138,7 +138,7 @@ def test_streams_stand_beside_the_other_listeners(tmp_path: Path) -> None:
 
 def test_a_stream_needs_a_default_model() -> None:
     """A flag whose every request would fail is refused."""
-    with pytest.raises(ValueError, match="names no model: give it one with --default-model NAME"):
+    with pytest.raises(ValueError, match="names no model: set one with --default-model NAME"):
         sidecar_config(["http://h"], graphpipe_tcp="9000")
 
 

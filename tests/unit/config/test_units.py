@@ -32,14 +32,16 @@ from gateway.config.units import (
     ],
 )
 def test_reads_durations(text: str, seconds: float) -> None:
-    """A number and a unit are seconds."""
+    """A number with a unit is read as seconds."""
     assert seconds == pytest.approx(parse_duration(text))
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1S", "1e3s", "\u0665s", "1s\n"])
 def test_refuses_other_durations(text: str) -> None:
-    """Anything else is refused with a word on how to write it."""
-    with pytest.raises(ValueError, match="is not a duration: write a number and us, ms, s, m or h"):
+    """Any other text is refused, and the error names the expected form."""
+    with pytest.raises(
+        ValueError, match="is not a duration: expected a number and us, ms, s, m or h"
+    ):
         parse_duration(text)
 
 
@@ -55,26 +57,26 @@ def test_refuses_other_durations(text: str) -> None:
     ],
 )
 def test_reads_sizes(text: str, size: int) -> None:
-    """A whole number, with or without a unit, is bytes."""
+    """A whole number, with or without a unit, is read as bytes."""
     assert size == parse_size(text)
 
 
 @pytest.mark.parametrize(("text", "number"), [("1", 1), ("256", 256), ("auto", AUTO)])
 def test_reads_numbers_of_workers(text: str, number: int) -> None:
-    """A number, or auto for as many as there are cores."""
+    """A number is read as it is, and `auto` means one for each core."""
     assert number == parse_workers(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "257", "2.0", "all", "\uff12"])
 def test_refuses_other_numbers_of_workers(text: str) -> None:
-    """None, too many and what is no number are refused with a word on what may be written."""
-    with pytest.raises(ValueError, match="is no number of workers: write 1 to 256, or auto"):
+    """Zero, more than 256 and other text are refused, and the error names the expected form."""
+    with pytest.raises(ValueError, match="is not a number of workers: expected 1 to 256, or auto"):
         parse_workers(text)
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1.5MiB", "-1", "1 MiB", "1mib", "1_000", "\uff11"])
 def test_refuses_other_sizes(text: str) -> None:
-    """Anything else is refused with a word on how to write it."""
+    """Any other text is refused, and the error names the expected form."""
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 
@@ -91,30 +93,30 @@ def test_refuses_other_sizes(text: str) -> None:
     ],
 )
 def test_reads_addresses(text: str, address: Address) -> None:
-    """A port alone means this machine only; an empty host or a star means every address."""
+    """A port alone means this machine only. An empty host or a star means every address."""
     assert address == parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", "host:65536", "::1:80", "a b:1", "h:-1"])
 def test_refuses_other_addresses(text: str) -> None:
-    """Anything else is refused with an example."""
-    with pytest.raises(ValueError, match="is not an address: write HOST:PORT"):
+    """Any other text is refused, and the error gives an example."""
+    with pytest.raises(ValueError, match="is not an address: expected HOST:PORT"):
         parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1", "[::1]:1", "localhost:1", "127.1.2.3:1"])
-def test_knows_loopback(text: str) -> None:
-    """Addresses of this machine alone are known as such."""
+def test_recognises_loopback_addresses(text: str) -> None:
+    """An address that only this machine can reach is a loopback address."""
     assert parse_address(text).is_loopback
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:1", ":1", "[::]:1", "example.com:1"])
-def test_knows_what_is_beyond_loopback(text: str) -> None:
-    """Addresses that others can reach are not taken for loopback."""
+def test_recognises_other_addresses(text: str) -> None:
+    """An address that other machines can reach is not a loopback address."""
     assert not parse_address(text).is_loopback
 
 
-def test_address_is_written_as_it_is_read() -> None:
+def test_writes_addresses_as_it_reads_them() -> None:
     """An IPv6 address is written in brackets."""
     assert [str(parse_address(text)) for text in ("[::1]:80", "a:1")] == ["[::1]:80", "a:1"]
 
@@ -133,41 +135,41 @@ def test_address_is_written_as_it_is_read() -> None:
     ],
 )
 def test_reads_urls(text: str, url: Url) -> None:
-    """Protocol and carrier are named; http and grpc alone mean Open Inference."""
+    """A URL names protocol and carrier. `http` and `grpc` alone mean Open Inference."""
     assert url == parse_url(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is not an upstream URL"),
         ("127.0.0.1:8001", "is not an upstream URL"),
         ("oip+http://user:secret@host", "is not an upstream URL"),
         ("oip+http://host/?q", "is not an upstream URL"),
-        ("oip://host:80", "does not say what the upstream speaks"),
-        ("grps+brpc://host", "needs a port"),
-        ("graphpipe+tcp://host", "needs a port"),
-        ("graphpipe+unix://", "is not a unix socket: write unix:/PATH"),
-        ("graphpipe+unix://run/g.sock", "is not a unix socket: write unix:/PATH"),
+        ("oip://host:80", r"names no carrier: expected PROTOCOL\+CARRIER://, as in oip\+http://"),
+        ("grps+brpc://host", "has no valid port: expected 1 to 65535"),
+        ("graphpipe+tcp://host", "has no valid port: expected 1 to 65535"),
+        ("graphpipe+unix://", "is not a unix socket: expected unix:/PATH"),
+        ("graphpipe+unix://run/g.sock", "is not a unix socket: expected unix:/PATH"),
         ("unix:///run/g.sock", "is not an upstream URL"),
-        ("oip+http://host:0", "needs a port from 1"),
-        ("oip+http://host:65536", "needs a port from 1"),
+        ("oip+http://host:0", "has no valid port: expected 1 to 65535"),
+        ("oip+http://host:65536", "has no valid port: expected 1 to 65535"),
     ],
 )
-def test_refuses_other_urls(text: str, said: str) -> None:
-    """What is not a URL of an upstream is refused with the reason."""
-    with pytest.raises(ValueError, match=said):
+def test_refuses_other_urls(text: str, message: str) -> None:
+    """Other text is refused with the reason."""
+    with pytest.raises(ValueError, match=message):
         parse_url(text)
 
 
-def test_url_is_written_in_full() -> None:
+def test_writes_urls_in_full() -> None:
     """A short URL is written with its protocol, carrier and port."""
     assert str(parse_url("grpc://[::1]")) == "oip+grpc://[::1]:8001"
     assert parse_url("grpc://[::1]").is_loopback
 
 
-def test_a_unix_sockets_url_is_written_as_it_is_read() -> None:
-    """It has a path and no host, and is on this machine."""
+def test_writes_urls_of_unix_sockets_as_it_reads_them() -> None:
+    """The URL has a path and no host, and the socket is on this machine."""
     url = parse_url("graphpipe+unix:///run/g.sock")
     assert str(url) == "graphpipe+unix:///run/g.sock"
     assert url.authority == "unix:/run/g.sock"
@@ -184,28 +186,28 @@ def test_a_unix_sockets_url_is_written_as_it_is_read() -> None:
     ],
 )
 def test_reads_stream_addresses(text: str, address: StreamAddress, local: bool) -> None:
-    """A byte stream has host and port, or the path of a unix socket."""
+    """The address of a byte stream is host and port, or the path of a unix socket."""
     found = parse_stream_address(text)
     assert (address, local) == (found, found.is_loopback)
 
 
 @pytest.mark.parametrize("text", ["unix:", "unix:g.sock", "unix:/run/", "unix", "/run/g.sock"])
 def test_refuses_other_stream_addresses(text: str) -> None:
-    """What is neither is refused with an example."""
+    """Any other text is refused, and the error gives an example."""
     with pytest.raises(ValueError, match=r"is not a unix socket|is not an address"):
         parse_stream_address(text)
 
 
 @pytest.mark.parametrize("text", ["0660", "600", "0000"])
-def test_takes_file_modes(text: str) -> None:
-    """Permissions stand in octal."""
+def test_accepts_file_modes(text: str) -> None:
+    """Permissions are three octal digits, with or without a leading zero."""
     assert text == check_mode(text)
 
 
 @pytest.mark.parametrize("text", ["", "0o660", "9", "0888", "1777", "66", "rw-rw----"])
 def test_refuses_other_file_modes(text: str) -> None:
-    """Anything else is refused with an example."""
-    with pytest.raises(ValueError, match="is not a file mode: write it in octal, as in 0660"):
+    """Any other text is refused, and the error gives an example."""
+    with pytest.raises(ValueError, match="is not a file mode: expected octal digits, as in 0660"):
         check_mode(text)
 
 

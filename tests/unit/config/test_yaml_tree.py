@@ -1,4 +1,4 @@
-"""YAML in its safe subset: values, places, references, bombs."""
+"""The safe subset of YAML: values, positions, references, and files that expand too far."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.yaml_tree import MAX_ALIASES, MAX_BYTES, MAX_DEPTH, Tree, path_text, read_tree
+from gateway.config.yaml_tree import (
+    MAX_ALIASES,
+    MAX_BYTES,
+    MAX_DEPTH,
+    YamlTree,
+    path_text,
+    read_tree,
+)
 
 
-def read(text: str, directory: Path = Path(), **environment: str) -> Tree:
+def read(text: str, directory: Path = Path(), **environment: str) -> YamlTree:
     """Read *text* with an environment."""
     return read_tree(text, environment, directory)
 
@@ -36,9 +43,9 @@ def test_empty_values_are_nothing_unless_quoted() -> None:
 def test_knows_the_place_of_keys_and_values() -> None:
     """Places are those of the file, from 1; what is missing has the place of its parent."""
     tree = read("a:\n  - b: 1\n    c: 2\n")
-    assert tree.place(("a", 0, "c")) == (3, 8)
-    assert tree.place(("a", 0, "c"), of_key=True) == (3, 5)
-    assert tree.place(("a", 0, "missing")) == (2, 5)
+    assert tree.position(("a", 0, "c")) == (3, 8)
+    assert tree.position(("a", 0, "c"), of_key=True) == (3, 5)
+    assert tree.position(("a", 0, "missing")) == (2, 5)
 
 
 def test_writes_paths_as_people_do() -> None:
@@ -47,47 +54,50 @@ def test_writes_paths_as_people_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "1:1: the file is empty"),
         ("# only a remark\n", "1:1: the file is empty"),
-        ("{a: 1, a: 2}", "1:8: a: key 'a' is here a second time, first on line 1"),
+        ("{a: 1, a: 2}", "1:8: a: duplicate key 'a': first used on line 1"),
         ("a: !!python/name:os.system x", "1:4: a: tag 'tag:yaml.org,2002:python/name:os.system'"),
         ("a: !!binary aGk=", "1:4: a: tag 'tag:yaml.org,2002:binary' is not allowed"),
         ("!!set {a}", "1:1: tag 'tag:yaml.org,2002:set' is not allowed"),
         ("a: !own [1]", "1:4: a: tag '!own' is not allowed"),
-        ("? [a]\n: 1", "1:3: a key must be plain text"),
-        ("<<: {a: 1}", "1:1: merging with << is not supported"),
+        ("? [a]\n: 1", "1:3: a key must be text, not a list or a mapping"),
+        ("<<: {a: 1}", "1:1: merge keys (<<) are not supported: repeat the keys"),
         ("a: *b", "1:4: not YAML: found undefined alias 'b'"),
         ("a: {b", "1:6: not YAML: while parsing a flow mapping, expected ',' or '}'"),
         ("a: 1\n---\nb: 1", "2:1: not YAML: expected a single document"),
         ("a: \x01", "1:1: not YAML: unacceptable character"),
-        ("a: ${env:NONE}", "1:4: a: environment variable 'NONE' is not set"),
+        (
+            "a: ${env:NONE}",
+            "1:4: a: environment variable 'NONE' is not set: set it, or write ${env:NONE:-DEFAULT}",
+        ),
         ("a: ${file:none.txt}", "1:4: a: cannot read 'none.txt': No such file or directory"),
     ],
 )
-def test_says_what_is_wrong_and_where(text: str, said: str) -> None:
+def test_says_what_is_wrong_and_where(text: str, message: str) -> None:
     """Each mistake is said once, with its line and column."""
     (found,) = problems(text)
-    assert found.startswith(said)
+    assert found.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("[" * (MAX_DEPTH + 1), "deeper than 32"),
-        ("[" * 100_000, "deeper than 32"),
-        (f"- &a x\n{'- *a' + chr(10)}" + "- *a\n" * MAX_ALIASES, "over 100 aliases"),
-        ("a: &x {a: *x}", "aliases expand deeper than 32"),
-        ("a: &x [*x]", "aliases expand deeper than 32"),
-        ("a" * (MAX_BYTES + 1), "larger than 1048576 bytes"),
+        ("[" * (MAX_DEPTH + 1), "nested too deeply: at most 32 levels"),
+        ("[" * 100_000, "nested too deeply: at most 32 levels"),
+        (f"- &a x\n{'- *a' + chr(10)}" + "- *a\n" * MAX_ALIASES, "too many aliases: at most 100"),
+        ("a: &x {a: *x}", "aliases are nested too deeply: at most 32 levels"),
+        ("a: &x [*x]", "aliases are nested too deeply: at most 32 levels"),
+        ("a" * (MAX_BYTES + 1), "the file has 1048577 bytes; at most 1048576 are allowed"),
     ],
     ids=["deep", "very deep", "aliases", "itself", "itself in a list", "large"],
 )
-def test_refuses_bombs(text: str, said: str) -> None:
+def test_refuses_bombs(text: str, message: str) -> None:
     """What would cost much time, memory or recursion is refused as one problem."""
     (found,) = problems(text)
-    assert said in found
+    assert message in found
 
 
 def test_refuses_aliases_of_aliases() -> None:
@@ -95,7 +105,7 @@ def test_refuses_aliases_of_aliases() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
     (found,) = problems("\n".join(lines))
-    assert "aliases expand to more than 100000 values" in found
+    assert "aliases expand to too many values: at most 100000" in found
 
 
 def test_refuses_aliases_that_nest() -> None:
@@ -103,7 +113,7 @@ def test_refuses_aliases_that_nest() -> None:
     lines = ["a0: &a0 [[[[[[[[[[x]]]]]]]]]]"]
     lines += [f"a{n}: &a{n} [[[[[[[[[[*a{n - 1}]]]]]]]]]]" for n in range(1, 60)]
     (found,) = problems("\n".join(lines))
-    assert "aliases expand deeper than 32" in found
+    assert "aliases are nested too deeply: at most 32 levels" in found
 
 
 def test_an_alias_is_a_copy() -> None:

@@ -14,7 +14,7 @@ from gateway.app.errors import StartError
 from gateway.app.workers.channel import Orders
 from gateway.app.workers.restart_policy import Pace
 from gateway.app.workers.supervisor import Supervisor
-from gateway.config.load import Loaded, load_text
+from gateway.config.load import LoadedConfig, load_text
 from gateway.telemetry.aggregation import Figures
 from tests.fakes import FakeClock, settle
 
@@ -299,5 +299,5 @@ async def page(supervisor: Supervisor) -> str:
 
 def test_workers_have_the_configuration_of_the_file() -> None:
     """Changing a configuration for workers leaves the one that was read as it is."""
-    changed: Loaded = LOADED.changed(workers=5)
+    changed: LoadedConfig = LOADED.changed(workers=5)
     assert (5, 1) == (changed.config.workers, LOADED.config.workers)
