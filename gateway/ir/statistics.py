@@ -1,6 +1,6 @@
 """How much a model has been used: counts and durations, as a server adds them up.
 
-Source: Triton statistics extension; dossier, sections 3 and 10.
+Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
 from __future__ import annotations

@@ -166,7 +166,8 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
         InvalidRequest: The datatype is none of the integers, FP32 and FP64.
         UpstreamProtocolError: The output does not divide by the batch size.
 
-    Source: Triton classification extension; TensorRT v1, "Classification" (dossier, section 6).
+    Source: docs/protocols/open-inference.md, "12. Classification"; docs/protocols/tensorrt-v1.md,
+    "13. Classification".
     """
     datatype = tensor.datatype
     if datatype is None or not (datatype.is_integer or datatype in (Datatype.FP32, Datatype.FP64)):

@@ -66,7 +66,7 @@ def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
     Dimensions of a model that batches are those of one item. Where it is not known how much it
     batches, they are whole and `max_batch_size` is 0: so read, they are true.
 
-    Source: Triton model configuration extension; dossier, section 10.
+    Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
     """
     most = metadata.max_batch_size or 0
     policies: dict[str, Any] = {"sequence_batching": {}} if metadata.stateful else {}

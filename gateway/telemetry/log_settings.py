@@ -3,7 +3,7 @@
 Levels come one above the other: whoever hears of information hears of warnings. Errors are always
 logged, where and in which form the configuration says.
 
-Source: Triton logging extension; dossier, section 10.
+Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
 
 from __future__ import annotations

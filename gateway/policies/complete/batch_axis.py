@@ -6,7 +6,7 @@ tell datatypes, so that where one input ends in a body is known here first.
 
 `Complete` asks for the metadata; here it is applied.
 
-Source: TensorRT v1, "Batching", "Shapes", "batch_byte_size" (dossier, sections 3.1, 6 and 10).
+Source: docs/protocols/tensorrt-v1.md, "11. Batches, shapes and outputs".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A protocol without these datatypes writes others for them, and only the model's 
 which was meant. `Complete` asks for the metadata; here it is applied. Values are never rounded
 and never wrapped.
 
-Source: GraphPipe dossier, section 6.2; grps dossier, section 15.1.
+Source: docs/protocols/graphpipe.md, "9.2 BOOL and BF16"; docs/protocols/grps.md, "3. Datatypes".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Complete` asks for the metadata; here it is applied.
 
-Source: Triton generate extension; dossier, section 10.
+Source: docs/protocols/open-inference.md, "11. Generate".
 """
 
 from __future__ import annotations

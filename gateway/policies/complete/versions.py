@@ -2,7 +2,7 @@
 
 Such a caller is told 1 of a model that has no versions, and of versions that are no numbers.
 
-Source: TensorRT v1, "What a gateway must synthesise" (dossier, section 9).
+Source: docs/protocols/tensorrt-v1.md, "12. Versions, ids and sequences".
 """
 
 from __future__ import annotations

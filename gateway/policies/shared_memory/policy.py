@@ -4,7 +4,8 @@ There are three ways, chosen by the listener: nothing is shared (`Refused`), the
 upstreams' (`Forwarded`), or the gateway itself copies from and to them (`Mapped`). Codecs only
 read and write references (`SharedData`); what is behind these is known here alone.
 
-Source: TensorRT v1, "Shared memory" (dossier, section 6); Triton shared memory extension.
+Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/tensorrt-v1.md,
+"14. Shared memory".
 """
 
 from __future__ import annotations

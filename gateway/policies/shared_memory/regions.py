@@ -4,7 +4,7 @@ Nothing is mapped. A mapping of a segment that its owner makes smaller kills the
 touches it (SIGBUS), and bytes that were checked could change under whoever uses them; reading and
 writing through the file descriptor do neither.
 
-Source: POSIX, `shm_open`; TensorRT v1, "Shared memory" (dossier, section 6).
+Source: POSIX, `shm_open`; docs/protocols/tensorrt-v1.md, "14. Shared memory".
 """
 
 from __future__ import annotations
