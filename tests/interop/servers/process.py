@@ -114,15 +114,19 @@ def free_ports() -> Ports:
 def _start_retrying(name: str, prepare: Prepare, folder: Path) -> RunningServer:
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
-            return _start(name, prepare, folder / f"attempt-{attempt}")
+            return start(name, prepare, folder / f"attempt-{attempt}", free_ports())
         except ServerDidNotStart:
             if attempt == START_ATTEMPTS:
                 raise
     raise AssertionError("not reached")
 
 
-def _start(name: str, prepare: Prepare, folder: Path) -> RunningServer:
-    ports = free_ports()
+def start(name: str, prepare: Prepare, folder: Path, ports: Ports) -> RunningServer:
+    """Start a server on *ports* in *folder*, which must not exist, and wait until it is ready.
+
+    Raises:
+        ServerDidNotStart: It ended early, or was not ready within `READY_TIMEOUT_S`.
+    """
     folder.mkdir(parents=True)
     command = prepare(folder, ports)
     log_path = folder / "server.log"

@@ -59,6 +59,8 @@ class TritonPythonModel:
             "params_echo": _params_echo,
             "sequence_sum": self._sequence_sum,
             "simple_sequence": _simple_sequence,
+            "sequence_number": _simple_sequence,
+            "sequence_text": _simple_sequence,
             "slow": _slow,
             "sum_and_empty": _sum_and_empty,
             "versions": self._versions,

@@ -4,6 +4,7 @@ What each model computes is in `behaviours.py`, which is copied to every version
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,15 @@ STATEFUL = """sequence_batching {
     { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] }
   ]
 }"""
+
+
+def _stateful_with_id(datatype: str) -> str:
+    """Return the configuration of sequences whose model is given their ids as *datatype*."""
+    control = (
+        '{ name: "CORRID" control '
+        f"[ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{datatype} }} ] }},"
+    )
+    return STATEFUL.replace("control_input [", f"oldest {{ }}\n  control_input [ {control}")
 
 
 def _add_sub(name: str, datatype: str) -> Model:
@@ -136,10 +146,34 @@ MODELS: tuple[Model, ...] = (
     ),
 )
 
+SACRIFICIAL: tuple[Model, ...] = (
+    *(
+        model
+        for model in MODELS
+        if model.name
+        in {"simple", "identity_fp32", "identity_bytes", "identity_bool", "fail_always"}
+    ),
+    Model(
+        "sequence_number",
+        (Port("INPUT", "INT32", (1,)),),
+        (Port("OUTPUT", "INT32", (1,)),),
+        max_batch_size=4,
+        extra=_stateful_with_id("UINT64"),
+    ),
+    Model(
+        "sequence_text",
+        (Port("INPUT", "INT32", (1,)),),
+        (Port("OUTPUT", "INT32", (1,)),),
+        max_batch_size=4,
+        extra=_stateful_with_id("STRING"),
+    ),
+)
+"""The few models of a server that is killed and started again many times."""
 
-def write_repository(folder: Path) -> None:
-    """Write every model of `MODELS` into *folder*, which is made and must not exist yet."""
-    for model in MODELS:
+
+def write_repository(folder: Path, models: Sequence[Model] = MODELS) -> None:
+    """Write *models* into *folder*, which is made and must not exist yet."""
+    for model in models:
         home = folder / model.name
         home.mkdir(parents=True)
         (home / "config.pbtxt").write_text(_config(model))

@@ -5,26 +5,49 @@ PYTHONPATH, and finds its packages through the first `python3` on PATH; it needs
 libpython; and its program must lie beside the backend's library.
 """
 
+import dataclasses
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.interop.environments import cache_folder, environment, exclusive
 from tests.interop.servers.process import Command, Ports
-from tests.interop.servers.triton.models import write_repository
+from tests.interop.servers.triton.models import MODELS, SACRIFICIAL, Model, write_repository
 
 STUB = "triton_python_backend_stub"
 FORWARDED_HEADERS = "(?i)x-fwd-.*"
 
 
-def prepare(folder: Path, ports: Ports) -> Command:
+SEGMENT_BYTES = 8 << 20
+"""No shared memory segment of a sacrificial server grows beyond this."""
+
+# A file size limit also holds for segments. Ignored signals stay ignored after `exec`.
+_LIMITED = (
+    "import os, resource, signal, sys\n"
+    f"resource.setrlimit(resource.RLIMIT_FSIZE, ({SEGMENT_BYTES}, {SEGMENT_BYTES}))\n"
+    "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def prepare_sacrificial(folder: Path, ports: Ports) -> Command:
+    """Return the command of a server with few models, whose segments have a maximum size."""
+    command = prepare(folder, ports, SACRIFICIAL)
+    words = (sys.executable, "-c", _LIMITED, *command.words)
+    return dataclasses.replace(command, words=words)
+
+
+def prepare(folder: Path, ports: Ports, models: Sequence[Model] = MODELS) -> Command:
     """Write the model repository into *folder* and return the command that serves it."""
     venv = environment("triton")
     site, libraries, version = _facts(venv)
     root = Path(site) / "pytriton" / "tritonserver"
     _place_stub(root, version)
-    write_repository(folder / "models")
+    write_repository(folder / "models", models)
     return Command(
         (
             str(root / "bin" / "tritonserver"),
