@@ -148,7 +148,7 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Tracing headers are always forwarded. Default: `[]`."""
+    `x-`. Tracing headers and the request id are always forwarded. Default: `[]`."""
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     """How one of several addresses is chosen for a call. `least_pending` prefers the address with
     the fewest calls in flight. Default: `round_robin`."""

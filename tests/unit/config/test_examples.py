@@ -1,4 +1,4 @@
-"""The example files in config/: each is loaded, and checked as `gateway validate` does."""
+"""The example files in config/: each passes the checks of `gateway validate`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ FOLDER = Path(__file__).parents[3] / "config"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 
 
-def test_the_examples_are_there() -> None:
-    """Each form of use has its example."""
+def test_there_is_an_example_for_each_use() -> None:
+    """Each use of the gateway has an example."""
     names = {path.stem for path in EXAMPLES}
     assert {"demo", "graphpipe", "grps", "routing", "sidecar", "testing"} <= names
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_right(path: Path) -> None:
-    """An example is loaded and checked without a problem, in an empty environment."""
+def test_example_is_valid(path: Path) -> None:
+    """An example has no problems, with an empty environment."""
     assert [] == check(load_file(path, environment={}))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_names_its_schema(path: Path) -> None:
-    """The first line leads editors to the schema beside the code."""
+    """The first line names the JSON Schema in gateway/config for editors."""
     first = path.read_text(encoding="utf-8").splitlines()[0]
     prefix = "# yaml-language-server: $schema="
     assert first.startswith(prefix)
@@ -47,17 +47,17 @@ def test_example_names_its_schema(path: Path) -> None:
         ("anything", "", "oip.http", {}, "rest"),
     ],
 )
-def test_routing_example_does_what_its_remarks_say(
+def test_routing_example_does_what_its_comments_say(
     model: str, version: str, protocol: str, headers: dict[str, str], route: str
 ) -> None:
-    """Calls take the routes that the example describes."""
+    """Calls match the routes that the comments describe."""
     config = load_file(FOLDER / "routing.yaml", environment={}).config
     found = explain_call(config, model=model, version=version, protocol=protocol, headers=headers)
     assert route == found.route
 
 
-def test_graphpipe_example_says_what_its_remarks_say() -> None:
-    """Its listener and its upstreams have the addresses, models and options described."""
+def test_graphpipe_example_does_what_its_comments_say() -> None:
+    """The addresses, models and options of the example are those of its comments."""
     config = load_file(FOLDER / "graphpipe.yaml", environment={}).config
     listener = config.listeners[1]
     settings = settings_of(listener.options["graphpipe"])

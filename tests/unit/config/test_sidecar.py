@@ -1,4 +1,4 @@
-"""Flags of the sidecar as the YAML they stand for."""
+"""Flags of the sidecar and the configuration that they mean."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gateway.config.sidecar import load_mapping, sidecar_config
 from gateway.config.units import Address, Url
 
 
-def test_one_flag_is_a_whole_configuration() -> None:
-    """An upstream alone is served on Triton's ports, under its models' own names."""
+def test_one_flag_is_enough() -> None:
+    """The models of an upstream are served on Triton's ports, under their own names."""
     expected = {
         "version": "1",
         "listeners": [{"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}],
@@ -32,26 +32,26 @@ def test_one_flag_is_a_whole_configuration() -> None:
         ("http://10.0.0.1:8000", "127.0.0.1:8000", "127.0.0.1:8001"),
     ],
 )
-def test_makes_way_for_an_upstream_on_the_same_ports(url: str, http: str, grpc: str) -> None:
-    """Where the upstream is on this machine and has our default ports, we take others."""
+def test_avoids_the_ports_of_an_upstream(url: str, http: str, grpc: str) -> None:
+    """Other ports are used if an upstream on this machine has the default ports."""
     (listener,) = sidecar_config([url])["listeners"]
     assert (http, grpc) == (listener["http"], listener["grpc"])
 
 
-def test_an_address_that_is_given_is_taken() -> None:
-    """Flags win over what is worked out, each for itself."""
+def test_flags_override_the_default_addresses() -> None:
+    """Each address flag overrides its own default."""
     (listener,) = sidecar_config(["grpc://127.0.0.1:8001"], http="0.0.0.0:80")["listeners"]
     assert {"http": "0.0.0.0:80", "grpc": "127.0.0.1:18001"} == listener
 
 
 def test_a_listener_can_be_off() -> None:
-    """`off` leaves a listener out, and what needs it."""
+    """`off` omits the listener, and the keys that need it."""
     (listener,) = sidecar_config(["http://h"], http="off")["listeners"]
     assert {"grpc": "127.0.0.1:8001"} == listener
 
 
 def test_not_both_listeners_can_be_off() -> None:
-    """A gateway that listens nowhere is refused in terms of the flags."""
+    """A gateway without a listener is an error that names the flags."""
     with pytest.raises(ValueError, match="--http off and --grpc off leave nothing to listen on"):
         sidecar_config(["http://h"], http="off", grpc="off")
 
@@ -65,10 +65,10 @@ def test_not_both_listeners_can_be_off() -> None:
         (["grpc://h", "http://h"], True, "upstream-2"),
     ],
 )
-def test_passes_other_paths_to_the_first_http_upstream(
+def test_forwards_other_paths_to_the_first_http_upstream(
     urls: list[str], passthrough: bool, expected: str | None
 ) -> None:
-    """Paths that no protocol claims go to the first upstream that can take them."""
+    """Paths of no protocol go to the first upstream that speaks HTTP."""
     (listener,) = sidecar_config(urls, passthrough=passthrough)["listeners"]
     assert expected == listener.get("passthrough")
 
@@ -81,16 +81,14 @@ def test_passes_other_paths_to_the_first_http_upstream(
         ("off", {"admin": {"address": None}}),
     ],
 )
-def test_admin_stands_only_where_it_was_asked_for(
-    admin: str | None, expected: dict[str, Any]
-) -> None:
-    """Without its flag the key is absent, so that a taken port is no reason not to start."""
+def test_admin_is_set_only_by_its_flag(admin: str | None, expected: dict[str, Any]) -> None:
+    """Without the flag the key is absent, so a port in use does not prevent the start."""
     config = sidecar_config(["http://h"], admin=admin)
     assert expected == {key: value for key, value in config.items() if key == "admin"}
 
 
-def test_goes_through_the_same_loader_as_a_file() -> None:
-    """Every flag arrives in the typed configuration."""
+def test_the_loader_validates_flags_like_a_file() -> None:
+    """Every flag is in the typed configuration."""
     config = load_mapping(
         sidecar_config(["grpc://a:1", "http://b:2"], grpc="9", admin="off", default_model="null"),
         "flags",
@@ -105,20 +103,20 @@ def test_goes_through_the_same_loader_as_a_file() -> None:
     assert urls == [Url("oip", "grpc", "a", 1), Url("oip", "http", "b", 2)]
 
 
-def test_a_wrong_address_is_said_as_in_a_file() -> None:
-    """The loader's problems name the flags as their source."""
+def test_reports_a_wrong_address_like_a_file() -> None:
+    """Problems name the flags as their source."""
     with pytest.raises(ConfigError, match=r"flags:\d+:\d+: listeners\[0\].http: 'nowhere' is not"):
         load_mapping(sidecar_config(["http://h"], http="nowhere"), "flags")
 
 
 def test_a_wrong_url_is_refused() -> None:
-    """A URL that cannot be read is refused before anything is made of it."""
+    """A URL that cannot be parsed is an error."""
     with pytest.raises(ValueError, match=r"'127\.0\.0\.1:8001' is not an upstream URL"):
         sidecar_config(["127.0.0.1:8001"])
 
 
-def test_streams_stand_beside_the_other_listeners(tmp_path: Path) -> None:
-    """GraphPipe's sockets are listened on where flags say, for the default model."""
+def test_streams_are_part_of_the_listener(tmp_path: Path) -> None:
+    """Flags set the sockets of GraphPipe, which serve the default model."""
     config = sidecar_config(
         ["graphpipe+unix:///run/m.sock"],
         http="off",
@@ -137,13 +135,13 @@ def test_streams_stand_beside_the_other_listeners(tmp_path: Path) -> None:
 
 
 def test_a_stream_needs_a_default_model() -> None:
-    """A flag whose every request would fail is refused."""
+    """Without a default model every request of a GraphPipe stream would fail."""
     with pytest.raises(ValueError, match="names no model: set one with --default-model NAME"):
         sidecar_config(["http://h"], graphpipe_tcp="9000")
 
 
-def test_brpc_is_a_stream_that_needs_no_default_model() -> None:
-    """Its requests name their models."""
+def test_a_brpc_stream_needs_no_default_model() -> None:
+    """Requests over brpc name their models."""
     config = sidecar_config(["grpc://h:1"], http="off", grpc="off", brpc="0.0.0.0:7081")
     (listener,) = load_mapping(config, "flags").config.listeners
     assert [("grps", "0.0.0.0:7081")] == [
@@ -151,8 +149,8 @@ def test_brpc_is_a_stream_that_needs_no_default_model() -> None:
     ]
 
 
-def test_before_a_grps_server_no_name_is_its_default() -> None:
-    """A request that names no model arrives there as one, and OIP clients call it `default`."""
+def test_requests_without_a_model_reach_the_default_dag_of_grps() -> None:
+    """A request without a model stays one for a grps upstream. OIP clients call it `default`."""
     config = sidecar_config(["grps+http://h:1"], enable=["repository_index"])
     (listener,) = config["listeners"]
     assert {
@@ -168,8 +166,8 @@ def test_before_a_grps_server_no_name_is_its_default() -> None:
     assert "options" not in two["listeners"][0]
 
 
-def test_what_is_off_by_default_can_be_enabled() -> None:
-    """A name alone means true; shared memory is the listener's own."""
+def test_enables_options_that_are_off_by_default() -> None:
+    """A name alone means true. `shared_memory` is a key of the listener."""
     flags = ["repository_index", "statistics=target", "shared_memory=forward"]
     (listener,) = sidecar_config(["http://h"], enable=flags)["listeners"]
     assert {"oip": {"repository_index": "true", "statistics": "target"}} == listener["options"]

@@ -22,34 +22,34 @@ def read(text: str, directory: Path = Path(), **environment: str) -> YamlTree:
 
 
 def problems(text: str) -> list[str]:
-    """Return what is wrong with *text*, as it is printed."""
+    """Return the problems of *text* as they are printed."""
     return [str(problem) for problem in read(text).problems]
 
 
 def test_every_scalar_stays_text() -> None:
-    """What YAML takes for booleans, numbers and times is left for the schema to judge."""
+    """Booleans, numbers and times of YAML stay text, because the schema decides the type."""
     text = "{a: no, b: 1.10, c: 12:30:00, d: 0o17, e: 2026-01-01, f: =}"
     expected = {"a": "no", "b": "1.10", "c": "12:30:00", "d": "0o17", "e": "2026-01-01", "f": "="}
     assert expected == read(text).value
 
 
-def test_empty_values_are_nothing_unless_quoted() -> None:
-    """Only a plain ~, null or empty value is nothing."""
+def test_empty_values_are_null_unless_quoted() -> None:
+    """A plain ~, null or empty value is None. A quoted one is text."""
     assert {"a": None, "b": None, "c": "", "d": "null"} == read(
         "{a: ~, b: , c: '', d: 'null'}"
     ).value
 
 
-def test_knows_the_place_of_keys_and_values() -> None:
-    """Places are those of the file, from 1; what is missing has the place of its parent."""
+def test_returns_the_position_of_keys_and_values() -> None:
+    """Lines and columns count from 1. A missing key has the position of its parent."""
     tree = read("a:\n  - b: 1\n    c: 2\n")
     assert tree.position(("a", 0, "c")) == (3, 8)
     assert tree.position(("a", 0, "c"), of_key=True) == (3, 5)
     assert tree.position(("a", 0, "missing")) == (2, 5)
 
 
-def test_writes_paths_as_people_do() -> None:
-    """Keys are joined by dots, positions are in brackets."""
+def test_writes_paths() -> None:
+    """Keys are joined with dots, and indexes are in brackets."""
     assert path_text(("routes", 2, "upstream")) == "routes[2].upstream"
 
 
@@ -57,7 +57,7 @@ def test_writes_paths_as_people_do() -> None:
     ("text", "message"),
     [
         ("", "1:1: the file is empty"),
-        ("# only a remark\n", "1:1: the file is empty"),
+        ("# only a comment\n", "1:1: the file is empty"),
         ("{a: 1, a: 2}", "1:8: a: duplicate key 'a': first used on line 1"),
         ("a: !!python/name:os.system x", "1:4: a: tag 'tag:yaml.org,2002:python/name:os.system'"),
         ("a: !!binary aGk=", "1:4: a: tag 'tag:yaml.org,2002:binary' is not allowed"),
@@ -76,8 +76,8 @@ def test_writes_paths_as_people_do() -> None:
         ("a: ${file:none.txt}", "1:4: a: cannot read 'none.txt': No such file or directory"),
     ],
 )
-def test_says_what_is_wrong_and_where(text: str, message: str) -> None:
-    """Each mistake is said once, with its line and column."""
+def test_reports_problems_with_positions(text: str, message: str) -> None:
+    """Each mistake is reported once, with its line and column."""
     (found,) = problems(text)
     assert found.startswith(message)
 
@@ -94,41 +94,41 @@ def test_says_what_is_wrong_and_where(text: str, message: str) -> None:
     ],
     ids=["deep", "very deep", "aliases", "itself", "itself in a list", "large"],
 )
-def test_refuses_bombs(text: str, message: str) -> None:
-    """What would cost much time, memory or recursion is refused as one problem."""
+def test_refuses_files_that_expand_too_far(text: str, message: str) -> None:
+    """A file that costs too much time, memory or recursion is one problem."""
     (found,) = problems(text)
     assert message in found
 
 
 def test_refuses_aliases_of_aliases() -> None:
-    """Ten lines that stand for ten billion values are refused, not expanded."""
+    """Ten lines that expand to ten billion values are refused without expanding them."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
     (found,) = problems("\n".join(lines))
     assert "aliases expand to too many values: at most 100000" in found
 
 
-def test_refuses_aliases_that_nest() -> None:
-    """Levels count as they expand, not as they stand in the text."""
+def test_refuses_nested_aliases() -> None:
+    """Levels count after aliases are expanded, not as in the text."""
     lines = ["a0: &a0 [[[[[[[[[[x]]]]]]]]]]"]
     lines += [f"a{n}: &a{n} [[[[[[[[[[*a{n - 1}]]]]]]]]]]" for n in range(1, 60)]
     (found,) = problems("\n".join(lines))
     assert "aliases are nested too deeply: at most 32 levels" in found
 
 
-def test_an_alias_is_a_copy() -> None:
-    """A modest alias stands for its values."""
+def test_an_alias_repeats_its_values() -> None:
+    """An alias within the limits has the values of its anchor."""
     assert read("{a: &x [1], b: *x}").value == {"a": ["1"], "b": ["1"]}
 
 
-def test_at_the_limits_all_is_well() -> None:
-    """The deepest text and the most aliases that are allowed are read."""
+def test_accepts_files_at_the_limits() -> None:
+    """The largest depth and the largest number of aliases are accepted."""
     assert [] == problems("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     assert [] == problems("- &a x\n" + "- *a\n" * MAX_ALIASES)
 
 
-def test_resolves_the_environment() -> None:
-    """A variable, or its default where it is not set or empty."""
+def test_replaces_environment_variables() -> None:
+    """A reference becomes the variable, or the default if the variable is unset or empty."""
     text = (
         "{a: 'x${env:A}y', b: '${env:B:-d}', c: '${env:C:-d:-e}', d: '${env:D}', e: '${env:D:-d}'}"
     )
@@ -136,20 +136,20 @@ def test_resolves_the_environment() -> None:
     assert expected == read(text, A="1", D="").value
 
 
-def test_resolves_files_beside_the_configuration(tmp_path: Path) -> None:
-    """A file's text without its last newline; its path is relative to the configuration's."""
+def test_replaces_files(tmp_path: Path) -> None:
+    """A reference becomes the text of the file without its last newline. Paths are relative."""
     (tmp_path / "token").write_text("secret\n")
     assert read("a: ${file:token}", tmp_path).value == {"a": "secret"}
 
 
-def test_a_file_that_is_no_text_is_a_problem(tmp_path: Path) -> None:
-    """Bytes that are not UTF-8 are named as such."""
+def test_a_file_that_is_not_utf_8_is_a_problem(tmp_path: Path) -> None:
+    """A referenced file must be UTF-8."""
     (tmp_path / "token").write_bytes(b"\xff")
     (problem,) = read("a: ${file:token}", tmp_path).problems
     assert problem.message.endswith("not UTF-8")
 
 
-def test_what_a_reference_brings_is_not_yaml() -> None:
-    """A secret cannot bring keys, lists or further references of its own."""
+def test_content_of_a_reference_is_not_yaml() -> None:
+    """A secret cannot add keys, lists or further references."""
     evil = "1\nb: 2 [x] ${env:OTHER}"
     assert read("a: ${env:EVIL}", EVIL=evil, OTHER="no").value == {"a": evil}
