@@ -148,7 +148,8 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Tracing headers and the request id are always forwarded. Default: `[]`."""
+    `x-`. Tracing headers are always forwarded, and HTTP servers get the request id. Default:
+    `[]`."""
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     """How one of several addresses is chosen for a call. `least_pending` prefers the address with
     the fewest calls in flight. Default: `round_robin`."""
@@ -437,7 +438,7 @@ class Config(Model):
     lifecycle: LifecycleConfig = LifecycleConfig()
     """How the gateway starts and stops."""
     in_flight_bytes: Size | None = None
-    """Largest number of bytes of requests that a worker holds in memory. Default: an equal share
-    for each worker of 512 MiB, or of 40 % of the memory limit of the cgroup if that is less."""
+    """Largest number of bytes of requests that a worker holds in memory. Default: 512 MiB, or 40 %
+    of the memory limit of the cgroup if that is less, divided by the number of workers."""
     shared_regions: int = Field(128, ge=1)
     """Largest number of shared-memory regions that clients may register. Default: `128`."""

@@ -18,7 +18,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.transports.contract import ClientLimits, ServerLimits
 
 SCHEMA = json_schema()
-DEFAULT = re.compile(r"Default: (?:`(?P<value>[^`]+)`|[a-z])")
+DEFAULT = re.compile(r"Default: (?:`(?P<value>[^`]+)`|[a-z0-9])")
 
 
 def definition(name: str) -> dict[str, Any]:
