@@ -2,8 +2,8 @@
 
 `codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches;
 `memory`: what large requests hold; `workers`: two processes beside one; `all`: all of it.
-`profile`: a small request by the interpreter's profiler. `report` and `chart` measure nothing: they
-write the page and the chart of a results.json again.
+`profile`: a small request by the interpreter's profiler; `path`: the files that it passes. `report`
+and `chart` measure nothing: they write the page and the chart of a results.json again.
 """
 
 import argparse
@@ -51,8 +51,8 @@ def main() -> int:
     if arguments.what in _WRITERS:
         _WRITERS[arguments.what](arguments, load(arguments.file))
         return 0
-    if arguments.what == "profile":
-        print(stages.profile(arguments.only or "", _say))
+    if arguments.what in _PRINTERS:
+        print(_PRINTERS[arguments.what](arguments.only or "", _say))
         return 0
     about = machine.describe()
     print(machine.text(about), file=sys.stderr)
@@ -173,6 +173,7 @@ _SECTIONS = {
     "memory": ["held"],
     "workers": ["workers"],
 }
+_PRINTERS = {"profile": stages.profile, "path": stages.path}
 _WRITERS = {"report": _write_page, "chart": _write_chart}
 
 
@@ -183,7 +184,7 @@ def _say(text: str) -> None:
 def _parsed() -> Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=[*_SECTIONS, "profile", *_WRITERS], default="jobs"
+        "what", nargs="?", choices=[*_SECTIONS, *_PRINTERS, *_WRITERS], default="jobs"
     )
     parser.add_argument(
         "file", nargs="?", type=Path, default=_RESULTS, help="of report and chart: a results.json"

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from benchmarks import canned, messages, noop
 from benchmarks.messages import GRPC_METHOD, Case, Message
+from benchmarks.path import Calls
 from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, chain, least, tasks
 from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
 from benchmarks.wires import MemoryLoop
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 _FIELDS = (("Host", "127.0.0.1:8000"), ("User-Agent", "load"), ("Accept", "*/*"))
 _SHOWN = 45
+_WARM_UP = 320
 
 SCALE = "(a Task and a future)"
 BUDGET = {
@@ -120,6 +122,11 @@ def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> st
     It makes calls cost more than they do: for who is called how often, not for how long.
     """
     return "\n".join(_each(only, say, lambda bench: bench.profile(requests)))
+
+
+def path(only: str, say: Callable[[str], None]) -> str:
+    """Return the files of the gateway that one request passes, for the ways that hold *only*."""
+    return "\n".join(_each(only, say, lambda bench: bench.path()))
 
 
 def _each(
@@ -233,6 +240,14 @@ class _Bench:
         profiler.disable()
         Stats(profiler, stream=text).sort_stats("tottime").print_stats(_SHOWN)
         return f"{self._way.name}, {requests} requests\n{text.getvalue()}"
+
+    async def path(self) -> str:
+        """Return the path of one request, once the caches hold its form."""
+        load, calls = self._load(self._connect, self._way.front), Calls()
+        await load(_WARM_UP)
+        with calls:
+            await load(1)
+        return calls.text(self._way.name)
 
     def _upstream_steps(self, upstream: Any, carrier: str, wires: Sequence[Any]) -> dict[str, Step]:
         codec, client = upstream._codec, upstream._client  # noqa: SLF001  # to look inside

@@ -1,0 +1,36 @@
+"""The path of a request through the files of the gateway."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.path import Calls
+from benchmarks.stages import path
+from gateway.ir.datatypes import datatype_of
+from gateway.ir.limits import check_name
+
+MAX_FILES = 58
+MAX_CHANGES = 108
+
+
+def test_records_calls_of_the_gateway_alone() -> None:
+    """A call of another package is not part of the path, and calls in one file are one visit."""
+    with Calls() as calls:
+        re.escape("x")
+        check_name("model name", "x", 1, "model_name_bytes")
+        check_name("model name", "y", 1, "model_name_bytes")
+        datatype_of("float32")
+    assert ["ir/limits.py", "ir/datatypes.py"] == calls.files
+    assert calls.text("x").startswith("x: 2 files, 1 changes of file, 3 calls\n")
+
+
+def test_a_small_json_request_passes_few_files() -> None:
+    """A JSON request that goes to gRPC passes no more files than ARCHITECTURE.md says."""
+    found = path("json-grpc", lambda _text: None)
+    counts = re.match(r"json-grpc: (\d+) files, (\d+) changes of file", found)
+    assert counts is not None
+    assert int(counts[1]) <= MAX_FILES
+    assert int(counts[2]) <= MAX_CHANGES
+    visits = [line.split()[1] for line in found.splitlines()[1:]]
+    assert visits[0] == "transports/http1/server_connection.py"
+    assert {"frontend.py", "upstream.py"} <= set(visits)
