@@ -28,7 +28,7 @@ from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, 
 from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
 from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
-from gateway.app.process import leave_what_stays
+from gateway.app.process import freeze_startup_objects
 from gateway.config.load import load_text
 from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.limits import MessageLimits
@@ -150,7 +150,7 @@ async def _asked(
     loop.upstream = lambda: _canned(way.back or "http", case)
     gateway = Gateway(load_text(json.dumps(_said(way, case))))
     await gateway.start()
-    leave_what_stays()
+    freeze_startup_objects()
     try:
         return await ask(_Bench(loop, gateway, way, case))
     finally:

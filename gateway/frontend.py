@@ -19,8 +19,8 @@ from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
 from gateway.service import Service
-from gateway.session import Asked, Gate, Said, Session
-from gateway.wire.codec import Codec, HeadCodec, NamingCodec, StreamCodec
+from gateway.session import Session, SessionCall, SessionLimits, SessionReply
+from gateway.wire.codec import Codec, EarlyCodec, NamingCodec, StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import HttpResponse
 
@@ -30,14 +30,14 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 C = TypeVar("C", bound=Call[Any] | None)
 
-Refused = Callable[[str, GatewayError], None]
+OnRejected = Callable[[str, GatewayError], None]
 """Told of a request that no service saw: codec name and error."""
 
 
 def _ignore(_codec: str, _error: GatewayError) -> None: ...
 
 
-Stamp = Callable[[A, str], A]
+AttachRequestId = Callable[[A, str], A]
 """Writes the request id on an answer."""
 
 
@@ -71,8 +71,8 @@ class Frontend(Generic[Q, A]):
         codec: Codec[Q, A],
         service: Service,
         *,
-        refused: Refused = _ignore,
-        stamp: Stamp[A] = _no_stamp,
+        refused: OnRejected = _ignore,
+        stamp: AttachRequestId[A] = _no_stamp,
     ) -> None:
         self._codec = codec
         self._service = service
@@ -84,7 +84,7 @@ class Frontend(Generic[Q, A]):
         self._sessions = itertools.count(1)
         # What a codec need not have: most protocols have nothing of their own to say there.
         self._streaming: StreamCodec[A] | None = codec if isinstance(codec, StreamCodec) else None
-        self._heads: HeadCodec[Q] | None = codec if isinstance(codec, HeadCodec) else None
+        self._heads: EarlyCodec[Q] | None = codec if isinstance(codec, EarlyCodec) else None
         self._decode_as = _naming(codec)
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
@@ -137,7 +137,7 @@ class Frontend(Generic[Q, A]):
         return await self.ask(wire)
 
     async def session(
-        self, wires: AsyncIterator[Q], gate: Gate[Q, A], /
+        self, wires: AsyncIterator[Q], gate: SessionLimits[Q, A], /
     ) -> AsyncGenerator[A, None]:
         """Answer the messages of one bidirectional stream, several at a time.
 
@@ -155,21 +155,21 @@ class Frontend(Generic[Q, A]):
             async for answer in answers:
                 yield answer
 
-    def _asked(self, wire: Q, gate: Gate[Q, A], session: int) -> Asked[A]:
+    def _asked(self, wire: Q, gate: SessionLimits[Q, A], session: int) -> SessionCall[A]:
         call = self._decoded(wire, self._codec.decode_call)
         if isinstance(call, GatewayError):
-            return Asked(partial(self._refused_only, call))
+            return SessionCall(partial(self._refused_only, call))
         call = call.within(session=session)
         sequence = sequence_of(call)
         lane = None if sequence is None else (call.model, sequence.id)
-        return Asked(partial(self._answers, call, wire, gate), lane)
+        return SessionCall(partial(self._answers, call, wire, gate), lane)
 
-    async def _refused_only(self, error: GatewayError) -> AsyncGenerator[Said[A], None]:
-        yield Said(self.refuse(error), alone=True)
+    async def _refused_only(self, error: GatewayError) -> AsyncGenerator[SessionReply[A], None]:
+        yield SessionReply(self.refuse(error), alone=True)
 
     async def _answers(
-        self, call: Call[Any], wire: Q, gate: Gate[Q, A]
-    ) -> AsyncGenerator[Said[A], None]:
+        self, call: Call[Any], wire: Q, gate: SessionLimits[Q, A]
+    ) -> AsyncGenerator[SessionReply[A], None]:
         """Answer one message of a session within what its transport allows."""
         try:
             async with gate.place(wire), aclosing(self._said(call)) as answers:
@@ -178,7 +178,7 @@ class Frontend(Generic[Q, A]):
                     yield said
         except GatewayError as error:  # the gate's: the call's own were answered
             self._refused(self._codec.name, error)
-            yield Said(self._failed(call, error), alone=True)
+            yield SessionReply(self._failed(call, error), alone=True)
 
     def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
         """Read *wire* with *decode*; return what is wrong with it rather than raise."""
@@ -195,10 +195,10 @@ class Frontend(Generic[Q, A]):
             async for said in answers:
                 yield said.answer
 
-    async def _said(self, call: Call[Any]) -> AsyncGenerator[Said[A], None]:
+    async def _said(self, call: Call[Any]) -> AsyncGenerator[SessionReply[A], None]:
         """Give every answer to *call*; what goes wrong is the last."""
         if not isinstance(call, StreamInferRequest):
-            yield Said(await self._single(call), alone=True)
+            yield SessionReply(await self._single(call), alone=True)
             return
         last: InferResponse | None = None
         try:
@@ -209,15 +209,19 @@ class Frontend(Generic[Q, A]):
                         raise item.error
                     answer = self._codec.encode_item(call, item)
                     alone, first, last = last is None and item.final, last is None, item
-                    yield Said(self._stamped(call, answer) if first else answer, alone)
+                    yield SessionReply(self._stamped(call, answer) if first else answer, alone)
             finally:
                 await close_stream(items)
             end = None if self._streaming is None else self._streaming.encode_end(call, last)
             if end is not None:
-                yield Said(end if last is not None else self._stamped(call, end), last is None)
+                yield SessionReply(
+                    end if last is not None else self._stamped(call, end), last is None
+                )
         except Exception as error:  # noqa: BLE001
             failed = self._failed(call, error, late=last is not None)
-            yield Said(failed if last is not None else self._stamped(call, failed), alone=True)
+            yield SessionReply(
+                failed if last is not None else self._stamped(call, failed), alone=True
+            )
 
     def _ends(self, last: InferResponse | None) -> bool:
         """Tell whether an answer that is an error is the last that can be said."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
-from gateway.concurrency.timer_wheel import Wheel
+from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.calls import Call
 from gateway.ir.errors import Unsupported
 
@@ -26,7 +26,7 @@ class Service(Protocol):
         ...
 
 
-Answering = Coroutine[Any, Any, R]
+ReplyCoroutine = Coroutine[Any, Any, R]
 """What calling a service returns; what goes wrong is raised when it is awaited, not before.
 
 A layer without anything to do after a call returns that of the service within. One of its own
@@ -37,7 +37,7 @@ would only await it, at the cost of a frame on every step of the way.
 _NO_TASK: Final = "an alarm needs a task to wake"
 
 
-class Aside(abc.ABC):
+class SelectiveLayer(abc.ABC):
     """A layer for calls of a few types; all others pass it by, and need not come to it at all.
 
     Args:
@@ -52,28 +52,28 @@ class Aside(abc.ABC):
     def __init__(self, inner: Service) -> None:
         self._inner = inner
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*."""
         return self.answer(call) if type(call) in self.takes else self._inner(call)
 
     @abc.abstractmethod
-    def answer(self, call: Any, /) -> Answering[Any]:
+    def answer(self, call: Any, /) -> ReplyCoroutine[Any]:
         """Answer a call of a type that it takes."""
 
     def past(self, kind: type) -> Service:
         """Return the first service that has something to do with calls of *kind*."""
-        return self if kind in self.takes else past(self._inner, kind)
+        return self if kind in self.takes else resolve_for(self._inner, kind)
 
 
-def past(service: Service, kind: type) -> Service:
+def resolve_for(service: Service, kind: type) -> Service:
     """Return where calls of *kind* end up that are given to *service*: past all that let them by.
 
     For a layer through which every inference goes, to be asked once, when it is made.
     """
-    return service.past(kind) if isinstance(service, Aside) else service
+    return service.past(kind) if isinstance(service, SelectiveLayer) else service
 
 
-class Alarm:
+class Timeout:
     """Ends the block it guards with TimeoutError after *delay_s*, as `asyncio.timeout` does.
 
     A plain context manager with one timer, at a third of that cost: every call needs several.
@@ -119,7 +119,7 @@ class Alarm:
         return (alone and type(error) is asyncio.CancelledError) or isinstance(error, TimeoutError)
 
 
-class DueAlarm(Alarm):
+class WheelTimeout(Timeout):
     """An alarm set as it is made, for a time on a wheel: what nearly every call needs once.
 
     It rings some milliseconds late, at a fraction of a timer's cost. Whoever makes it says at the
@@ -132,7 +132,7 @@ class DueAlarm(Alarm):
 
     __slots__ = ("_step", "_wheel")
 
-    def __init__(self, wheel: Wheel, when: float) -> None:
+    def __init__(self, wheel: TimerWheel, when: float) -> None:
         # To look for the loop is a system call, so the wheel's is tried first.
         task = asyncio.current_task(wheel.loop) or asyncio.current_task()
         if task is None:
@@ -149,7 +149,7 @@ class DueAlarm(Alarm):
         return self.rang and self._ended(error)
 
 
-class NoAlarm:
+class NoTimeout:
     """Stands where no time is set: it never rings."""
 
     def over(self, _error: BaseException | None) -> bool:
@@ -157,7 +157,7 @@ class NoAlarm:
         return False
 
 
-NO_ALARM: Final = NoAlarm()
+NO_TIMEOUT: Final = NoTimeout()
 
 
 class Dispatch:
@@ -166,11 +166,13 @@ class Dispatch:
     For leaves: in-process backends and the answers about the server itself.
     """
 
-    def __init__(self, name: str, methods: Mapping[type, Callable[[Any], Answering[Any]]]) -> None:
+    def __init__(
+        self, name: str, methods: Mapping[type, Callable[[Any], ReplyCoroutine[Any]]]
+    ) -> None:
         self._name = name
         self._methods = dict(methods)
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call* by its method.
 
         Raises:

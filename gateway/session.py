@@ -26,7 +26,7 @@ Q_contra = TypeVar("Q_contra", contravariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 
 
-class Gate(Protocol[Q_contra, A_contra]):
+class SessionLimits(Protocol[Q_contra, A_contra]):
     """What a server transport allows the messages of one stream."""
 
     @property
@@ -43,7 +43,7 @@ class Gate(Protocol[Q_contra, A_contra]):
         ...
 
 
-class Said(NamedTuple, Generic[A]):
+class SessionReply(NamedTuple, Generic[A]):
     """One answer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Said(NamedTuple, Generic[A]):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[A]):
+class SessionCall(Generic[A]):
     """One call.
 
     Attributes:
@@ -63,7 +63,7 @@ class Asked(Generic[A]):
         lane: Calls of the same lane run one after the other; None for no lane.
     """
 
-    answers: Callable[[], AsyncGenerator[Said[A], None]]
+    answers: Callable[[], AsyncGenerator[SessionReply[A], None]]
     lane: Hashable | None = None
 
 
@@ -82,7 +82,7 @@ class Session(Generic[A]):
         # Calls that have not been heard yet, in their order, each with what wakes it.
         self._unheard: dict[int, asyncio.Event] = {}
 
-    async def run(self, calls: AsyncIterator[Asked[A]]) -> AsyncGenerator[A, None]:
+    async def run(self, calls: AsyncIterator[SessionCall[A]]) -> AsyncGenerator[A, None]:
         """Iterate over the answers to *calls*, until these end and all have been answered.
 
         Closing it cancels what runs, and waits for the end of it.  Raises what *calls* raises.
@@ -98,7 +98,7 @@ class Session(Generic[A]):
                 task.cancel()
             await asyncio.gather(taking, *self._running, return_exceptions=True)
 
-    async def _take(self, calls: AsyncIterator[Asked[A]]) -> None:
+    async def _take(self, calls: AsyncIterator[SessionCall[A]]) -> None:
         """Begin each call as it comes, and say when the last one has ended."""
         try:
             number = 0
@@ -114,7 +114,7 @@ class Session(Generic[A]):
         else:
             await self._spoken.put(None)
 
-    def _begin(self, number: int, asked: Asked[A]) -> None:
+    def _begin(self, number: int, asked: SessionCall[A]) -> None:
         before = ended = None
         if asked.lane is not None:
             before = self._lanes.get(asked.lane)
@@ -129,7 +129,7 @@ class Session(Generic[A]):
     async def _answer(
         self,
         number: int,
-        asked: Asked[A],
+        asked: SessionCall[A],
         before: asyncio.Event | None,
         ended: asyncio.Event | None,
     ) -> None:

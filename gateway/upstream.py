@@ -27,10 +27,10 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.streaming_body import arriving_in, landed
+from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream
-from gateway.service import Answering, Service
-from gateway.wire.codec import Codec, PassingCodec, SplitCodec
+from gateway.service import ReplyCoroutine, Service
+from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
 
 R = TypeVar("R")
 Q = TypeVar("Q")
@@ -68,9 +68,9 @@ class Upstream(Generic[Q, A]):
         self._name = name
         self._codec = codec
         self._client = client
-        self._splits: SplitCodec[A] | None = codec if isinstance(codec, SplitCodec) else None
-        self._passes: PassingCodec[Q] | None = None
-        if getattr(client, "sends_rest", False) and isinstance(codec, PassingCodec):
+        self._splits: FramingCodec[A] | None = codec if isinstance(codec, FramingCodec) else None
+        self._passes: CutThroughCodec[Q] | None = None
+        if getattr(client, "sends_rest", False) and isinstance(codec, CutThroughCodec):
             self._passes = codec
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -84,9 +84,9 @@ class Upstream(Generic[Q, A]):
             GatewayError: What the upstream answered, or what went wrong on the way.
         """
         wire = None
-        if arriving_in(call) is not None:
+        if streaming_body_of(call) is not None:
             wire = self._passed_on(call)
-            call = call if wire is not None else await landed(call)
+            call = call if wire is not None else await with_buffered_body(call)
         if type(call) is StreamInferRequest:
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
             return self._stream(call)  # type: ignore[return-value]
@@ -105,7 +105,7 @@ class Upstream(Generic[Q, A]):
 
         That they cannot be sent a second time is for `landed` to say.
         """
-        arriving = arriving_in(call)
+        arriving = streaming_body_of(call)
         if self._passes is None or arriving is None or arriving.begun:
             return None
         return self._passes.encode_arriving(call)
@@ -156,7 +156,7 @@ def _earlier(call: Call[Any]) -> float | None:
 _PLAIN = (ServerLiveRequest, ServerReadyRequest, ServerMetadataRequest)
 
 
-class SettlingUpstream:
+class DialectDetectingUpstream:
     """An upstream whose codec depends on what its server says it is.
 
     The server is asked once, at the first call that needs to know; until it has answered, such
@@ -173,7 +173,7 @@ class SettlingUpstream:
         self._settled: Service | None = None
         self._asking = asyncio.Lock()
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Ask the upstream in its own dialect."""
         if self._settled is not None:
             return self._settled(call)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.errors import Unavailable
-from gateway.ir.streaming_body import Taker
-from gateway.transports.http2.streams import Stream
+from gateway.ir.streaming_body import BodySink
+from gateway.transports.http2.streams import Http2Stream
 
 R = TypeVar("R")
 
@@ -138,7 +138,7 @@ class FakeArriving:
         self.moved = 0.0
         self.landed = 0
 
-    def pour(self, taker: Taker, /) -> None:
+    def pour(self, taker: BodySink, /) -> None:
         self.begun = True
         self.left = 0
         taker.take(memoryview(self.body)[self.start :])
@@ -163,20 +163,20 @@ class FrameByFrame(abc.ABC):
     """A receiver of HTTP/2 that takes what is told together as if it had come frame by frame."""
 
     @abc.abstractmethod
-    def head(self, stream: Stream, head: Any, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
         """As `Receiver` says."""
 
     @abc.abstractmethod
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """As `Receiver` says."""
 
-    def whole(self, stream: Stream, head: Any, view: memoryview, tail: Any) -> None:
+    def whole(self, stream: Http2Stream, head: Any, view: memoryview, tail: Any) -> None:
         self.head(stream, head, end=False)
         self.data(stream, view, end=tail is None)
         if tail is not None:
             self.head(stream, tail, end=True)
 
-    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         for view in views:
             self.data(stream, view, end=False)
 

@@ -11,7 +11,7 @@ from gateway.app.errors import reason_of
 from gateway.config.models import AdminConfig
 from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget
+from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.reference.http_server import HttpServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -105,7 +105,7 @@ def _server(address: Address, frontend: AdminFrontend) -> Server:
         address.port,
         mounts=[HttpMount(("",), frontend)],
         limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
-        budget=Budget(8 * _MIB),
+        budget=MemoryBudget(8 * _MIB),
         reserve=True,
     )
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
 from gateway.ir.context import Need
-from gateway.policies.batch.normalize import Alike
+from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
-from gateway.policies.buffer_body import Land
+from gateway.policies.buffer_body import BufferBody
 from gateway.policies.cache import Cache
 from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import Forward
+from gateway.policies.forward_headers import ForwardHeaders
 from gateway.policies.metadata_cache import Known
-from gateway.service import Answering, Service
+from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
@@ -65,14 +65,14 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
             max_age_s=cache.max_age,
             meter=metrics.sharing.cache(name),
         )
-    return Alike(service, known)
+    return NormalizeOutputs(service, known)
 
 
 def _in_flight(name: str, config: ModelConfig) -> int:
     """Return how many calls a model can do something with at a time."""
     if config.backend is None:
         return _AT_UPSTREAM  # one at work, and one on its way
-    return Plan(name=name, options=config.options).integer("instances", 1)
+    return ModelSpec(name=name, options=config.options).integer("instances", 1)
 
 
 def shared_upstream(
@@ -86,12 +86,12 @@ def shared_upstream(
     own = {}
     for name, model in models.items():
         if model.backend is None and is_shared(model):
-            layers = Land(Complete(shared(name, service, model, metrics), _NEEDS))
-            own[name] = Forward(layers, config.forward_headers, {})
-    return ByModel(service, own) if own else service
+            layers = BufferBody(Complete(shared(name, service, model, metrics), _NEEDS))
+            own[name] = ForwardHeaders(layers, config.forward_headers, {})
+    return PerModelService(service, own) if own else service
 
 
-class ByModel:
+class PerModelService:
     """Gives calls about some models to services of their own.
 
     Args:
@@ -103,7 +103,7 @@ class ByModel:
         self._inner = inner
         self._own = dict(own)
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call* by its model's service."""
         model = call.model
         service = None if model is None else self._own.get(model.name)

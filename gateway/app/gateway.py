@@ -19,30 +19,36 @@ from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.listeners import Shared, build_listener, received_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
-from gateway.app.process import GivesBack
+from gateway.app.process import MemoryTrimmer
 from gateway.app.route_rules import named_models, ruled_routes
-from gateway.app.routes import BuiltRoute, Place, build_route, forgiving
+from gateway.app.routes import BuiltRoute, RouteTarget, build_route, ready_unless_unloaded
 from gateway.app.upstreams import BuiltUpstream, build_upstream
-from gateway.app.worker_slot import ALONE, Seat
+from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
-from gateway.policies.observe import OK, Observation, Observe
-from gateway.policies.shared_memory.policy import Forwarded, Mapped, Memory, Refused, SharedMemory
+from gateway.policies.observe import OK, CallRecord, Observe
+from gateway.policies.shared_memory.policy import (
+    CopyRegions,
+    ForwardRegions,
+    SharedMemory,
+    SharedMemoryMode,
+    SharedMemoryOff,
+)
 from gateway.policies.shared_memory.regions import Regions
-from gateway.policies.usage_statistics import Tally
+from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.match import Matcher
-from gateway.routing.model_keys import Known
+from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerAnswers, ServerOptions
-from gateway.routing.server_status import Statuses
-from gateway.routing.upstream_questions import Relisting, Targets
+from gateway.routing.server_status import ServerStatusLayer
+from gateway.routing.upstream_questions import RefreshModelIndex, UpstreamQuestions
 from gateway.service import Service
 from gateway.telemetry import log as logs
 from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.rolling_stats import Trends
-from gateway.transports.admission import Budget
+from gateway.telemetry.rolling_stats import RollingStats
+from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
 from gateway.transports.http.passthrough import Passthrough
 
@@ -70,7 +76,7 @@ class Gateway:
     def __init__(
         self,
         loaded: LoadedConfig,
-        seat: Seat = ALONE,
+        seat: WorkerSlot = SINGLE_PROCESS,
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
     ) -> None:
         problems = check(loaded)
@@ -86,7 +92,7 @@ class Gateway:
             triton="triton" in config.telemetry.metrics.compat,
         )
         self.metrics.know({*config.models, *config.pipelines, *named_models(config)})
-        self._trends = Trends()
+        self._trends = RollingStats()
         self._stopping = False
         try:
             self._build(loaded)
@@ -115,7 +121,7 @@ class Gateway:
             for name, upstream in config.upstreams.items()
         }
         places = {
-            name: Place(
+            name: RouteTarget(
                 shared_upstream(built.service, config.upstreams[name], config.models, self.metrics),
                 built.ready,
             )
@@ -130,9 +136,9 @@ class Gateway:
         self._server = self._server_answers(routes, matcher)
         self._pipelines.inside.connect(routes, own, self._server)
         self._routes = [route for built in routes for route in built.routes()]
-        self.service: Service = self._observed("", Refused())
-        self._budget = Budget(config.in_flight_bytes or default_budget(self._seat))
-        self._freed = GivesBack(lambda: not self._budget.used_bytes)
+        self.service: Service = self._observed("", SharedMemoryOff())
+        self._budget = MemoryBudget(config.in_flight_bytes or default_budget(self._seat))
+        self._freed = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self.metrics.watch(
             "gateway_in_flight_bytes",
             "Bytes of requests held now.",
@@ -143,7 +149,7 @@ class Gateway:
             budget=self._budget,
             directory=loaded.directory,
             strict=config.security.strict,
-            known=Known(self._server, matcher.takes_model),
+            known=ModelKeyIndex(self._server, matcher.takes_model),
             passes_on=any(each.transport == "native" for each in config.upstreams.values()),
             fallbacks={
                 name: Passthrough(built.http)
@@ -219,26 +225,26 @@ class Gateway:
         service = self._observed(listener.default_model or "", self._memory(listener))
         return build_listener(listener, service, self.ready, shared)
 
-    def _memory(self, listener: ListenerConfig) -> Memory:
+    def _memory(self, listener: ListenerConfig) -> SharedMemoryMode:
         if listener.shared_memory == "forward":
-            return Forwarded([built.service for built in self._upstreams.values()])
+            return ForwardRegions([built.service for built in self._upstreams.values()])
         if listener.shared_memory == "map":
-            return Mapped(self._regions, self._budget, received_bytes(listener))
-        return Refused()
+            return CopyRegions(self._regions, self._budget, received_bytes(listener))
+        return SharedMemoryOff()
 
-    def _observed(self, default_model: str, memory: Memory) -> Service:
-        server = Targets(self._server, self._targets, self._server.served)
+    def _observed(self, default_model: str, memory: SharedMemoryMode) -> Service:
+        server = UpstreamQuestions(self._server, self._targets, self._server.served)
         router = Router(self._routes, server, default_model=default_model)
-        service: Service = Relisting(SharedMemory(router, memory), self._server.forget)
+        service: Service = RefreshModelIndex(SharedMemory(router, memory), self._server.forget)
         if self._counts_usage:
-            service = Tally(service, self.metrics.usage)
+            service = UsageStatistics(service, self.metrics.usage)
         return Observe(
-            Statuses(service),
+            ServerStatusLayer(service),
             self._record,
             lines_per_s=self._seat.share(self._config.telemetry.log.calls_per_second),
         )
 
-    def _record(self, seen: Observation) -> None:
+    def _record(self, seen: CallRecord) -> None:
         kind, code, seconds = seen.kind, seen.code, seen.seconds
         labels = (seen.route, seen.model, seen.protocol, kind, code)
         self.metrics.call(labels, seen.version, seconds)
@@ -257,7 +263,7 @@ class Gateway:
         return ServerAnswers(
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
-                routes=[forgiving(built, models, pipelines) for built in routes],
+                routes=[ready_unless_unloaded(built, models, pipelines) for built in routes],
                 trends=self._trends.read,
                 online=self._config.lifecycle.online,
                 named=named,
@@ -302,7 +308,7 @@ def _named(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
     ]
 
 
-def default_budget(seat: Seat = ALONE) -> int:
+def default_budget(seat: WorkerSlot = SINGLE_PROCESS) -> int:
     """Return a worker's share of 512 MiB in flight, or of 40% of the cgroup if that is less."""
     whole = _BUDGET_BYTES
     with contextlib.suppress(OSError, ValueError):

@@ -20,19 +20,19 @@ from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.registry import PROTOCOLS, protocol
-from gateway.routing.model_keys import Keys, Known
+from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import Budget, ConnectionCount
+from gateway.transports.admission import ConnectionCount, MemoryBudget
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
 from gateway.transports.grpc.server import GrpcServer as HandedGrpcServer
 from gateway.transports.net.tls import ServerTls, server_context
 from gateway.transports.stream.protocol_sniffing import (
-    Beside,
     ConnectionServer,
-    MayBe,
+    MatchesPrefix,
+    SharedPortProtocols,
     may_be_http,
     may_be_http2,
 )
@@ -55,10 +55,10 @@ class Shared:
     """
 
     metrics: Metrics
-    budget: Budget
+    budget: MemoryBudget
     directory: Path
     strict: bool
-    known: Known
+    known: ModelKeyIndex
     fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
     reuse_port: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def build_listener(
 
 def _answers(spec: ProtocolSpec, service: Service, shared: Shared) -> Service:
     """Return what answers the calls of a protocol."""
-    return Keys(service, shared.known) if spec.model_keys else service
+    return ResolveModelKeys(service, shared.known) if spec.model_keys else service
 
 
 def received_bytes(config: ListenerConfig) -> int:
@@ -194,13 +194,13 @@ def _beside(
     service: Service,
     limits: tuple[ServerLimits, MessageLimits],
     shared: Shared,
-) -> Beside | None:
+) -> SharedPortProtocols | None:
     """Return what else is spoken on the port of a protocol's stream, if anything is."""
     if spec.stream is None or spec.stream.is_frame is None:
         return None
     options, budget, metrics = _options(spec, config), shared.budget, shared.metrics
     count = ConnectionCount(limits[0].connections, limits[0].connections_per_address)
-    servers: list[tuple[MayBe, ConnectionServer]] = []
+    servers: list[tuple[MatchesPrefix, ConnectionServer]] = []
     if spec.http is not None and spec.stream.http_prefixes:
         codec: Any = spec.http.codec(limits[1], options)
         frontend: Any = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_http)
@@ -227,7 +227,7 @@ def _beside(
             count=count,
         )
         servers.append((may_be_http2, grpc))
-    return Beside(spec.stream.is_frame, tuple(servers), count)
+    return SharedPortProtocols(spec.stream.is_frame, tuple(servers), count)
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from gateway.app.batching import is_shared, shared
-from gateway.app.routes import Place
+from gateway.app.routes import RouteTarget
 from gateway.app.signatures import Signatures, metadata_of
 from gateway.app.worker_limits import STATELESS
-from gateway.backends.model_spec import Plan
-from gateway.backends.reloadable import Loadable
+from gateway.backends.model_spec import ModelSpec
+from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.context import Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
-from gateway.policies.buffer_body import Land
+from gateway.policies.buffer_body import BufferBody
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import Forward
-from gateway.policies.model_config import Describe
-from gateway.policies.reject_sequences import Unsequenced
+from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.model_config import ModelConfigurationLayer
+from gateway.policies.reject_sequences import RejectSequences
 from gateway.registry import backend
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
@@ -40,8 +40,8 @@ _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 class BuiltModels:
     """Every in-process model, by its name."""
 
-    loadable: Mapping[str, Loadable]
-    places: Mapping[str, Place]
+    loadable: Mapping[str, ReloadableModel]
+    places: Mapping[str, RouteTarget]
 
     async def load(self) -> None:
         """Load all of them, side by side.
@@ -88,8 +88,8 @@ def build_models(
         ValueError: An option is wrong, or the model has no version.
         OSError: A file is missing.
     """
-    loadable: dict[str, Loadable] = {
-        name: Loadable(partial(backend(model.backend), _plan(name, model, directory)))
+    loadable: dict[str, ReloadableModel] = {
+        name: ReloadableModel(partial(backend(model.backend), _plan(name, model, directory)))
         for name, model in config.models.items()
         if model.backend is not None
     }
@@ -101,24 +101,24 @@ def build_models(
 
 
 def _place(
-    name: str, model: Loadable, config: ModelConfig, metrics: Metrics, workers: int
-) -> Place:
+    name: str, model: ReloadableModel, config: ModelConfig, metrics: Metrics, workers: int
+) -> RouteTarget:
     service: Service = model
     if config.signature is not None:
         # What only a configuration knows: labels, and how much it batches. The rest is in the plan.
         told = config.signature.model_copy(update={"inputs": None, "outputs": None})
         service = Signatures(service, {name: told})
-    service = Complete(shared(name, Describe(service), config, metrics), _NEEDS)
-    service = Land(Classify(service))
+    service = Complete(shared(name, ModelConfigurationLayer(service), config, metrics), _NEEDS)
+    service = BufferBody(Classify(service))
     if is_shared(config):
         # A model sees no headers: none of them keeps requests apart.
-        service = Forward(service, (), {})
+        service = ForwardHeaders(service, (), {})
     if workers > 1 and config.backend not in STATELESS:
-        service = Unsequenced(service, workers)
-    return Place(service, model.ready)
+        service = RejectSequences(service, workers)
+    return RouteTarget(service, model.ready)
 
 
-def _plan(name: str, model: ModelConfig, directory: Path) -> Plan:
+def _plan(name: str, model: ModelConfig, directory: Path) -> ModelSpec:
     signature = model.signature
     if signature is not None and (signature.inputs is None) != (signature.outputs is None):
         raise ValueError(
@@ -127,7 +127,7 @@ def _plan(name: str, model: ModelConfig, directory: Path) -> Plan:
     given = None
     if signature is not None and signature.is_whole:
         given = metadata_of(name, signature)
-    return Plan(
+    return ModelSpec(
         name=name,
         path=None if model.path is None else directory / model.path,
         options=model.options,

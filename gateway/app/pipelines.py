@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from gateway.app.pipeline_graphs import graph_of
-from gateway.app.routes import BuiltRoute, Place, Ready
+from gateway.app.routes import BuiltRoute, Ready, RouteTarget
 from gateway.app.signatures import metadata_of
 from gateway.config.models import Config
 from gateway.ir.calls import Call, InferRequest, RepositoryIndexRequest
@@ -21,17 +21,17 @@ from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.pipelines.graph import Graph, Step
 from gateway.pipelines.pipeline import Pipeline
-from gateway.pipelines.signature_cache import Knowledge
-from gateway.policies.buffer_body import Land
+from gateway.pipelines.signature_cache import SignatureCache
+from gateway.policies.buffer_body import BufferBody
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.policies.model_config import Describe
+from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server_info import ServerAnswers
 from gateway.service import Service
-from gateway.telemetry.call_path import unnoted
+from gateway.telemetry.call_path import without_recording
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ R = TypeVar("R")
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-class Inside:
+class StepRouter:
     """Answers the calls of steps.
 
     It is connected once the routes are built, for routes lead to pipelines and pipelines to routes.
@@ -48,12 +48,12 @@ class Inside:
 
     def __init__(self) -> None:
         self._router: Service | None = None
-        self._direct: Mapping[str, Place] = {}
+        self._direct: Mapping[str, RouteTarget] = {}
         self._matcher = Matcher([])
         self._ready: Sequence[Ready] = ()
 
     def connect(
-        self, routes: Sequence[BuiltRoute], places: Mapping[str, Place], server: ServerAnswers
+        self, routes: Sequence[BuiltRoute], places: Mapping[str, RouteTarget], server: ServerAnswers
     ) -> None:
         """Say where calls go.
 
@@ -79,7 +79,7 @@ class Inside:
         if self._router is None or call.model is None:
             raise Unsupported("a step's call names a model, once the gateway is built")
         direct = self._direct.get(call.model.name)
-        with unnoted():  # the route and target of the client's call are its own
+        with without_recording():  # the route and target of the client's call are its own
             return await (self._router if direct is None else direct.service)(call)
 
     def ready(self, model: ModelRef) -> bool:
@@ -99,8 +99,8 @@ class BuiltPipelines:
     """Every pipeline, by its name."""
 
     pipelines: Mapping[str, Pipeline]
-    places: Mapping[str, Place]
-    inside: Inside
+    places: Mapping[str, RouteTarget]
+    inside: StepRouter
 
     async def check(self) -> None:
         """Find out whether the models of each fit together, as far as they can be asked.
@@ -132,12 +132,12 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
     Raises:
         ValueError: One is wrong; `check_graphs` says so with its place.
     """
-    inside = Inside()
+    inside = StepRouter()
     metadata = MetadataCache(inside)
     pipelines: dict[str, Pipeline] = {}
     for name, given in config.pipelines.items():
         graph = graph_of(name, given)
-        knowledge = Knowledge(
+        knowledge = SignatureCache(
             graph,
             metadata,
             given=None if given.signature is None else metadata_of(name, given.signature),
@@ -147,8 +147,8 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
         record = partial(metrics.steps.asked, name)
         pipelines[name] = Pipeline(graph, inside, knowledge, record=record)
     places = {
-        name: Place(
-            Land(Classify(Complete(Describe(pipeline), _NEEDS))),
+        name: RouteTarget(
+            BufferBody(Classify(Complete(ModelConfigurationLayer(pipeline), _NEEDS))),
             _all_ready(inside, pipeline.graph),
         )
         for name, pipeline in pipelines.items()
@@ -156,7 +156,7 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
     return BuiltPipelines(pipelines, places, inside)
 
 
-def _all_ready(inside: Inside, graph: Graph) -> Callable[[], bool]:
+def _all_ready(inside: StepRouter, graph: Graph) -> Callable[[], bool]:
     models = tuple(dict.fromkeys(step.model for step in graph.steps))
     return lambda: all(inside.ready(model) for model in models)
 

@@ -44,7 +44,7 @@ def keep_large_buffers(kept_bytes: int) -> bool:
     return all(done)
 
 
-class GivesBack:
+class MemoryTrimmer:
     """Gives free memory back to the system from time to time, while nothing is in flight.
 
     What `keep_large_buffers` keeps is meant for the next request; what lies free between buffers
@@ -79,7 +79,7 @@ class GivesBack:
         self.start()
 
 
-def leave_what_stays() -> None:
+def freeze_startup_objects() -> None:
     """Spare the garbage collector all that was made so far: it lives as long as the process.
 
     A full collection looks at every object there is: 40 ms for the modules alone, in which no call
@@ -94,6 +94,6 @@ def leave_what_stays() -> None:
 _SWITCH_S = 0.0005
 
 
-def take_turns_quickly() -> None:
+def shorten_switch_interval() -> None:
     """Let no thread of this process wait longer than half a millisecond for another."""
     sys.setswitchinterval(_SWITCH_S)

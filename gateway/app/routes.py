@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.app.route_rules import RuledRoute, own_models, target_name
-from gateway.backends.reloadable import Loadable
+from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config, PoliciesConfig, RouteConfig, TargetConfig
 from gateway.pipelines.pipeline import Pipeline
-from gateway.policies.limits.concurrency import Places
-from gateway.policies.limits.policy import Guard
-from gateway.policies.limits.retry import Retries
+from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.policy import CallLimits
+from gateway.policies.limits.retry import RetryBudget
 from gateway.policies.rename import Rename
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.model_discovery import Discover
@@ -28,7 +28,7 @@ Ready = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RouteTarget:
     """Something a route can send calls to: an upstream, or a model of the gateway's own."""
 
     service: Service
@@ -50,7 +50,10 @@ class BuiltRoute:
 
 
 def build_route(
-    ruled: RuledRoute, config: Config, upstreams: Mapping[str, Place], models: Mapping[str, Place]
+    ruled: RuledRoute,
+    config: Config,
+    upstreams: Mapping[str, RouteTarget],
+    models: Mapping[str, RouteTarget],
 ) -> BuiltRoute:
     """Build one route over what has been built already."""
     if ruled.config is not None:
@@ -78,13 +81,13 @@ def build_route(
     return BuiltRoute(ruled, _guarded(inner, ruled.name, ruled.config, config.policies), ready)
 
 
-def _any_ready(places: tuple[Place, ...]) -> bool:
+def _any_ready(places: tuple[RouteTarget, ...]) -> bool:
     return any(place.ready() for place in places)
 
 
 def _guarded(
     inner: Service, name: str, route: RouteConfig | None, policies: PoliciesConfig
-) -> Guard:
+) -> CallLimits:
     in_flight, timeout, retry = policies.in_flight, policies.timeout, policies.retry
     if route is not None:
         in_flight = route.in_flight or in_flight
@@ -92,26 +95,28 @@ def _guarded(
         retry = route.retry or retry
     retries = None
     if retry is not None and retry.budget > 0:
-        retries = Retries(ratio=retry.budget, least=retry.min_retries)
-    return Guard(
+        retries = RetryBudget(ratio=retry.budget, least=retry.min_retries)
+    return CallLimits(
         inner,
         timeout,
         stream_idle_s=policies.stream_idle,
-        places=Places(name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait),
+        places=ConcurrencyLimit(
+            name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait
+        ),
         retries=retries,
     )
 
 
 def _place(
-    target: TargetConfig, upstreams: Mapping[str, Place], models: Mapping[str, Place]
-) -> Place:
+    target: TargetConfig, upstreams: Mapping[str, RouteTarget], models: Mapping[str, RouteTarget]
+) -> RouteTarget:
     if target.upstream is not None:
         return upstreams[target.upstream]
     return models[target.model or ""]
 
 
 def _target_service(
-    target: TargetConfig, upstreams: Mapping[str, Place], models: Mapping[str, Place]
+    target: TargetConfig, upstreams: Mapping[str, RouteTarget], models: Mapping[str, RouteTarget]
 ) -> Service:
     service = _place(target, upstreams, models).service
     tensors = target.tensors
@@ -126,8 +131,8 @@ def _target_service(
     )
 
 
-def forgiving(
-    built: BuiltRoute, models: Mapping[str, Loadable], pipelines: Mapping[str, Pipeline]
+def ready_unless_unloaded(
+    built: BuiltRoute, models: Mapping[str, ReloadableModel], pipelines: Mapping[str, Pipeline]
 ) -> Ready:
     """Return a route's readiness, true also where all that it leads to has been unloaded.
 

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from gateway.app.gateway import Gateway, default_budget
-from gateway.app.process import keep_large_buffers, leave_what_stays, take_turns_quickly
-from gateway.app.worker_slot import ALONE, Seat, workers_of
+from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
+from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, workers_of
 from gateway.app.workers.supervisor import supervise
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
@@ -35,16 +35,16 @@ def run(
         return supervise(loaded, count)
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
-    prepare(ALONE)
+    prepare(SINGLE_PROCESS)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(loaded, started))
 
 
-def prepare(seat: Seat) -> None:
+def prepare(seat: WorkerSlot) -> None:
     """Make this process one that serves; to be called before its loop is made."""
     require_fast_runtime()
     keep_large_buffers(default_budget(seat) // 4)
-    take_turns_quickly()
+    shorten_switch_interval()
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -70,7 +70,7 @@ async def _run(loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None
         loop.add_signal_handler(number, stopped)
     gateway = Gateway(loaded)
     await gateway.start()
-    leave_what_stays()
+    freeze_startup_objects()
     if started is not None:
         await started(gateway)
     await stop.wait()

@@ -9,10 +9,10 @@ from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.service import Aside, Service
+from gateway.service import SelectiveLayer, Service
 
 
-class Signatures(Aside):
+class Signatures(SelectiveLayer):
     """Answers metadata calls about configured models; everything else goes through.
 
     Where a signature has inputs and outputs the target is not asked. One that leaves either out

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget
+from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import (
     ClientLimits,
     GrpcClient,
@@ -33,9 +33,9 @@ from gateway.transports.reference import grpc_server as reference_server
 from gateway.transports.reference import http_client as reference_http_client
 from gateway.transports.reference import http_server as reference_http_server
 
-Make = Literal["reference", "native"]
+TransportImplementation = Literal["reference", "native"]
 
-HTTP_SERVERS: Final[Mapping[Make, type[HttpListener]]] = {
+HTTP_SERVERS: Final[Mapping[TransportImplementation, type[HttpListener]]] = {
     "native": native_http_server.HttpServer,
     "reference": reference_http_server.HttpServer,
 }
@@ -43,13 +43,13 @@ HTTP_SERVERS: Final[Mapping[Make, type[HttpListener]]] = {
 
 
 def grpc_server(  # noqa: PLR0913  # all by name but the first two
-    make: Make,
+    make: TransportImplementation,
     address: str,
     *,
     mounts: Sequence[GrpcMount],
     extras: Sequence[GrpcMount],
     limits: ServerLimits,
-    budget: Budget,
+    budget: MemoryBudget,
     tls: ServerTls | None,
     refused: Callable[[GatewayError], None],
     reuse_port: bool = False,
@@ -87,7 +87,7 @@ def grpc_server(  # noqa: PLR0913  # all by name but the first two
 
 
 def grpc_client(
-    make: Make, target: str, limits: ClientLimits, *, tls: ClientTls | None
+    make: TransportImplementation, target: str, limits: ClientLimits, *, tls: ClientTls | None
 ) -> GrpcClient:
     """Return a gRPC client of *make*. Raises as `grpc_server`."""
     if make == "native":
@@ -97,7 +97,9 @@ def grpc_client(
     return reference_client.GrpcClient(target, limits, credentials=credentials)
 
 
-def http_client(make: Make, url: str, limits: ClientLimits, *, tls: ClientTls | None) -> HttpClient:
+def http_client(
+    make: TransportImplementation, url: str, limits: ClientLimits, *, tls: ClientTls | None
+) -> HttpClient:
     """Return an HTTP client of *make*; *url* is without its scheme. Raises as `grpc_server`."""
     context = None if tls is None else client_context(tls)
     whole = f"{'http' if tls is None else 'https'}://{url}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gateway.app.signatures import Signatures
-from gateway.app.transports import Make, grpc_client, http_client
+from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import TlsConfig, UpstreamConfig
 from gateway.config.signatures import Model, SignatureConfig
@@ -19,12 +19,12 @@ from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
-from gateway.policies.confirm_unload import Unloaded
-from gateway.policies.forward_headers import Forward
-from gateway.policies.model_config import Describe
-from gateway.policies.single_reply import Single
+from gateway.policies.confirm_unload import ConfirmUnload
+from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.model_config import ModelConfigurationLayer
+from gateway.policies.single_reply import SingleReply
 from gateway.registry import protocol
-from gateway.routing.endpoints import Endpoint, Endpoints, Picker
+from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
@@ -32,7 +32,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.net.tls import ClientTls, client_context
 from gateway.transports.stream.client import StreamClient
-from gateway.upstream import SettlingUpstream, Upstream
+from gateway.upstream import DialectDetectingUpstream, Upstream
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
 Close = Callable[[], Awaitable[None]]
@@ -72,7 +72,7 @@ def connect(
     message_limits: MessageLimits | None = None,
     tls: TlsConfig | None = None,
     directory: Path | None = None,
-    transport: Make = "native",
+    transport: TransportImplementation = "native",
 ) -> Connected:
     """Make the service that asks the server at *url*; nothing is sent yet.
 
@@ -107,7 +107,7 @@ def _client(
     binding: HttpBinding | GrpcBinding | StreamBinding,
     carried: ClientLimits,
     limits: MessageLimits,
-    how: tuple[ClientTls | None, Make],
+    how: tuple[ClientTls | None, TransportImplementation],
 ) -> HttpClient | GrpcClient | StreamClient:
     tls, transport = how
     if isinstance(binding, GrpcBinding):
@@ -139,7 +139,7 @@ def _settled(spec: ProtocolSpec, options: Options, make: Callable[[Options], Ser
     settle = spec.settle
     if settle is None or settle(options, "") == options:
         return plain
-    return SettlingUpstream(plain, lambda server: make(settle(options, server)))
+    return DialectDetectingUpstream(plain, lambda server: make(settle(options, server)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +198,12 @@ def build_upstream(
             directory=directory,
             transport=config.transport,
         )
-        service: Service = Signatures(Single(Unloaded(connected.service)), signatures)
-        service = Complete(Describe(service), connected.needs)
+        service: Service = Signatures(SingleReply(ConfirmUnload(connected.service)), signatures)
+        service = Complete(ModelConfigurationLayer(service), connected.needs)
         classifies = protocol(url.protocol).classifies
         if not classifies:
             service = Classify(service, ask_first=classifies is None)
-        service = Forward(service, config.forward_headers, config.headers)
+        service = ForwardHeaders(service, config.forward_headers, config.headers)
         endpoint = Endpoint(url.authority, service)
         endpoints.append(endpoint)
         probers.append(
@@ -219,7 +219,7 @@ def build_upstream(
         if connected.http is not None:
             clients.append(connected.http)
     balanced = Endpoints(
-        name, endpoints, picker=Picker(config.balance), sequence_idle_s=sequence_idle_s
+        name, endpoints, picker=BalancingPolicy(config.balance), sequence_idle_s=sequence_idle_s
     )
     return BuiltUpstream(
         name, balanced, balanced, tuple(probers), tuple(closes), clients[0] if clients else None

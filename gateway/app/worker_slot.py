@@ -13,7 +13,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerSlot:
     """One worker of several, or the one process there is.
 
     Attributes:
@@ -36,7 +36,7 @@ class Seat:
         return max(1, total // self.count + (self.number <= total % self.count))
 
 
-ALONE = Seat()
+SINGLE_PROCESS = WorkerSlot()
 
 
 def workers_of(configured: int, quota: Path = _QUOTA) -> int:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import numpy.typing as npt
 import structlog
 
-from gateway.backends.instance_pool import Places
+from gateway.backends.instance_pool import InstancePool
 from gateway.backends.job import Job
 from gateway.backends.validation import Arrays, Signature
 from gateway.ir.calls import (
@@ -36,7 +36,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import Watched, close_stream, only_answer
+from gateway.ir.streams import NotifyingStream, close_stream, only_answer
 from gateway.service import Dispatch
 
 log = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class Backend(Dispatch, abc.ABC):
         self._instances = instances
         self._queue = queue
         self._clock = clock
-        self._places = Places(self.model, instances, queue)
+        self._places = InstancePool(self.model, instances, queue)
         self._threads: ThreadPoolExecutor | None = None
         self._signature: Signature | None = None
         self._reported: set[type[BaseException]] = set()
@@ -171,7 +171,7 @@ class Backend(Dispatch, abc.ABC):
             log.warning("model still runs", model=str(self.model), seconds=timeout_s)
         else:
             await self.on_thread(self.unload)
-        self._places = Places(self.model, self._instances, self._queue)
+        self._places = InstancePool(self.model, self._instances, self._queue)
         self._threads = None
         threads.shutdown(wait=False)
 
@@ -261,7 +261,7 @@ class Backend(Dispatch, abc.ABC):
         places = self._places
         self._begin(job, places, await places.take(job.sequence))
         items = self._responses(call.request, inputs, job, signature)
-        return Watched(items, lambda _error: self._leave(job, places))
+        return NotifyingStream(items, lambda _error: self._leave(job, places))
 
     def _checked(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
         signature = self._signature
@@ -273,7 +273,7 @@ class Backend(Dispatch, abc.ABC):
         job = Job(self.model, call.id, parameters, call.sequence, wanted, call.context.deadline)
         return signature.inputs(call), job, signature
 
-    def _begin(self, job: Job, places: Places, instance: int) -> None:
+    def _begin(self, job: Job, places: InstancePool, instance: int) -> None:
         """Give *instance*, which was taken, to the job; or back, where the deadline has passed."""
         job.instance = instance
         if job.deadline is not None and self._clock() >= job.deadline:
@@ -283,7 +283,7 @@ class Backend(Dispatch, abc.ABC):
                 model=self.model,
             )
 
-    def _leave(self, job: Job, places: Places) -> None:
+    def _leave(self, job: Job, places: InstancePool) -> None:
         """Give the place back: at once, or when the thread that nobody waits for has ended."""
         job.cancel()
         if job.thread is None or job.thread.done():

@@ -19,7 +19,7 @@ class _Waiter:
     wanted: int | None
 
 
-class Places:
+class InstancePool:
     """The instances of a model, each of which runs one inference at a time.
 
     First come, first served, but that the requests of a sequence wait for their own instance: it

@@ -15,7 +15,7 @@ from gateway.ir.metadata import ModelMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ModelSpec:
     """One model as configured.
 
     Attributes:

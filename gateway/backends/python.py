@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.backends.validation import Arrays
 from gateway.backends.versions import Versions
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -238,7 +238,7 @@ def _said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def from_plan(plan: Plan) -> Versions:
+def from_plan(plan: ModelSpec) -> Versions:
     """Return the model of *plan*; its options say which callable, and how it is run.
 
     Options: `callable` ("package.module:attribute", required), `version`, `instances`, `queue`,

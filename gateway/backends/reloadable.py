@@ -12,7 +12,7 @@ from gateway.backends.versions import Versions
 from gateway.ir.calls import Call, ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.service import Answering
+from gateway.service import ReplyCoroutine
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ _UNLOADED = "unloaded"
 _OWN: Final = frozenset({ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest})
 
 
-class Loadable:
+class ReloadableModel:
     """A Service over the versions of one model, which come and go by calls.
 
     Loading looks for the versions that are there now. Those that serve go on until the new ones
@@ -44,7 +44,7 @@ class Loadable:
         self._leaving: set[asyncio.Task[None]] = set()
         self.unloaded = False
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
@@ -55,10 +55,10 @@ class Loadable:
             return self._current(call)
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, ModelLoadRequest):
-            return cast("Answering[R]", self._load(call))
+            return cast("ReplyCoroutine[R]", self._load(call))
         if isinstance(call, ModelUnloadRequest):
-            return cast("Answering[R]", self._unload())
-        return cast("Answering[R]", self._listed())
+            return cast("ReplyCoroutine[R]", self._unload())
+        return cast("ReplyCoroutine[R]", self._listed())
 
     async def _listed(self) -> tuple[RepositoryEntry, ...]:
         return self.entries()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backends.base import Backend, LoadError
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.versions import Versions
 from gateway.ir.context import ModelRef
@@ -122,7 +122,7 @@ def _file(folder: Path, file_names: Sequence[str]) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
-def from_plan(plan: Plan) -> Versions:
+def from_plan(plan: ModelSpec) -> Versions:
     """Return the ONNX model of *plan*.
 
     Options: `device` (auto, cpu, cuda, tensorrt), `threads`, `warm_up`, `max_batch_size`, `labels`

@@ -19,7 +19,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor, array_tensor
-from gateway.ir.validation import Declared, fits, listed
+from gateway.ir.validation import RequestValidator, quote_names, shape_matches
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -32,7 +32,7 @@ class Signature:
     """
 
     def __init__(self, metadata: ModelMetadata, version: str) -> None:
-        self.declared = Declared(metadata, version)
+        self.declared = RequestValidator(metadata, version)
         self._model = self.declared.model
         self._outputs = {tensor.name: tensor for tensor in metadata.outputs}
         self._usual = {
@@ -70,7 +70,7 @@ class Signature:
             # The usual one, at a third of the cost of what says what is wrong with another.
             if type(array) is np.ndarray and array.dtype is dtype:
                 shape = array.shape
-                if shape == declared or fits(shape, declared):
+                if shape == declared or shape_matches(shape, declared):
                     tensors.append(Tensor(name, datatype, shape, ArrayData(array), NO_PARAMETERS))
                     continue
             tensors.append(self._output(name, arrays))
@@ -78,13 +78,13 @@ class Signature:
 
     def _output(self, name: str, arrays: Arrays) -> Tensor:
         if name not in arrays:
-            raise self._fault(f"gave no output {name!r}; it gave {listed(arrays)}")
+            raise self._fault(f"gave no output {name!r}; it gave {quote_names(arrays)}")
         declared = self._outputs[name]
         try:
             tensor = _tensor(name, np.asarray(arrays[name]), declared.datatype)
         except InvalidTensor as error:
             raise self._fault(f"gave an output it does not declare so: {error.message}") from error
-        if not fits(tensor.shape or (), declared.shape):
+        if not shape_matches(tensor.shape or (), declared.shape):
             raise self._fault(
                 f"gave output {name!r} of shape {list(tensor.shape or ())}, "
                 f"it declares {list(declared.shape or ())}"

@@ -10,7 +10,7 @@ from gateway.backends.base import Backend
 from gateway.ir.calls import Call, ModelMetadataRequest, RepositoryIndexRequest
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
-from gateway.service import Answering
+from gateway.service import ReplyCoroutine
 
 R = TypeVar("R")
 
@@ -40,7 +40,7 @@ class Versions:
             raise ValueError(f"model {name!r} has a version twice")
         self._newest = ordered[-1]
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
@@ -48,7 +48,7 @@ class Versions:
         """
         if isinstance(call, RepositoryIndexRequest):
             # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
-            return cast("Answering[R]", self._listed())
+            return cast("ReplyCoroutine[R]", self._listed())
         model = call.model
         if model is None or not model.version:
             backend = self._newest
@@ -57,7 +57,7 @@ class Versions:
         else:
             return self._lacks(call)
         if isinstance(call, ModelMetadataRequest):
-            return cast("Answering[R]", self._metadata(call, backend))
+            return cast("ReplyCoroutine[R]", self._metadata(call, backend))
         return backend(call)
 
     async def _listed(self) -> tuple[RepositoryEntry, ...]:

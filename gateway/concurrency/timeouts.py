@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class OneTimer:
+class RestartableTimer:
     """Rings once, *delay_s* after it was first armed, unless it is stopped before.
 
     Args:

@@ -15,14 +15,14 @@ STEP_S: Final = 0.005
 _NONE: Final = -1
 
 
-class Ringing(Hashable, Protocol):
+class TimerTarget(Hashable, Protocol):
     """What a wheel can wake."""
 
     def ring(self) -> None:
         """Its time has come; it is no longer on the wheel."""
 
 
-class Wheel:
+class TimerWheel:
     """Deadlines on one clock.
 
     It belongs to the loop it is used on; what another loop left on it is forgotten.
@@ -37,14 +37,14 @@ class Wheel:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._steps: dict[int, set[Ringing]] = {}
+        self._steps: dict[int, set[TimerTarget]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
         # Where the last item was entered, as others soon after it will be.
         self._latest = _NONE
-        self._items: set[Ringing] = set()
+        self._items: set[TimerTarget] = set()
 
-    def enter(self, item: Ringing, when: float) -> int:
+    def enter(self, item: TimerTarget, when: float) -> int:
         """Let *item* ring at *when*; return the step to leave it by."""
         step = int(when / STEP_S) + 1
         if step != self._latest:
@@ -52,7 +52,7 @@ class Wheel:
         self._items.add(item)
         return step
 
-    def leave(self, item: Ringing, step: int) -> None:
+    def leave(self, item: TimerTarget, step: int) -> None:
         """Take *item* back; harmless after it rang."""
         if step == self._latest:  # which stays, though it be empty: the next item is likely there
             self._items.discard(item)
@@ -80,7 +80,7 @@ class Wheel:
             found = self._begin(step)
         self._latest, self._items = step, found
 
-    def _begin(self, step: int) -> set[Ringing]:
+    def _begin(self, step: int) -> set[TimerTarget]:
         loop = asyncio.get_running_loop()
         if loop is not self.loop:
             self.close()

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from gateway.ir.context import (
     NO_CONTEXT,
     Context,
+    IgnoresOrigin,
     Members,
     Metadata,
     ModelRef,
     Origin,
-    Originated,
     Parameters,
     Sequence,
 )
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import (
     ModelConfiguration,
@@ -160,7 +160,7 @@ class ModelUnloadRequest(Call[None], frozen=True, kw_only=True):
     dependents: bool = False
 
 
-CONTROLS = frozenset({ModelLoadRequest, ModelUnloadRequest})
+MODEL_CONTROL_CALLS = frozenset({ModelLoadRequest, ModelUnloadRequest})
 """After these a model may be another one under the same name."""
 
 
@@ -248,7 +248,7 @@ class SharedStatusRequest(Call[tuple[SharedRegion, ...]], frozen=True, kw_only=T
     cuda: bool | None = None
 
 
-class InferResponse(Originated, frozen=True, kw_only=True):
+class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     """The answer to an inference.
 
     Attributes:
@@ -311,7 +311,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
         """
         # On the path of every inference: plain loops take a third of `any`.
         for tensor in self.inputs:
-            if type(tensor.data) is SharedData:
+            if type(tensor.data) is SharedMemoryData:
                 return True
         for output in self.outputs:  # noqa: SIM110
             if output.shared is not None:

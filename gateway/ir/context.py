@@ -25,7 +25,7 @@ REQUEST_ID = "x-request-id"
 TRACING = ("traceparent", "tracestate")
 
 # Headers about one message or one connection: written anew on each hop, never passed on.
-OF_ONE_MESSAGE = frozenset(
+HOP_BY_HOP_HEADERS = frozenset(
     {
         "accept",
         "accept-encoding",
@@ -49,11 +49,11 @@ OF_ONE_MESSAGE = frozenset(
 )
 
 
-class Originated(Struct, frozen=True):
+class IgnoresOrigin(Struct, frozen=True):
     """A value whose `origin` takes no part in what it says: not in its equality, hash and repr."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Originated) or type(other) is not type(self):
+        if not isinstance(other, IgnoresOrigin) or type(other) is not type(self):
             return NotImplemented
         return self._said() == other._said()
 
@@ -132,7 +132,7 @@ class Origin(Struct, frozen=True):
     form: Any = None
 
 
-class Context(Originated, frozen=True):
+class Context(IgnoresOrigin, frozen=True):
     """Everything about a call that is not the question.
 
     Attributes:

@@ -19,7 +19,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 
 if TYPE_CHECKING:
-    from gateway.ir.streaming_body import Arriving
+    from gateway.ir.streaming_body import StreamingBody
     from gateway.ir.tensor import Shape, Tensor
 
 _LENGTH = struct.Struct("<I")
@@ -49,7 +49,7 @@ class ItemsData(Struct, frozen=True, eq=False):
     items: Sequence[bytes | memoryview]
 
 
-class ShareData(Struct, frozen=True, eq=False):
+class SlicedData(Struct, frozen=True, eq=False):
     """One tensor's share of a buffer in which several lie end to end, in wire form.
 
     Where it ends depends on the datatypes of all of them, which the model knows: `Complete` turns
@@ -66,7 +66,7 @@ class ShareData(Struct, frozen=True, eq=False):
     given_bytes: int | None = None
 
 
-class SharedData(Struct, frozen=True):
+class SharedMemoryData(Struct, frozen=True):
     """Elements that lie in a registered region of shared memory, or shall be put there.
 
     Attributes:
@@ -79,7 +79,7 @@ class SharedData(Struct, frozen=True):
     size_bytes: int
 
 
-class ArrivingData(Struct, frozen=True, eq=False):
+class StreamedData(Struct, frozen=True, eq=False):
     """Elements as `RawData` has them, which are still on their way; not of BYTES or BOOL.
 
     Attributes:
@@ -87,12 +87,12 @@ class ArrivingData(Struct, frozen=True, eq=False):
         start: Where in it they begin.
     """
 
-    source: Arriving
+    source: StreamingBody
     start: int
     size_bytes: int
 
 
-TensorData = RawData | ArrayData | ItemsData | ShareData | SharedData | ArrivingData
+TensorData = RawData | ArrayData | ItemsData | SlicedData | SharedMemoryData | StreamedData
 
 
 def as_raw(tensor: Tensor, /) -> memoryview:
@@ -203,10 +203,10 @@ def split_items(name: str, view: memoryview, expected: int | None = None) -> lis
     return items
 
 
-def _elsewhere(name: str, data: ShareData | SharedData | ArrivingData) -> InvalidTensor:
-    if isinstance(data, ArrivingData):
+def _elsewhere(name: str, data: SlicedData | SharedMemoryData | StreamedData) -> InvalidTensor:
+    if isinstance(data, StreamedData):
         return InvalidTensor(f"tensor {name!r} has not arrived: it was asked for too early")
-    if isinstance(data, SharedData):
+    if isinstance(data, SharedMemoryData):
         return InvalidTensor(
             f"tensor {name!r} lies in the shared memory region {data.region!r}, not in the message"
         )

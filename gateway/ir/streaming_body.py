@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
-from gateway.ir.data import ArrivingData, RawData
+from gateway.ir.data import RawData, StreamedData
 from gateway.ir.tensor import Tensor
 
 
-class Taker(Protocol):
+class BodySink(Protocol):
     """Where arriving bytes are poured."""
 
     def take(self, piece: memoryview, /) -> None:
@@ -21,7 +21,7 @@ class Taker(Protocol):
         ...
 
 
-class Arriving(Protocol):
+class StreamingBody(Protocol):
     """The body of a request of which a part has come.
 
     Attributes:
@@ -49,7 +49,7 @@ class Arriving(Protocol):
         """When some of it was last poured, or received where it lands, on `time.monotonic`."""
         ...
 
-    def pour(self, taker: Taker, /) -> None:
+    def pour(self, taker: BodySink, /) -> None:
         """Give *taker* what is here, before this returns, and the rest as it comes."""
         ...
 
@@ -78,19 +78,19 @@ class Arriving(Protocol):
 R = TypeVar("R")
 
 
-def arriving_in(call: Call[Any], /) -> Arriving | None:
+def streaming_body_of(call: Call[Any], /) -> StreamingBody | None:
     """Return what the inputs of *call* wait for; None when everything is here."""
     # On the path of every inference: a plain loop, and no call for the usual kind.
     request = call if type(call) is InferRequest else inference_of(call)
     if request is None:
         return None
     for tensor in request.inputs:
-        if type(tensor.data) is ArrivingData:
+        if type(tensor.data) is StreamedData:
             return tensor.data.source
     return None
 
 
-def can_pass(call: InferRequest, /) -> bool:
+def can_cut_through(call: InferRequest, /) -> bool:
     """Tell whether what is still to come is the end of *call*, as it lies in its source.
 
     It is not when inputs that wait were dropped or put in another order, or others follow them.
@@ -99,7 +99,7 @@ def can_pass(call: InferRequest, /) -> bool:
     source = None
     for tensor in call.inputs:
         data = tensor.data
-        if not isinstance(data, ArrivingData):
+        if not isinstance(data, StreamedData):
             if at is not None:
                 return False
             continue
@@ -111,14 +111,14 @@ def can_pass(call: InferRequest, /) -> bool:
     return source is not None and at == source.end
 
 
-async def landed(call: Call[R], /) -> Call[R]:
+async def with_buffered_body(call: Call[R], /) -> Call[R]:
     """Return *call* with all bytes of its inputs, once they have come.
 
     Raises:
         Unavailable: They were passed on already.
         Overloaded: There is no room for them.
     """
-    source = arriving_in(call)
+    source = streaming_body_of(call)
     if source is None:
         return call
     body = await source.whole()
@@ -134,7 +134,7 @@ def _with(call: InferRequest, body: memoryview) -> InferRequest:
 
 def _landed(tensor: Tensor, body: memoryview) -> Tensor:
     data = tensor.data
-    if not isinstance(data, ArrivingData):
+    if not isinstance(data, StreamedData):
         return tensor
     view = RawData(body[data.start : data.start + data.size_bytes])
     return Tensor(tensor.name, tensor.datatype, tensor.shape, view, tensor.parameters)

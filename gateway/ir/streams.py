@@ -19,7 +19,7 @@ Ended = Callable[[BaseException | None], None]
 """Told once that an answer is complete: None, or what went wrong."""
 
 
-class Watched:
+class NotifyingStream:
     """Passes a stream on and tells *ended* once: at its end, its failure or its closing."""
 
     def __init__(self, items: AsyncIterator[InferResponse], ended: Ended) -> None:
@@ -53,7 +53,7 @@ class Watched:
             ended(error)
 
 
-class Mapped:
+class MappedStream:
     """A stream with each answer changed by *change*."""
 
     def __init__(
@@ -81,10 +81,10 @@ def streams(call: Call[Any], /) -> bool:
     return type(call) is StreamInferRequest
 
 
-def watch(call: Call[R], reply: R, ended: Ended) -> R:
+def on_stream_end(call: Call[R], reply: R, ended: Ended) -> R:
     """Tell *ended* when *reply* is complete: now, or at the end of it when it is a stream."""
     if streams(call):
-        return map_stream(call, reply, lambda items: Watched(items, ended))
+        return map_stream(call, reply, lambda items: NotifyingStream(items, ended))
     ended(None)
     return reply
 

@@ -15,11 +15,11 @@ from msgspec import Struct, field
 from gateway.ir.context import NO_PARAMETERS, Parameters
 from gateway.ir.data import (
     ArrayData,
-    ArrivingData,
     ItemsData,
     RawData,
-    ShareData,
-    SharedData,
+    SharedMemoryData,
+    SlicedData,
+    StreamedData,
     TensorData,
     as_raw,
     check_bools,
@@ -69,9 +69,9 @@ class Tensor(Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         """Bytes of the wire form, counted without making it; of shares the first counts for all."""
         data = self.data
-        if isinstance(data, ShareData):
+        if isinstance(data, SlicedData):
             return 0 if data.index else data.whole.nbytes
-        if isinstance(data, SharedData | ArrivingData):
+        if isinstance(data, SharedMemoryData | StreamedData):
             return data.size_bytes
         if isinstance(data, RawData):
             return data.view.nbytes
@@ -97,7 +97,7 @@ class RequestedOutput(Struct, frozen=True):
     name: str
     classes: int = 0
     parameters: Parameters = field(default_factory=dict)
-    shared: SharedData | None = None
+    shared: SharedMemoryData | None = None
 
 
 def raw_tensor(
@@ -133,11 +133,11 @@ def raw_tensor(
     return Tensor(name, datatype, shape, RawData(view), parameters)
 
 
-def arriving_tensor(
+def streamed_tensor(
     name: str,
     datatype: Datatype,
     shape: Shape,
-    data: ArrivingData,
+    data: StreamedData,
     parameters: Parameters = NO_PARAMETERS,
 ) -> Tensor:
     """Describe bytes that are still to come as a tensor; *datatype* is neither BYTES nor BOOL.
@@ -198,9 +198,9 @@ def items_tensor(
 
 def _content(tensor: Tensor) -> object:
     data = tensor.data
-    if isinstance(data, ShareData):
+    if isinstance(data, SlicedData):
         return (data.whole, data.index, data.given_bytes)
-    return data if isinstance(data, SharedData | ArrivingData) else as_raw(tensor)
+    return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 
 def _items_of(name: str, array: npt.NDArray[Any]) -> list[bytes]:

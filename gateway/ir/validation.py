@@ -14,7 +14,7 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape, Tensor
 
 
-class Declared:
+class RequestValidator:
     """Checks requests for one version of one model; what it does not declare is not checked."""
 
     def __init__(self, metadata: ModelMetadata, version: str) -> None:
@@ -39,7 +39,9 @@ class Declared:
             if tensor.name != declared.name or tensor.datatype is not declared.datatype:
                 return self._sorted(call)
             shape = tensor.shape
-            if shape is None or (shape != declared.shape and not fits(shape, declared.shape)):
+            if shape is None or (
+                shape != declared.shape and not shape_matches(shape, declared.shape)
+            ):
                 return self._sorted(call)
         return inputs
 
@@ -53,13 +55,14 @@ class Declared:
             if declared is None:
                 raise self._invalid(
                     f"model {str(self.model)!r} has no input {tensor.name!r}; "
-                    f"its inputs are {listed(self._inputs)}"
+                    f"its inputs are {quote_names(self._inputs)}"
                 )
             self._check_input(tensor, declared)
         if len(found) < len(self._inputs):
             name = next(name for name in self._inputs if name not in found)
             raise self._invalid(
-                f"model {str(self.model)!r} needs input {name!r}, the request has {listed(found)}"
+                f"model {str(self.model)!r} needs input {name!r}, "
+                f"the request has {quote_names(found)}"
             )
         return tuple([found[name] for name in self._inputs])
 
@@ -76,7 +79,7 @@ class Declared:
             if output.name not in self._outputs:
                 raise self._invalid(
                     f"model {str(self.model)!r} has no output {output.name!r}; "
-                    f"its outputs are {listed(self._outputs)}"
+                    f"its outputs are {quote_names(self._outputs)}"
                 )
             if output.classes:
                 raise Unsupported(
@@ -96,7 +99,7 @@ class Declared:
                 f"input {tensor.name!r} has datatype {found}, "
                 f"model {str(self.model)!r} needs {declared.datatype.name}"
             )
-        if tensor.shape is None or not fits(tensor.shape, declared.shape):
+        if tensor.shape is None or not shape_matches(tensor.shape, declared.shape):
             found = "none" if tensor.shape is None else str(list(tensor.shape))
             raise self._invalid(
                 f"input {tensor.name!r} has shape {found}, "
@@ -107,7 +110,7 @@ class Declared:
         return InvalidRequest(text, model=self.model)
 
 
-def fits(shape: Shape, declared: Shape | None) -> bool:
+def shape_matches(shape: Shape, declared: Shape | None) -> bool:
     """Return whether *shape* is one of those *declared* means; -1 takes any dimension."""
     if declared is None or shape == declared:
         return True
@@ -121,6 +124,6 @@ def fits(shape: Shape, declared: Shape | None) -> bool:
     return True
 
 
-def listed(names: Iterable[str]) -> str:
+def quote_names(names: Iterable[str]) -> str:
     """Return names for an error: quoted, or "none"."""
     return ", ".join(map(repr, names)) or "none"

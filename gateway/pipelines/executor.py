@@ -14,7 +14,7 @@ from gateway.pipelines.graph import Step
 Run = Callable[[Step], Coroutine[Any, Any, None]]
 
 
-async def flow(steps: Sequence[Step], run: Run) -> None:
+async def run_steps(steps: Sequence[Step], run: Run) -> None:
     """Run *steps*, which hold all that any of them needs.
 
     Raises:

@@ -32,12 +32,12 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
-from gateway.ir.validation import listed
+from gateway.ir.validation import quote_names
 from gateway.pipelines.errors import DOUBTFUL, failure, misfit
-from gateway.pipelines.executor import flow
+from gateway.pipelines.executor import run_steps
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 from gateway.pipelines.signature import MisfitError
-from gateway.pipelines.signature_cache import Knowledge
+from gateway.pipelines.signature_cache import SignatureCache
 from gateway.service import Dispatch, Service
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class Pipeline:
         self,
         graph: Graph,
         inner: Service,
-        knowledge: Knowledge,
+        knowledge: SignatureCache,
         *,
         record: Record | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -175,7 +175,7 @@ class Pipeline:
             for tensor in await self._answered(step, tensors, common):
                 tensors[Source(step.name, tensor.name)] = tensor
 
-        await flow(self.graph.needed(wanted), run)
+        await run_steps(self.graph.needed(wanted), run)
         outputs = self.graph.outputs
         return InferResponse(
             model=self._model,
@@ -211,7 +211,7 @@ class Pipeline:
         found = {tensor.name: tensor for tensor in reply.outputs}
         for name in self.graph.asked(step):
             if name not in found:
-                raise UpstreamError(f"it gave no output {name!r}; it gave {listed(found)}")
+                raise UpstreamError(f"it gave no output {name!r}; it gave {quote_names(found)}")
         return [_kept(found[name]) for name in self.graph.asked(step)]
 
 

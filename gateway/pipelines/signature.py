@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape
-from gateway.ir.validation import listed
+from gateway.ir.validation import quote_names
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 
 PLATFORM = "pipeline"
@@ -62,7 +62,9 @@ def signature_of(
     )
 
 
-def told(graph: Graph, given: ModelMetadata, derived: ModelMetadata | None) -> ModelMetadata:
+def public_signature(
+    graph: Graph, given: ModelMetadata, derived: ModelMetadata | None
+) -> ModelMetadata:
     """Return the signature to tell callers: what is *given*, and else what is *derived*.
 
     Raises:
@@ -93,7 +95,7 @@ def told(graph: Graph, given: ModelMetadata, derived: ModelMetadata | None) -> M
     )
 
 
-def untold(graph: Graph) -> ModelMetadata:
+def missing_tensors(graph: Graph) -> ModelMetadata:
     """Return what is known of a pipeline whose models cannot be asked: names alone."""
     return ModelMetadata(
         name=graph.name,
@@ -109,13 +111,17 @@ def _check_names(graph: Graph, step: Step, model: ModelMetadata, *, whole: bool)
     outputs = [tensor.name for tensor in model.outputs]
     for name in step.inputs if inputs else ():
         if name not in inputs:
-            raise MisfitError(f"{step} has no input {name!r}; its inputs are {listed(inputs)}")
+            raise MisfitError(f"{step} has no input {name!r}; its inputs are {quote_names(inputs)}")
     for name in inputs if whole else ():
         if name not in step.inputs:
-            raise MisfitError(f"{step} needs input {name!r}, and is given {listed(step.inputs)}")
+            raise MisfitError(
+                f"{step} needs input {name!r}, and is given {quote_names(step.inputs)}"
+            )
     for name in graph.asked(step) if outputs else ():
         if name not in outputs:
-            raise MisfitError(f"{step} has no output {name!r}; its outputs are {listed(outputs)}")
+            raise MisfitError(
+                f"{step} has no output {name!r}; its outputs are {quote_names(outputs)}"
+            )
 
 
 def _joined(

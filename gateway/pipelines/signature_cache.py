@@ -12,10 +12,10 @@ from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.validation import Declared
+from gateway.ir.validation import RequestValidator
 from gateway.pipelines.errors import failure, misfit
 from gateway.pipelines.graph import Graph, Step
-from gateway.pipelines.signature import MisfitError, signature_of, told, untold
+from gateway.pipelines.signature import MisfitError, missing_tensors, public_signature, signature_of
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -25,7 +25,7 @@ _HOLDS_S = 10.0
 _BELIEVED_S = 1.0
 
 
-class Knowledge:
+class SignatureCache:
     """The signature of a pipeline, from its models' metadata.
 
     Args:
@@ -54,7 +54,7 @@ class Knowledge:
         self._whole = whole
         self._doubt = doubt
         self._clock = clock
-        self._declared = Declared(untold(graph), graph.version)
+        self._declared = RequestValidator(missing_tensors(graph), graph.version)
         self._until = float("-inf")
 
     async def signature(self) -> ModelMetadata:
@@ -70,10 +70,10 @@ class Knowledge:
         except GatewayError:
             if given is None or not (given.inputs and given.outputs):
                 raise
-            return told(self._graph, given, None)
+            return public_signature(self._graph, given, None)
         found = {step.name: model for step, model in zip(steps, models, strict=True)}
         derived = signature_of(self._graph, found, whole=self._whole)
-        return derived if given is None else told(self._graph, given, derived)
+        return derived if given is None else public_signature(self._graph, given, derived)
 
     async def fits(self) -> bool:
         """Return whether the models fit together, as far as is known."""
@@ -85,7 +85,7 @@ class Knowledge:
             self._unchecked(error)
         return True
 
-    async def declared(self) -> Declared:
+    async def declared(self) -> RequestValidator:
         """Return what requests are held to: what is told, or names alone while nothing can be.
 
         Raises:
@@ -96,7 +96,7 @@ class Knowledge:
             return self._declared
         self._until = now + _HOLDS_S  # one asks; others go by what was known before
         try:
-            self._declared = Declared(await self.signature(), self._graph.version)
+            self._declared = RequestValidator(await self.signature(), self._graph.version)
         except MisfitError as error:
             self._until = now
             raise misfit(self._graph, error) from error

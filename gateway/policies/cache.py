@@ -16,8 +16,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
-from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse
-from gateway.ir.data import ItemsData, RawData, ShareData, SharedData, as_raw
+from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
+from gateway.ir.data import ItemsData, RawData, SharedMemoryData, SlicedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor
@@ -63,7 +63,7 @@ class _Entry:
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _PendingLookup:
     """A call at the target, and how many wait for its answer."""
 
     key: bytes
@@ -103,7 +103,7 @@ class Cache:
         self._meter = _Unmetered() if meter is None else meter
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[bytes, _PendingLookup] = {}
         self._generation = 0
         self.used_bytes = 0
 
@@ -112,7 +112,7 @@ class Cache:
         if isinstance(call, InferRequest) and _may_share(call):
             # The answer to an InferRequest is an InferResponse, which is its R.
             return cast("R", await self._infer(call))
-        if type(call) in CONTROLS:
+        if type(call) in MODEL_CONTROL_CALLS:
             try:
                 return await self._inner(call)
             finally:
@@ -157,10 +157,10 @@ class Cache:
         self._entries.move_to_end(key)
         return entry.reply
 
-    def _flight(self, key: bytes, call: InferRequest) -> _Flight:
+    def _flight(self, key: bytes, call: InferRequest) -> _PendingLookup:
         # In a context of its own: what is noted about the call is not for one caller.
         task = asyncio.get_running_loop().create_task(self._asked(key, call), context=Context())
-        flight = self._flights[key] = _Flight(key, task)
+        flight = self._flights[key] = _PendingLookup(key, task)
 
         def landed(task: asyncio.Task[InferResponse]) -> None:
             self._forget(flight)
@@ -170,11 +170,11 @@ class Cache:
         task.add_done_callback(landed)
         return flight
 
-    def _forget(self, flight: _Flight) -> None:
+    def _forget(self, flight: _PendingLookup) -> None:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
-    async def _awaited(self, flight: _Flight) -> InferResponse:
+    async def _awaited(self, flight: _PendingLookup) -> InferResponse:
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -243,7 +243,7 @@ def key_of(call: InferRequest) -> bytes:
 def _may_share(call: InferRequest) -> bool:
     if call.sequence is not None or call.batch_size is not None:
         return False
-    if any(isinstance(tensor.data, ShareData | SharedData) for tensor in call.inputs):
+    if any(isinstance(tensor.data, SlicedData | SharedMemoryData) for tensor in call.inputs):
         return False
     return all(output.shared is None for output in call.outputs)
 
@@ -255,7 +255,7 @@ def _is_for_all(reply: InferResponse) -> bool:
     return all(
         tensor.datatype is not None
         and tensor.shape is not None
-        and not isinstance(tensor.data, ShareData | SharedData)
+        and not isinstance(tensor.data, SlicedData | SharedMemoryData)
         for tensor in reply.outputs
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.calls import (
-    CONTROLS,
+    MODEL_CONTROL_CALLS,
     Call,
     InferRequest,
     InferResponse,
@@ -26,10 +26,10 @@ from gateway.ir.data import ItemsData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import Mapped
+from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.service import Answering, Service
+from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
@@ -55,7 +55,7 @@ class Classify:
         self._ask_first = ask_first
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
@@ -65,12 +65,12 @@ class Classify:
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         request = call if type(call) is InferRequest else inference_of(call)
         if request is None:
-            return self._control(call) if type(call) in CONTROLS else self._inner(call)
+            return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
         if not request.outputs or not _asks(request):
             return self._inner(call)
         if isinstance(call, StreamInferRequest):
-            return cast("Answering[R]", self._stream(call))
-        return cast("Answering[R]", self._infer(request))
+            return cast("ReplyCoroutine[R]", self._stream(call))
+        return cast("ReplyCoroutine[R]", self._infer(request))
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         if await self._targets_may(call):
@@ -84,7 +84,7 @@ class Classify:
                 return await self._by_target(call)
         request = call.request.within(needs=call.context.needs)
         items = await self._inner(call.changed(request=_plain(call.request)))
-        return Mapped(items, lambda item: self._response(request, item))
+        return MappedStream(items, lambda item: self._response(request, item))
 
     async def _control(self, call: Call[R]) -> R:
         try:

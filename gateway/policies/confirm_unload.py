@@ -13,12 +13,12 @@ import structlog
 
 from gateway.ir.calls import ModelReadyRequest, ModelUnloadRequest
 from gateway.ir.errors import GatewayError
-from gateway.service import Aside, Service
+from gateway.service import SelectiveLayer, Service
 
 log = structlog.get_logger(__name__)
 
 
-class Unloaded(Aside):
+class ConfirmUnload(SelectiveLayer):
     """Asks after an unload whether the model is ready, until it is not.
 
     Args:

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from gateway.ir.calls import Call
-from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, TRACING, Metadata
-from gateway.service import Answering, Service
+from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, Metadata
+from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
 # These never cross as they came, whatever a configuration says: a hop has its own. The id of the
 # call is in its context, and codecs write it from there.
-_NEVER = OF_ONE_MESSAGE | {REQUEST_ID}
+_NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 
-class Forward:
+class ForwardHeaders:
     """Gives the target the metadata it is meant to see, and nothing else.
 
     Args:
@@ -38,7 +38,7 @@ class Forward:
         # Callers send the same again and again, and transports then hand on the very same tuple.
         self._last: tuple[Metadata, Metadata] = ((), self._added)
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Pass the call on with the metadata of the target."""
         metadata = call.context.metadata
         came, crosses = self._last

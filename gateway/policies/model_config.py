@@ -13,12 +13,12 @@ from gateway.ir.context import Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.service import Answering, Aside
+from gateway.service import ReplyCoroutine, SelectiveLayer
 
 _BATCHING = frozenset({Need.BATCHING})
 
 
-class Describe(Aside):
+class ModelConfigurationLayer(SelectiveLayer):
     """Answers questions about models from the target's configuration, or else its metadata.
 
     Args:
@@ -27,7 +27,7 @@ class Describe(Aside):
 
     takes = frozenset({ModelConfigRequest, ModelMetadataRequest})
 
-    def answer(self, call: ModelConfigRequest | ModelMetadataRequest, /) -> Answering[Any]:
+    def answer(self, call: ModelConfigRequest | ModelMetadataRequest, /) -> ReplyCoroutine[Any]:
         """Answer *call*.
 
         Raises:

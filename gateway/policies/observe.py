@@ -23,9 +23,9 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.streams import watch
-from gateway.service import Service, past
-from gateway.telemetry.call_path import TAKEN, Taken
+from gateway.ir.streams import on_stream_end
+from gateway.service import Service, resolve_for
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.log import WarningBudget
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ OK = "ok"
 _QUIET = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
 
-class Observation(msgspec.Struct, frozen=True):
+class CallRecord(msgspec.Struct, frozen=True):
     """What became of a call.
 
     Attributes:
@@ -68,7 +68,7 @@ class Observation(msgspec.Struct, frozen=True):
     request_id: str
 
 
-Recorder = Callable[[Observation], None]
+Recorder = Callable[[CallRecord], None]
 
 
 class Observe:
@@ -91,7 +91,7 @@ class Observe:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
-        self._infer = past(inner, InferRequest)
+        self._infer = resolve_for(inner, InferRequest)
         self._record = record
         self._budget = WarningBudget(lines_per_s) if lines_per_s > 0 else None
         self._clock = clock
@@ -99,8 +99,8 @@ class Observe:
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*, unchanged."""
         is_stream = type(call) is StreamInferRequest
-        taken = Taken()
-        token = TAKEN.set(taken)
+        taken = CallPath()
+        token = CALL_PATH.set(taken)
         begun = self._clock()
         try:
             inner = self._infer if type(call) is InferRequest else self._inner
@@ -109,14 +109,14 @@ class Observe:
             self._ended(call, taken, begun, error)
             raise
         finally:
-            TAKEN.reset(token)
+            CALL_PATH.reset(token)
         if is_stream:
-            return watch(call, reply, partial(self._ended, call, taken, begun))
+            return on_stream_end(call, reply, partial(self._ended, call, taken, begun))
         self._ended(call, taken, begun, None)
         return reply
 
     def _ended(
-        self, call: Call[Any], taken: Taken, begun: float, error: BaseException | None
+        self, call: Call[Any], taken: CallPath, begun: float, error: BaseException | None
     ) -> None:
         ended = self._clock()
         model, context = call.model, call.context
@@ -124,7 +124,7 @@ class Observe:
         if error is not None:
             code = code_of(error)
             limit = error.limit if isinstance(error, GatewayError) else None
-        seen = Observation(
+        seen = CallRecord(
             type(call).__name__,
             "" if model is None else model.name,
             "" if model is None else model.version,
@@ -154,7 +154,7 @@ def code_of(error: BaseException) -> str:
     return str(code.value)
 
 
-def _write(seen: Observation, error: BaseException | None, skipped: int) -> None:
+def _write(seen: CallRecord, error: BaseException | None, skipped: int) -> None:
     keys: dict[str, Any] = {
         "kind": seen.kind,
         "model": seen.model,

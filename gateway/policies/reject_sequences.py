@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import Unsupported
-from gateway.service import Answering, Service
+from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
 
-class Unsequenced:
+class RejectSequences:
     """Passes on everything else.
 
     Args:
@@ -27,7 +27,7 @@ class Unsequenced:
         self._inner = inner
         self._workers = workers
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:

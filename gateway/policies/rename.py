@@ -19,7 +19,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.ir.streams import Mapped
+from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.service import Service
 
@@ -73,7 +73,7 @@ class Rename:
         if isinstance(call, StreamInferRequest):
             request = self._request(call.request, target)
             items = await self._inner(call.changed(model=target, request=request))
-            return cast("R", Mapped(items, lambda item: self._item(asked, item)))
+            return cast("R", MappedStream(items, lambda item: self._item(asked, item)))
         if target != asked:
             call = call.changed(model=target)
         reply = await self._inner(call)

@@ -12,7 +12,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferReque
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Decoupled
 from gateway.ir.streams import only_answer
-from gateway.service import Service, past
+from gateway.service import Service, resolve_for
 
 R = TypeVar("R")
 
@@ -20,7 +20,7 @@ _REMEMBERED = 1024
 _NAMELESS = ModelRef("")
 
 
-class Single:
+class SingleReply:
     """Asks with a stream for the one answer that a server will not give otherwise.
 
     The server refused before its model ran, so asking again repeats nothing. Models that refused
@@ -32,7 +32,7 @@ class Single:
 
     def __init__(self, inner: Service) -> None:
         self._inner = inner
-        self._infer = past(inner, InferRequest)
+        self._infer = resolve_for(inner, InferRequest)
         self._decoupled: dict[ModelRef, None] = {}
 
     async def __call__(self, call: Call[R], /) -> R:

@@ -23,9 +23,9 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelState
 from gateway.ir.statistics import ModelStatistics
-from gateway.ir.streams import watch
+from gateway.ir.streams import on_stream_end
 from gateway.service import Service
-from gateway.telemetry.call_path import TAKEN, Taken
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.model_usage import Usage
 
 R = TypeVar("R")
@@ -33,7 +33,7 @@ R = TypeVar("R")
 _INFERENCES = (InferRequest, StreamInferRequest)
 
 
-class Tally:
+class UsageStatistics:
     """Counts inferences; answers for the gateway, and for targets that count nothing.
 
     Args:
@@ -60,7 +60,7 @@ class Tally:
             return cast("R", await self._statistics(call))
         if type(call) not in _INFERENCES:
             return await self._inner(call)
-        taken = TAKEN.get() or Taken()
+        taken = CALL_PATH.get() or CallPath()
         begun = self._clock()
         asked = call.model or ModelRef("")
         try:
@@ -71,10 +71,10 @@ class Tally:
         answering = asked
         if isinstance(reply, InferResponse):
             answering = _answering(asked, reply.model)
-        return watch(call, reply, partial(self._ended, answering, taken, begun))
+        return on_stream_end(call, reply, partial(self._ended, answering, taken, begun))
 
     def _ended(
-        self, model: ModelRef, taken: Taken, begun: float, error: BaseException | None
+        self, model: ModelRef, taken: CallPath, begun: float, error: BaseException | None
     ) -> None:
         if error is not None:
             if not isinstance(error, GatewayError) or isinstance(error, NotFound):

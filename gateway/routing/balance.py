@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
-from gateway.routing.broadcast import EVERYWHERE, ask_everywhere
+from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.sequence_affinity import IDLE_S, Affinity
-from gateway.service import Answering, Service
-from gateway.telemetry.call_path import note_target
+from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.call_path import record_target
 
 R = TypeVar("R")
 
@@ -128,21 +128,21 @@ class Balance:
         self._choose = SmoothRoundRobin() if choose is None else choose
         self._affinity = Affinity("target", idle_s=sequence_idle_s)
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Ask one target; all of them whether a model is ready, and what each must know itself."""
         if self._only is not None:
-            note_target(self._only.name)
+            record_target(self._only.name)
             return self._only.service(call)
         if isinstance(call, ModelReadyRequest):
             # The answer to a ModelReadyRequest is a bool, which is its R.
-            return cast("Answering[R]", self._model_ready(call))
-        if type(call) in EVERYWHERE:
-            return ask_everywhere(call, [target.service for target in self._weighted])
+            return cast("ReplyCoroutine[R]", self._model_ready(call))
+        if type(call) in BROADCAST_CALLS:
+            return broadcast(call, [target.service for target in self._weighted])
         return self._one_of_several(call)
 
     async def _one_of_several(self, call: Call[R]) -> R:
         target = self._pick(call)
-        note_target(target.name)
+        record_target(target.name)
         return await target.service(call)
 
     def ready(self) -> bool:

@@ -26,7 +26,7 @@ from gateway.service import Service
 
 R = TypeVar("R")
 
-EVERYWHERE = frozenset(
+BROADCAST_CALLS = frozenset(
     {
         LogSettingsRequest,
         ModelLoadRequest,
@@ -39,7 +39,7 @@ EVERYWHERE = frozenset(
 )
 
 
-async def ask_everywhere(call: Call[R], services: Sequence[Service]) -> R:
+async def broadcast(call: Call[R], services: Sequence[Service]) -> R:
     """Ask all of *services* at once and return the first one's answer; statistics are added up.
 
     A region that could not be registered everywhere is unregistered where it could.

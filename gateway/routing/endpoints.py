@@ -20,10 +20,10 @@ from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_o
 from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as Place
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
-from gateway.ir.streams import watch
-from gateway.routing.broadcast import EVERYWHERE, ask_everywhere
+from gateway.ir.streams import on_stream_end
+from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.sequence_affinity import IDLE_S, Affinity
-from gateway.service import Answering, Service
+from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ def _broke_off(error: BaseException | None) -> bool:
     return isinstance(error, Unavailable) and error.origin is None
 
 
-class Picker(enum.Enum):
+class BalancingPolicy(enum.Enum):
     """How an endpoint is chosen among the available ones."""
 
     LEAST_PENDING = "least_pending"
@@ -101,7 +101,7 @@ class Endpoints:
         name: str,
         endpoints: Sequence[Endpoint],
         *,
-        picker: Picker = Picker.LEAST_PENDING,
+        picker: BalancingPolicy = BalancingPolicy.LEAST_PENDING,
         ejection: Ejection = Ejection(),
         sequence_idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -117,7 +117,7 @@ class Endpoints:
         self._affinity = Affinity("endpoint", idle_s=sequence_idle_s, clock=clock)
         self._turn = 0
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Ask one endpoint, or all of them what each must know itself."""
         request = call if type(call) is InferRequest else inference_of(call)
         if request is not None and request.sequence is not None:
@@ -125,10 +125,8 @@ class Endpoints:
         if self._only is not None:
             # Nothing to choose, nor to eject: the last one that can be had stays.
             return self._only.service(call)
-        if type(call) in EVERYWHERE:
-            return ask_everywhere(
-                call, [partial(self._ask, endpoint) for endpoint in self.endpoints]
-            )
+        if type(call) in BROADCAST_CALLS:
+            return broadcast(call, [partial(self._ask, endpoint) for endpoint in self.endpoints])
         return self._ask(self._choose(), call)
 
     async def _ask_holder(self, sequence: Place, call: Call[R]) -> R:
@@ -146,7 +144,7 @@ class Endpoints:
                 f"sequence {sequence.id!r} is lost, start it again: {error.message}",
                 model=call.model,
             ) from error
-        return watch(call, reply, partial(self._lose, call.model, sequence, endpoint))
+        return on_stream_end(call, reply, partial(self._lose, call.model, sequence, endpoint))
 
     def _lose(
         self,
@@ -167,7 +165,7 @@ class Endpoints:
             self._ended(endpoint, error)
             raise
         if is_stream:
-            return watch(call, reply, partial(self._ended, endpoint))
+            return on_stream_end(call, reply, partial(self._ended, endpoint))
         self._ended(endpoint, None)
         return reply
 
@@ -185,7 +183,7 @@ class Endpoints:
         candidates = self._candidates()
         self._turn += 1
         turn = self._turn % len(candidates)
-        if self._picker is Picker.ROUND_ROBIN:
+        if self._picker is BalancingPolicy.ROUND_ROBIN:
             return candidates[turn]
         # The turn breaks ties, so that idle endpoints share the calls.
         return min(candidates[turn:] + candidates[:turn], key=lambda endpoint: endpoint.pending)

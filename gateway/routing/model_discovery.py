@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gateway.ir.calls import CONTROLS, Call, ModelReadyRequest, RepositoryIndexRequest
+from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
-from gateway.service import Answering, Service
-from gateway.telemetry.call_path import note_target
+from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.call_path import record_target
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ class Discover:
         self._owners: dict[str, tuple[float, str | None]] = {}
         self._asking: dict[str, asyncio.Future[str | None]] = {}
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer by the model's upstream.
 
         Raises:
@@ -52,13 +52,13 @@ class Discover:
         if self._only is None or call.model is None:
             return self._found(call)
         # There is nothing to find out, and nothing that could be forgotten.
-        note_target(self._only[0])
+        record_target(self._only[0])
         return self._only[1](call)
 
     async def _found(self, call: Call[R]) -> R:
         if call.model is None:
             raise InvalidRequest("the call names no model")
-        if type(call) in CONTROLS:
+        if type(call) in MODEL_CONTROL_CALLS:
             self._owners.pop(call.model.name, None)  # it may not have been there, and be there now
         owner = await self._owner(call.model.name)
         if owner is None:
@@ -67,7 +67,7 @@ class Discover:
                 f"asked: {', '.join(self._upstreams)}",
                 model=call.model,
             )
-        note_target(owner)
+        record_target(owner)
         try:
             return await self._upstreams[owner](call)
         except ModelNotFound:

@@ -24,7 +24,7 @@ _KEYED = (InferRequest, StreamInferRequest)
 _DOUBT_S = 1.0
 
 
-class Keys:
+class ResolveModelKeys:
     """Turns the key that an inference names its model by into name and version.
 
     Questions for metadata name a model plainly and go through, as do calls that give a version.
@@ -34,7 +34,7 @@ class Keys:
         known: Which model a key means.
     """
 
-    def __init__(self, inner: Service, known: Known) -> None:
+    def __init__(self, inner: Service, known: ModelKeyIndex) -> None:
         self._inner = inner
         self._known = known
 
@@ -56,7 +56,7 @@ class _Table:
     names: frozenset[str] = frozenset()
 
 
-class Known:
+class ModelKeyIndex:
     """The models there are, by key.
 
     Args:

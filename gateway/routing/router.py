@@ -17,8 +17,8 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import Matcher, Rule, Verdict
-from gateway.service import Answering, Service
-from gateway.telemetry.call_path import note_route
+from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.call_path import record_route
 
 R = TypeVar("R")
 
@@ -59,7 +59,7 @@ class Router:
         self._default_model = default_model
         self._matcher = Matcher([route.rule for route in self._routes])
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Route *call*.
 
         Raises:
@@ -77,7 +77,7 @@ class Router:
         if index is None:
             return _refused(self._refusal(call))
         route = self._routes[index]
-        note_route(route.name)
+        record_route(route.name)
         return route.service(call)
 
     def takes_model(self, name: str, /) -> bool:

@@ -22,7 +22,7 @@ _REMEMBERED = 65_536
 
 
 @dataclass(slots=True)
-class _Held:
+class _Assignment:
     """Where a sequence is.
 
     Attributes:
@@ -58,7 +58,7 @@ class Affinity:
         self._most = most
         self._clock = clock
         # In the order of their last use, the one idle longest first.
-        self._held: dict[tuple[str, int | str], _Held] = {}
+        self._held: dict[tuple[str, int | str], _Assignment] = {}
 
     def choose(
         self, model: ModelRef | None, sequence: Sequence, places: Mapping[str, float]
@@ -80,7 +80,7 @@ class Affinity:
         held = self._held.pop(key, None)
         if held is not None and not sequence.start and (held.lost or held.place not in places):
             # Said again as often as it is asked, until it is started again, or idle for long.
-            self._held[key] = _Held(held.place, now, lost=True)
+            self._held[key] = _Assignment(held.place, now, lost=True)
             raise Unavailable(
                 f"{self._kind} {held.place!r} holds sequence {sequence.id!r} and is not available: "
                 "the sequence is lost, start it again",
@@ -93,7 +93,7 @@ class Affinity:
         else:
             place = held.place
         if not sequence.end:
-            self._held[key] = _Held(place, now)
+            self._held[key] = _Assignment(place, now)
             if len(self._held) > self._most:
                 del self._held[next(iter(self._held))]
         return place

@@ -24,7 +24,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus, Trend
 from gateway.ir.statistics import ModelStatistics
-from gateway.service import Aside, Service
+from gateway.service import SelectiveLayer, Service
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ _AT_ONCE = 16
 _LISTED = 1024
 
 
-class Statuses(Aside):
+class ServerStatusLayer(SelectiveLayer):
     """Answers a ServerStatusRequest; everything else goes through.
 
     Args:

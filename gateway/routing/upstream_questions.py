@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import structlog
 
 from gateway.ir.calls import (
-    CONTROLS,
+    MODEL_CONTROL_CALLS,
     Call,
     LogSettingsRequest,
     ModelStatisticsRequest,
@@ -26,14 +26,14 @@ from gateway.ir.calls import (
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.statistics import ModelStatistics, summed
-from gateway.service import Answering, Aside, Service
+from gateway.service import ReplyCoroutine, SelectiveLayer, Service
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
 
-class Targets:
+class UpstreamQuestions:
     """Asks upstreams what they are to say of themselves; everything else goes through.
 
     Args:
@@ -49,7 +49,7 @@ class Targets:
         self._upstreams = dict(upstreams)
         self._served = served
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
@@ -58,13 +58,13 @@ class Targets:
         """
         # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, TraceSettingRequest):
-            return cast("Answering[R]", self._settings(call, "trace settings", call.changes))
+            return cast("ReplyCoroutine[R]", self._settings(call, "trace settings", call.changes))
         if isinstance(call, LogSettingsRequest) and not call.own:
-            return cast("Answering[R]", self._settings(call, "log settings", call.changes))
+            return cast("ReplyCoroutine[R]", self._settings(call, "log settings", call.changes))
         if isinstance(call, ModelStatisticsRequest) and not call.own:
-            return cast("Answering[R]", self._statistics(call))
+            return cast("ReplyCoroutine[R]", self._statistics(call))
         if isinstance(call, OpaqueCall):
-            return cast("Answering[R]", self._first(call))
+            return cast("ReplyCoroutine[R]", self._first(call))
         return self._inner(call)
 
     async def _statistics(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
@@ -111,7 +111,7 @@ class Targets:
         return answers
 
 
-class Relisting(Aside):
+class RefreshModelIndex(SelectiveLayer):
     """Has models listed anew once one has been loaded or unloaded.
 
     Args:
@@ -119,7 +119,7 @@ class Relisting(Aside):
         forget: Called after each such call, whatever became of it.
     """
 
-    takes = CONTROLS
+    takes = MODEL_CONTROL_CALLS
 
     def __init__(self, inner: Service, forget: Callable[[], None]) -> None:
         super().__init__(inner)

@@ -30,7 +30,7 @@ _SAME: Final = frozenset({"gateway_build_info"})
 _COUNTERS: Final = ("nv_inference_",)
 
 
-def figures_of(registry: CollectorRegistry) -> Figures:
+def snapshot(registry: CollectorRegistry) -> Figures:
     """Return all of a registry's metrics as values that JSON can carry."""
     return [
         [
@@ -70,7 +70,7 @@ class _Family:
         return max(one, other) if self.name in _SAME else one + other
 
 
-class Totals:
+class MetricsAggregator:
     """What all processes have counted, those that have ended among them."""
 
     def __init__(self) -> None:
@@ -129,12 +129,12 @@ def total_of(figures: Figures, sample: str) -> float:
 def write_page(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
     """Return metrics as a page and its content type, in the form *accept* asks for."""
     registry = CollectorRegistry()
-    registry.register(_Given(tuple(metrics)))
+    registry.register(_SnapshotCollector(tuple(metrics)))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
-class _Given(Collector):
+class _SnapshotCollector(Collector):
     """Metrics that were collected elsewhere."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import msgspec
 
 
-class Taken(msgspec.Struct):
+class CallPath(msgspec.Struct):
     """Names of the route and target that a call took; "" while none is chosen.
 
     Attributes:
@@ -25,35 +25,35 @@ class Taken(msgspec.Struct):
     queued_s: float = 0.0
 
 
-TAKEN: ContextVar[Taken | None] = ContextVar("gateway_taken", default=None)
+CALL_PATH: ContextVar[CallPath | None] = ContextVar("gateway_taken", default=None)
 
 
-def note_route(name: str) -> None:
+def record_route(name: str) -> None:
     """Note the route of the call in progress, when somebody wants to know."""
-    taken = TAKEN.get()
+    taken = CALL_PATH.get()
     if taken is not None:
         taken.route = name
 
 
-def note_target(name: str) -> None:
+def record_target(name: str) -> None:
     """Note the target of the call in progress, when somebody wants to know."""
-    taken = TAKEN.get()
+    taken = CALL_PATH.get()
     if taken is not None:
         taken.target = name
 
 
 @contextmanager
-def unnoted() -> Iterator[None]:
+def without_recording() -> Iterator[None]:
     """Note nothing of what is done within: it is the gateway's own, for the call in progress."""
-    token = TAKEN.set(None)
+    token = CALL_PATH.set(None)
     try:
         yield
     finally:
-        TAKEN.reset(token)
+        CALL_PATH.reset(token)
 
 
-def note_queued(seconds: float) -> None:
+def record_queue_time(seconds: float) -> None:
     """Note how long the call in progress has waited for a place, when somebody wants to know."""
-    taken = TAKEN.get()
+    taken = CALL_PATH.get()
     if taken is not None:
         taken.queued_s += seconds

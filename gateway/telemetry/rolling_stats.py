@@ -28,7 +28,7 @@ _LATENCIES: Final = 4096
 
 
 @dataclass(slots=True)
-class _Sum:
+class _PeriodStats:
     """What happened in a period."""
 
     calls: int = 0
@@ -36,38 +36,38 @@ class _Sum:
     seconds: float = 0.0
     longest_s: float = 0.0
 
-    def merge(self, other: _Sum) -> None:
+    def merge(self, other: _PeriodStats) -> None:
         self.calls += other.calls
         self.failed += other.failed
         self.seconds += other.seconds
         self.longest_s = max(self.longest_s, other.longest_s)
 
 
-class _Ring:
+class _PeriodRing:
     """The last periods of one length; what ends is also told to the next longer."""
 
-    def __init__(self, length_s: int, kept: int, longer: _Ring | None) -> None:
+    def __init__(self, length_s: int, kept: int, longer: _PeriodRing | None) -> None:
         self.length_s = length_s
-        self.past = deque([_Sum()] * kept, maxlen=kept)
+        self.past = deque([_PeriodStats()] * kept, maxlen=kept)
         self._longer = longer
         self._number = 0
-        self._now = _Sum()
+        self._now = _PeriodStats()
 
-    def at(self, now_s: int) -> _Sum:
+    def at(self, now_s: int) -> _PeriodStats:
         """Return the sum of the period that *now_s* is in; the ones before are over."""
         number = now_s // self.length_s
         gone = number - self._number
         if gone > 0:
             ended, began_s = self._now, self._number * self.length_s
-            self._now, self._number = _Sum(), number
+            self._now, self._number = _PeriodStats(), number
             self.past.append(ended)
-            self.past.extend(_Sum() for _ in range(min(gone - 1, len(self.past))))
+            self.past.extend(_PeriodStats() for _ in range(min(gone - 1, len(self.past))))
             if self._longer is not None and ended.calls:
                 self._longer.at(began_s).merge(ended)
         return self._now
 
 
-class Trends:
+class RollingStats:
     """Sums of inferences over the last 60 seconds, 60 minutes, 24 hours and 30 days.
 
     Args:
@@ -76,13 +76,13 @@ class Trends:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._rings: list[_Ring] = []
+        self._rings: list[_PeriodRing] = []
         for length_s, kept in reversed(_PERIODS):
             longer = self._rings[0] if self._rings else None
-            self._rings.insert(0, _Ring(length_s, kept, longer))
+            self._rings.insert(0, _PeriodRing(length_s, kept, longer))
         # The second that the last one ended in.
         self._until_s = 0
-        self._second = _Sum()
+        self._second = _PeriodStats()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
 
     def add(self, seconds: float, *, failed: bool, at: float) -> None:

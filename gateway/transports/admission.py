@@ -14,7 +14,7 @@ from gateway.ir.errors import Overloaded
 from gateway.transports.net.sockets import descriptors_short
 
 
-class Budget:
+class MemoryBudget:
     """Bytes in flight, counted over every listener of the process.
 
     Server transports reserve what a body declares, or what has arrived of it, before they hold it.
@@ -81,10 +81,10 @@ class Budget:
             self._waiting.popleft()[1].set_result(None)
 
 
-class Lease:
+class Reservation:
     """The share of a budget that one exchange holds."""
 
-    def __init__(self, budget: Budget, wait_s: float) -> None:
+    def __init__(self, budget: MemoryBudget, wait_s: float) -> None:
         self._budget = budget
         self._wait_s = wait_s
         self.size_bytes = 0
@@ -118,7 +118,7 @@ class Lease:
             self._budget.release(size)
 
 
-class Slots:
+class ConcurrencyLimiter:
     """Places for requests in flight, and a bounded queue for them.
 
     Args:
@@ -213,13 +213,13 @@ class ConnectionCount:
             del self._of[address]
 
 
-def address_of(transport: Any, unnamed: str = "") -> str:
+def client_address(transport: Any, unnamed: str = "") -> str:
     """Return the address a connection counts for; *unnamed* where its client has none."""
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else unnamed
 
 
-def too_many(
+def connection_refusal(
     count: ConnectionCount, transport: Any, address: str, *, reserve: bool = False
 ) -> Overloaded | None:
     """Return why the connection of *transport* is one too many; None where there is room.

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
-from gateway.session import Gate as Gate  # noqa: PLC0414  # part of the contract
-from gateway.transports.admission import Budget as Budget  # noqa: PLC0414  # part of the contract
+from gateway.session import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract
+from gateway.transports.admission import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
@@ -162,7 +162,7 @@ def refuse(frontend: ServerFrontend[Q, A], wire: Q, error: GatewayError) -> A:
 
 
 async def session(
-    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: Gate[Q, A]
+    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: SessionLimits[Q, A]
 ) -> AsyncGenerator[A, None]:
     """Answer the messages of one bidirectional stream; what its server transport runs.
 
@@ -189,7 +189,7 @@ async def session(
 
 
 async def _one_by_one(
-    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: Gate[Q, A]
+    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: SessionLimits[Q, A]
 ) -> AsyncGenerator[A, None]:
     async for wire in wires:
         try:

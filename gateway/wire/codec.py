@@ -89,7 +89,7 @@ class StreamCodec(Protocol[A_co]):
         ...
 
 
-class Splitter(Protocol[A]):
+class ResponseSplitter(Protocol[A]):
     """Cuts one streamed answer of an upstream into messages, where the transport gives pieces."""
 
     def receive(self, part: A, /) -> Sequence[A]:
@@ -102,10 +102,10 @@ class Splitter(Protocol[A]):
 
 
 @runtime_checkable
-class SplitCodec(Protocol[A]):
+class FramingCodec(Protocol[A]):
     """What a codec has besides when `decode_item` needs whole messages cut out first."""
 
-    def splitter(self) -> Splitter[A]:
+    def splitter(self) -> ResponseSplitter[A]:
         """Return what cuts one answer."""
         ...
 
@@ -123,7 +123,7 @@ class NamingCodec(Protocol[Q_contra]):
 
 
 @runtime_checkable
-class HeadCodec(Protocol[Q_contra]):
+class EarlyCodec(Protocol[Q_contra]):
     """What a codec has besides when it reads some requests before all of their bytes have come."""
 
     def head_bytes(self, wire: Q_contra, /) -> int | None:
@@ -139,7 +139,7 @@ class HeadCodec(Protocol[Q_contra]):
 
 
 @runtime_checkable
-class PassingCodec(Protocol[A_co]):
+class CutThroughCodec(Protocol[A_co]):
     """What a codec has besides when its requests may end in bytes that are still to come."""
 
     def encode_arriving(self, call: Call[Any], /) -> A_co | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gateway.ir.streaming_body import Arriving
+from gateway.ir.streaming_body import StreamingBody
 from gateway.wire.http import Buffer, view_of
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -50,7 +50,7 @@ class GrpcRequest(Struct, frozen=True):
     message: Sequence[Buffer] = ()
     metadata: Metadata = ()
     deadline: float | None = None
-    rest: Arriving | None = None
+    rest: StreamingBody | None = None
 
     @property
     def view(self) -> memoryview:

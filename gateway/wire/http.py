@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gateway.ir.streaming_body import Arriving
+from gateway.ir.streaming_body import StreamingBody
 
 Buffer = bytes | bytearray | memoryview
 
@@ -102,7 +102,7 @@ class HttpRequest(Struct, frozen=True):
     headers: Headers = NO_HEADERS
     body: Sequence[Buffer] = ()
     deadline: float | None = None
-    rest: Arriving | None = None
+    rest: StreamingBody | None = None
     request_id: str = ""
 
     @property
@@ -110,7 +110,7 @@ class HttpRequest(Struct, frozen=True):
         """The body as one view; copies only when it has several buffers."""
         return view_of(self.body)
 
-    def ending_in(self, rest: Arriving | None) -> HttpRequest:
+    def ending_in(self, rest: StreamingBody | None) -> HttpRequest:
         """Return the same request with *rest* to come."""
         parts = (self.method, self.path, self.query, self.headers, self.body, self.deadline)
         return HttpRequest(*parts, rest, self.request_id)

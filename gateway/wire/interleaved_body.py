@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gateway.ir.streaming_body import Arriving, Taker
+from gateway.ir.streaming_body import BodySink, StreamingBody
 
 
-class Interleaved:
+class InterleavedBody:
     """An `Arriving` that pours another one, and at some places what is to stand there.
 
     Args:
@@ -19,11 +19,11 @@ class Interleaved:
         left: What is still to be poured, inserts and all.
     """
 
-    def __init__(self, source: Arriving, inserts: Iterable[tuple[int, bytes]]) -> None:
+    def __init__(self, source: StreamingBody, inserts: Iterable[tuple[int, bytes]]) -> None:
         self._source = source
         self._inserts = deque(inserts)
         self._at = source.start
-        self._taker: Taker | None = None
+        self._taker: BodySink | None = None
         self.start = source.start
         self.left = source.left + sum([len(insert) for _, insert in self._inserts])
         self.end = self.start + self.left
@@ -38,7 +38,7 @@ class Interleaved:
         """When some of the source was last poured."""
         return self._source.moved
 
-    def pour(self, taker: Taker, /) -> None:
+    def pour(self, taker: BodySink, /) -> None:
         """Give *taker* what is here, and the rest as it comes."""
         self._taker = taker
         self._source.pour(self)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 _OUTLINES: Final = 4  # of one length: more would cost more than they give
 
 
-class Remembered(Generic[T]):
+class ParseCache(Generic[T]):
     """A dictionary of so many entries at most, with keys of so many bytes at most.
 
     What is new stands for `entries` others, then goes. A key must come twice before something is
@@ -70,7 +70,7 @@ _Take = Callable[[memoryview], tuple[memoryview, ...]]
 _Texts = Callable[[memoryview], tuple[Any, ...]]
 
 
-class _Outline(Struct, Generic[T]):
+class _Layout(Struct, Generic[T]):
     """Where the text of a message lies, and what texts that lie so say.
 
     Attributes:
@@ -84,7 +84,7 @@ class _Outline(Struct, Generic[T]):
     said: dict[bytes, T]
 
 
-class Outlines(Generic[T]):
+class MaskedMessageCache(Generic[T]):
     """What binary messages say that repeat but for some of their bytes, the *holes*.
 
     A message is found again by its length and by all of its bytes outside of the holes, which tell
@@ -102,7 +102,7 @@ class Outlines(Generic[T]):
     def __init__(self, entries: int, text_bytes: int) -> None:
         self._entries = entries
         self._text_bytes = text_bytes
-        self._outlines: dict[int, list[_Outline[T]]] = {}
+        self._outlines: dict[int, list[_Layout[T]]] = {}
         self._count = 0
         self._once: set[int] = set()
 
@@ -145,7 +145,7 @@ class Outlines(Generic[T]):
         if outline is None:
             if len(known) == _OUTLINES:
                 self._count -= len(known.pop(0).said)
-            outline = _Outline(holes, texts, _taking(holes), {})
+            outline = _Layout(holes, texts, _taking(holes), {})
             known.append(outline)
         self._count += key not in outline.said
         outline.said[key] = said

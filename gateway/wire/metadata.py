@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from gateway.ir.context import OF_ONE_MESSAGE, REQUEST_ID, Context, Need, Origin
+from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import Headers, HttpRequest
 
@@ -25,14 +25,14 @@ def http_context(
     wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
 ) -> Context:
     """Return what travels beside a client's HTTP request; *form* is noted for the answer."""
-    metadata, request_id = sender_of(wire.headers)
+    metadata, request_id = sender_metadata(wire.headers)
     origin = Origin(codec, wire, form)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin)
 
 
-def sender_of(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
+def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
     """Return what a client's headers say of it: all of them as metadata, and its request id."""
-    return headers.lowered, sane_id(headers.get(REQUEST_ID) or "")
+    return headers.lowered, valid_request_id(headers.get(REQUEST_ID) or "")
 
 
 def grpc_context(
@@ -59,7 +59,7 @@ def grpc_context(
     found = ""
     for key, value in texts:
         if key == REQUEST_ID:
-            found = sane_id(value)
+            found = valid_request_id(value)
     return Context(codec, texts, found or request_id, wire.deadline, None, needs, origin)
 
 
@@ -102,7 +102,7 @@ def grpc_metadata(context: Context) -> Metadata:
     return tuple(metadata)
 
 
-def sane_id(text: str) -> str:
+def valid_request_id(text: str) -> str:
     """Return a request id; "" for one that is not fit for a log: the gateway makes its own."""
     if not text:
         return ""
@@ -113,8 +113,8 @@ def sane_id(text: str) -> str:
 @lru_cache(1024)  # the same few, message for message
 def _is_key(name: str) -> bool:
     """Tell whether metadata of this name may cross and be sent as text."""
-    return name not in OF_ONE_MESSAGE and _KEY.fullmatch(name) is not None
+    return name not in HOP_BY_HOP_HEADERS and _KEY.fullmatch(name) is not None
 
 
 def _may_cross(name: str, value: str) -> bool:
-    return name not in OF_ONE_MESSAGE and value.isascii() and value.isprintable()
+    return name not in HOP_BY_HOP_HEADERS and value.isascii() and value.isprintable()

@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -121,8 +121,11 @@ CALLS = [
         "infer_everything",
         InferRequest(
             model=ModelRef("m", "3"),
-            inputs=(TEXT, Tensor("s", Datatype.INT32, (2,), SharedData("r", 4, 16)), X),
-            outputs=(RequestedOutput("y", 5), RequestedOutput("z", shared=SharedData("r", 0, 9))),
+            inputs=(TEXT, Tensor("s", Datatype.INT32, (2,), SharedMemoryData("r", 4, 16)), X),
+            outputs=(
+                RequestedOutput("y", 5),
+                RequestedOutput("z", shared=SharedMemoryData("r", 0, 9)),
+            ),
             id="7",
             batch_size=2,
             sequence=Sequence(2**63 + 5, start=True),

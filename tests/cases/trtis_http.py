@@ -24,7 +24,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.data import RawData, SharedData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import SharedRegion
 from gateway.ir.tensor import RequestedOutput, Tensor
@@ -125,8 +125,8 @@ CALLS = [
         "infer_shared_memory",
         InferRequest(
             model=M,
-            inputs=(Tensor("x", Datatype.INT32, (2,), SharedData("r", 4, 16)),),
-            outputs=(RequestedOutput("y", shared=SharedData("r", 0, 16)),),
+            inputs=(Tensor("x", Datatype.INT32, (2,), SharedMemoryData("r", 4, 16)),),
+            outputs=(RequestedOutput("y", shared=SharedMemoryData("r", 0, 16)),),
             batch_size=2,
         ),
         "POST",

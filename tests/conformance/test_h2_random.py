@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2
-from gateway.transports.http2.frames import NoHead
+from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import Field, literal
 from gateway.transports.http2.receiver import STREAM_WINDOW
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.streams import Http2Stream
 from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
@@ -87,17 +87,17 @@ class Echo(FrameByFrame):
 
     def _read(self, fields: Sequence[Field]) -> Any:
         if not self._client and not any(name[:1] == b":" for name, _ in fields):
-            return NoHead(frames.PROTOCOL_ERROR, "no head")
+            return MissingPseudoHeaders(frames.PROTOCOL_ERROR, "no head")
         return dict(fields)
 
     def settled(self) -> None: ...
 
-    def head(self, stream: Stream, head: Any, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
         self.bodies.setdefault(stream.number, b"")
         if end:
             self.data(stream, memoryview(b""), end=True)
 
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         self.bodies[stream.number] += view
         if end:
             self.ended.append(stream.number)
@@ -107,11 +107,11 @@ class Echo(FrameByFrame):
         else:
             self.core.grant(stream, STREAM_WINDOW - stream.window)
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         if stream.number not in self.ended:
             self.gone.append(stream.number)
 
-    def sent(self, stream: Stream) -> None: ...
+    def sent(self, stream: Http2Stream) -> None: ...
 
     def went_away(self, code: int, message: str) -> None: ...
 
@@ -245,7 +245,7 @@ def test_the_library_calls_our_server(steps: list[Step], together: bool) -> None
 def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None:
     """The same with the ends exchanged."""
     pair = Pair(client=True)
-    streams: dict[int, Stream] = {}
+    streams: dict[int, Http2Stream] = {}
     for step in steps:
         if step.kind == "open":
             stream = pair.ours.core.open(None)

@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head, read_head
-from gateway.transports.http1.head_reader import HeadReader, Memory
+from gateway.transports.http1.head_reader import HeadReader, RequestHeadCache
 from tests.hostile.test_http_framing import CASES
 
 LIMITS = ServerLimits()
@@ -50,11 +50,11 @@ class Read:
 def ours(data: bytes) -> Read | None:
     """Read by our own code; None for a refusal, or a head that has not ended."""
     try:
-        raw, _ = HeadReader(LIMITS, Memory()).feed(data, 0)
+        raw, _ = HeadReader(LIMITS, RequestHeadCache()).feed(data, 0)
         if raw is None:
             return None
         head: Head = read_head(raw.method, raw.target, raw.version, raw.fields, LIMITS)
-    except HttpFault:
+    except HttpError:
         return None
     assert head.length == raw.length
     assert head.chunked == raw.chunked

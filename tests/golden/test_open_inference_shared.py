@@ -6,7 +6,7 @@ import json
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from tests.golden.open_inference import exchanges
 from tests.golden.open_inference_tables import SHARED
 from tests.golden.test_open_inference import listener, upstream
@@ -24,8 +24,8 @@ def asked() -> InferRequest:
 def test_the_request_names_places() -> None:
     """Input and output lie in regions, and go on to the server as they came."""
     call = asked()
-    assert SharedData("golden_in", 0, 24) == call.inputs[0].data
-    assert SharedData("golden_out", 0, 24) == call.outputs[0].shared
+    assert SharedMemoryData("golden_in", 0, 24) == call.inputs[0].data
+    assert SharedMemoryData("golden_out", 0, 24) == call.outputs[0].shared
     wire = upstream(EXCHANGE).encode_call(call)
     assert call.changed(context=Context()) == (
         listener(EXCHANGE).decode_call(wire).changed(context=Context())
@@ -36,6 +36,6 @@ def test_the_answer_has_no_data() -> None:
     """The output is where the request wanted it, and the client is answered as by the server."""
     call = asked()
     reply = upstream(EXCHANGE).decode_reply(call, EXCHANGE.response)
-    assert SharedData("golden_out", 0, 24) == reply.outputs[0].data
+    assert SharedMemoryData("golden_out", 0, 24) == reply.outputs[0].data
     wire = listener(EXCHANGE).encode_reply(call, reply)
     assert json.loads(bytes(EXCHANGE.response.view)) == json.loads(bytes(wire.view))

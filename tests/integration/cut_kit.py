@@ -15,7 +15,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
-from gateway.transports.admission import Budget
+from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, ServerLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.grpc.server import GrpcServer
@@ -131,7 +131,7 @@ class Near:
     """A gateway with one upstream, on sockets."""
 
     server: HttpServer
-    budget: Budget
+    budget: MemoryBudget
     refused: list[Any]
 
     async def connect(self) -> Raw:
@@ -154,7 +154,7 @@ async def near(
         Upstream("far", codec or PassingHttpCodec(LIMITS, {"dialect": "triton"}), client)
     )
     frontend: Any = Frontend(PassingHttpCodec(LIMITS, {}), service)
-    budget = Budget(1 << 30)
+    budget = MemoryBudget(1 << 30)
     server = HttpServer(
         mounts=[HttpMount(("/v2",), frontend)],
         limits=ServerLimits(**{"cut_through_bytes": 64 * 1024, **limits}),
@@ -226,7 +226,7 @@ async def grpc_near(far: FarGrpc, **limits: Any) -> AsyncIterator[tuple[Near, Gr
     methods = {"/inference.GRPCInferenceService/ModelInfer": MethodKind.UNARY}
     frontend: Any = far
     server = GrpcServer(
-        "127.0.0.1:0", [GrpcMount(methods, frontend)], ServerLimits(**limits), Budget(1 << 30)
+        "127.0.0.1:0", [GrpcMount(methods, frontend)], ServerLimits(**limits), MemoryBudget(1 << 30)
     )
     await server.start()
     try:

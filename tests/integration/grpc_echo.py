@@ -14,11 +14,11 @@ import pytest
 
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.contract import (
-    Budget,
     ClientLimits,
     GrpcClient,
     GrpcFrontend,
     GrpcMount,
+    MemoryBudget,
     Server,
     ServerLimits,
 )
@@ -130,13 +130,13 @@ def new_server(
     frontend: GrpcFrontend | None = None,
     limits: ServerLimits | None = None,
     *,
-    budget: Budget | None = None,
+    budget: MemoryBudget | None = None,
     tls: ServerTls | None = None,
     extras: Sequence[GrpcMount] = (),
 ) -> Server:
     """Make a server of the make under test; without *frontend* it has no methods."""
     mounts = () if frontend is None else (GrpcMount(METHODS, frontend),)
-    limits, budget = limits or ServerLimits(), budget or Budget(512 * MIB)
+    limits, budget = limits or ServerLimits(), budget or MemoryBudget(512 * MIB)
     if MAKES.server == "native":
         context = None if tls is None else server_context(tls)
         return NativeServer(address, mounts, limits, budget, ssl_context=context, extras=extras)

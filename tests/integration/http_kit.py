@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.transports.contract import Budget, HttpFrontend, HttpMount, ServerLimits
+from gateway.transports.contract import HttpFrontend, HttpMount, MemoryBudget, ServerLimits
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1.client import HttpClient as NativeClient
 from gateway.transports.http1.server import HttpServer as NativeServer
@@ -114,7 +114,7 @@ class Parts(Refusing):
 @dataclass
 class Running:
     server: HttpListener
-    budget: Budget
+    budget: MemoryBudget
     refused: list[GatewayError] = field(default_factory=list)
 
     @property
@@ -234,7 +234,7 @@ async def serving(
 ) -> AsyncIterator[Running]:
     """Serve *frontend* at /v2 with *limits* shortened for the test."""
     refused: list[GatewayError] = []
-    budget = Budget(budget_bytes)
+    budget = MemoryBudget(budget_bytes)
     server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), frontend)],
         limits=ServerLimits(**limits),

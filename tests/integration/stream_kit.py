@@ -13,7 +13,7 @@ from typing import Any
 from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.graphpipe.stream import SizePrefixFramer
-from gateway.transports.contract import Budget, ServerLimits, StreamFrontend
+from gateway.transports.contract import MemoryBudget, ServerLimits, StreamFrontend
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame, Framer
@@ -200,7 +200,7 @@ class Raw:
 @dataclass
 class Running:
     server: StreamServer
-    budget: Budget
+    budget: MemoryBudget
     refused: list[GatewayError] = field(default_factory=list)
 
     @property
@@ -243,7 +243,7 @@ async def serving(
 ) -> AsyncIterator[Running]:
     """Serve *frontend* with *limits* shortened for the test."""
     refused: list[GatewayError] = []
-    budget = Budget(budget_bytes)
+    budget = MemoryBudget(budget_bytes)
     server = StreamServer(
         address,
         framer or (lambda: _framer_of(in_order)),

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.policies.limits.policy import Guard
-from gateway.policies.limits.retry import Retries
+from gateway.policies.limits.policy import CallLimits
+from gateway.policies.limits.retry import RetryBudget
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
 from gateway.transports.contract import ClientLimits
@@ -23,8 +23,8 @@ from tests.integration.cut_kit import MIB, Far, FarGrpc, answer_of, grpc_near, n
 from tests.integration.http_kit import eventually
 
 
-def retried(inner: Service) -> Guard:
-    return Guard(inner, retries=Retries())
+def retried(inner: Service) -> CallLimits:
+    return CallLimits(inner, retries=RetryBudget())
 
 
 async def test_bytes_pass_unchanged() -> None:
@@ -219,7 +219,7 @@ async def test_a_deadline_ends_both_sides() -> None:
     async with (
         Far() as far,
         near(
-            lambda: HttpClient(far.url, ClientLimits()), layer=lambda inner: Guard(inner, 0.2)
+            lambda: HttpClient(far.url, ClientLimits()), layer=lambda inner: CallLimits(inner, 0.2)
         ) as gateway,
     ):
         raw = await gateway.connect()

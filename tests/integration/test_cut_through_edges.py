@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from benchmarks import resident
-from gateway.policies.observe import Observation, Observe
+from gateway.policies.observe import CallRecord, Observe
 from gateway.protocols.oip.cut_through import PassingGrpcCodec
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
@@ -79,7 +79,7 @@ async def test_a_drain_that_is_over_ends_both_sides() -> None:
 
 async def test_a_client_that_leaves_is_counted() -> None:
     """Its call is observed as cancelled, as any that nobody waits for."""
-    seen: list[Observation] = []
+    seen: list[CallRecord] = []
     async with (
         Far() as far,
         near(

@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from gateway.ir.errors import Overloaded, TooLarge
-from gateway.transports.contract import Budget, ClientLimits, ServerLimits
+from gateway.transports.contract import ClientLimits, MemoryBudget, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.integration.grpc_echo import (
     STREAM,
@@ -146,7 +146,7 @@ async def test_wait_for_a_place_is_short() -> None:
 async def test_bytes_in_flight_are_bounded_and_given_back() -> None:
     """A message the budget has no room for is refused; after the others end all of it is free."""
     frontend = Slow()
-    budget = Budget(LIMIT)
+    budget = MemoryBudget(LIMIT)
     limits = ServerLimits(queue_wait_s=0.02)
     async with serving(frontend, limits, budget=budget) as server, calling(server) as client:
         first = asyncio.create_task(client.send(ask(bytes(LIMIT)), deadline=None))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import GatewayError, Unavailable
-from gateway.transports.contract import Budget, ClientLimits, GrpcMount, ServerLimits
+from gateway.transports.contract import ClientLimits, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http2 import frames
@@ -56,7 +56,7 @@ async def served(
         "127.0.0.1:0",
         (GrpcMount(METHODS, frontend),),
         ServerLimits(**limits),
-        Budget(512 * MIB),
+        MemoryBudget(512 * MIB),
         refused=told.append,
         extras=(Health(_serving).mount,),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.contract import Budget, HttpMount, ServerLimits
+from gateway.transports.contract import HttpMount, MemoryBudget, ServerLimits
 from tests.integration.http_kit import (
     HTTP_MAKES,
     Answer,
@@ -371,12 +371,12 @@ async def test_operators_are_shut_out_when_descriptors_are_short(
     server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), Echo())],
         limits=ServerLimits(),
-        budget=Budget(1 << 20),
+        budget=MemoryBudget(1 << 20),
         reserve=reserve,
     )
     await server.start()
     try:
-        found = await Running(server, Budget(0)).ask(post(b"", "Connection: close"))
+        found = await Running(server, MemoryBudget(0)).ask(post(b"", "Connection: close"))
     finally:
         await server.stop()
     assert statuses == parse(found)

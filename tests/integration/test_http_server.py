@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.transports.contract import Budget, ServerLimits
+from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.integration.http_kit import (
     HTTP_MAKES,
@@ -326,7 +326,7 @@ async def test_address_in_use_is_an_os_error() -> None:
     """A taken port fails at start."""
     async with serving(Echo()) as running:
         server = HTTP_MAKES.http_server(
-            "127.0.0.1", running.port, mounts=[], limits=ServerLimits(), budget=Budget(1)
+            "127.0.0.1", running.port, mounts=[], limits=ServerLimits(), budget=MemoryBudget(1)
         )
         with pytest.raises(OSError, match="in use"):
             await server.start()

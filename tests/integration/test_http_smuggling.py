@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 from tests.integration.http_kit import Echo, parse, post, serving
 
 pytestmark = pytest.mark.usefixtures("http_makes")
@@ -133,5 +133,5 @@ async def test_traceback_for_a_body_that_breaks_after_its_answer(
 
 def test_long_messages_are_clipped() -> None:
     """What a client sent comes back in an error only in part."""
-    fault = HttpFault(400, "x" * 100_000)
+    fault = HttpError(400, "x" * 100_000)
     assert len(fault.response.view) < 1024

@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from gateway.app.transports import HTTP_SERVERS, Make, grpc_server
+from gateway.app.transports import HTTP_SERVERS, TransportImplementation, grpc_server
 from gateway.ir.errors import GatewayError
-from gateway.transports.contract import Budget, GrpcMount, HttpMount, Server, ServerLimits
-from gateway.transports.net.port_reservation import PortGuard
+from gateway.transports.contract import GrpcMount, HttpMount, MemoryBudget, Server, ServerLimits
+from gateway.transports.net.port_reservation import PortReservation
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
 from tests.integration.grpc_echo import METHODS, Answers, echo
 from tests.integration.stream_kit import framed, ordered
 
-MAKES: tuple[Make, ...] = ("native", "reference")
+MAKES: tuple[TransportImplementation, ...] = ("native", "reference")
 
 
 class Page:
@@ -43,7 +43,7 @@ class Same:
 Start = Callable[[str, bool], Server]
 
 
-def http(make: Make) -> Start:
+def http(make: TransportImplementation) -> Start:
     def new(address: str, shares: bool) -> Server:
         host, _, port = address.rpartition(":")
         return HTTP_SERVERS[make](
@@ -51,14 +51,14 @@ def http(make: Make) -> Start:
             int(port),
             mounts=[HttpMount(("",), Page())],
             limits=ServerLimits(),
-            budget=Budget(1 << 20),
+            budget=MemoryBudget(1 << 20),
             reuse_port=shares,
         )
 
     return new
 
 
-def grpc(make: Make) -> Start:
+def grpc(make: TransportImplementation) -> Start:
     def new(address: str, shares: bool) -> Server:
         return grpc_server(
             make,
@@ -66,7 +66,7 @@ def grpc(make: Make) -> Start:
             mounts=[GrpcMount(METHODS, Answers(echo))],
             extras=(),
             limits=ServerLimits(),
-            budget=Budget(1 << 20),
+            budget=MemoryBudget(1 << 20),
             tls=None,
             refused=lambda _error: None,
             reuse_port=shares,
@@ -81,7 +81,7 @@ def stream(address: str, shares: bool) -> Server:
         ordered,
         Same(),
         limits=ServerLimits(),
-        budget=Budget(1 << 20),
+        budget=MemoryBudget(1 << 20),
         reuse_port=shares,
     )
 
@@ -94,7 +94,7 @@ kinds = pytest.mark.parametrize("new", KINDS, ids=NAMES)
 @kinds
 async def test_two_share_a_port(new: Start) -> None:
     """The second server that shares a port gets it, and either one answers when the other left."""
-    guard = PortGuard("127.0.0.1", 0)
+    guard = PortReservation("127.0.0.1", 0)
     address = f"127.0.0.1:{guard.port}"
     first, second = new(address, True), new(address, True)
     try:
@@ -112,7 +112,7 @@ async def test_two_share_a_port(new: Start) -> None:
 @kinds
 async def test_a_server_on_its_own_is_refused(new: Start) -> None:
     """One that does not share is told that the address is in use."""
-    guard = PortGuard("127.0.0.1", 0)
+    guard = PortReservation("127.0.0.1", 0)
     address = f"127.0.0.1:{guard.port}"
     shared, alone = new(address, True), new(address, False)
     try:
@@ -143,7 +143,7 @@ async def test_those_who_came_last_are_served(
     new: Start, request_: bytes, part: slice, expected: bytes
 ) -> None:
     """Clients whose connections the kernel made before a server left are answered by it."""
-    guard = PortGuard("127.0.0.1", 0)
+    guard = PortReservation("127.0.0.1", 0)
     server = new(f"127.0.0.1:{guard.port}", True)
     await server.start()
     clients = []

@@ -16,7 +16,7 @@ import trustme
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.brpc.framing import looks_like, server_framer
-from gateway.transports.admission import Budget, ConnectionCount
+from gateway.transports.admission import ConnectionCount, MemoryBudget
 from gateway.transports.contract import (
     ClientLimits,
     GrpcFrontend,
@@ -27,7 +27,11 @@ from gateway.transports.contract import (
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.reference.http_server import HttpServer
-from gateway.transports.stream.protocol_sniffing import Beside, may_be_http, may_be_http2
+from gateway.transports.stream.protocol_sniffing import (
+    SharedPortProtocols,
+    may_be_http,
+    may_be_http2,
+)
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -111,7 +115,7 @@ async def both(
     calls: GrpcFrontend | None = None,
     **changed: Any,
 ) -> AsyncIterator[Port]:
-    limits, budget = ServerLimits(**changed), Budget(1 << 30)
+    limits, budget = ServerLimits(**changed), MemoryBudget(1 << 30)
     count = ConnectionCount(limits.connections, limits.connections_per_address)
     refused: list[GatewayError] = []
     beside = HttpServer(
@@ -140,7 +144,9 @@ async def both(
         ordered=False,
         ssl_context=ssl_context,
         refused=refused.append,
-        beside=Beside(looks_like, ((may_be_http, beside), (may_be_http2, grpc)), count),
+        beside=SharedPortProtocols(
+            looks_like, ((may_be_http, beside), (may_be_http2, grpc)), count
+        ),
     )
     await server.start()
     try:
@@ -401,8 +407,8 @@ async def test_a_port_that_is_taken_leaves_nothing_started() -> None:
             lambda: server_framer(MessageLimits()),
             Echo(),
             limits=limits,
-            budget=Budget(1000),
-            beside=Beside(looks_like, ((may_be_http, noted),), count),
+            budget=MemoryBudget(1000),
+            beside=SharedPortProtocols(looks_like, ((may_be_http, noted),), count),
         )
         with pytest.raises(OSError, match="cannot listen on"):
             await server.start()

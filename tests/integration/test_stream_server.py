@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.contract import Budget, ServerLimits
+from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.transports.stream.server import StreamServer
 from tests.integration.http_kit import eventually
 from tests.integration.stream_kit import (
@@ -551,7 +551,7 @@ async def test_stopping_is_harmless_the_second_time(address: str) -> None:
 
 
 def another(address: str) -> StreamServer:
-    return StreamServer(address, ordered, Echo(), limits=ServerLimits(), budget=Budget(1000))
+    return StreamServer(address, ordered, Echo(), limits=ServerLimits(), budget=MemoryBudget(1000))
 
 
 async def test_a_taken_address_is_one_clear_error(address: str) -> None:

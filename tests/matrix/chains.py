@@ -15,9 +15,9 @@ from gateway.backends.versions import Versions
 from gateway.frontend import Frontend
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.metadata import ModelMetadata
-from gateway.policies.buffer_body import Land
+from gateway.policies.buffer_body import BufferBody
 from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import Forward
+from gateway.policies.forward_headers import ForwardHeaders
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import WHOLE, Client
@@ -72,10 +72,12 @@ async def gateway(
     try:
         there, here = way.registered, REGISTERED[client.codec]
         runs: Any = versions if metadata is None else Declared(versions, metadata)
-        served = Frontend(there.make(way.listener), Land(Told(Complete(runs, WHOLE))))
+        served = Frontend(there.make(way.listener), BufferBody(Told(Complete(runs, WHOLE))))
         async with joined(there, served) as behind:
             codec = there.make(way.upstream)
-            upstream = Forward(Complete(Upstream("behind", codec, behind), codec.needs), (), {})
+            upstream = ForwardHeaders(
+                Complete(Upstream("behind", codec, behind), codec.needs), (), {}
+            )
             offered = Frontend(here.make(client.listener), Told(upstream))
             async with joined(here, offered) as transport:
                 yield transport

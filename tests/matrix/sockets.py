@@ -7,10 +7,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from gateway.app.transports import HTTP_SERVERS, Make, grpc_client, grpc_server, http_client
+from gateway.app.transports import (
+    HTTP_SERVERS,
+    TransportImplementation,
+    grpc_client,
+    grpc_server,
+    http_client,
+)
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.transports.admission import Budget
+from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, Server, ServerLimits
 from gateway.transports.stream.client import StreamClient
 from gateway.transports.stream.server import StreamServer
@@ -22,7 +28,9 @@ _FREE = "127.0.0.1:0"
 
 
 @asynccontextmanager
-async def over_sockets(make: Make, there: Registered, frontend: Any) -> AsyncIterator[Any]:
+async def over_sockets(
+    make: TransportImplementation, there: Registered, frontend: Any
+) -> AsyncIterator[Any]:
     """Serve *frontend* by transports of *make*, and give a client of it of the same make."""
     server = _server(make, there, frontend)
     await server.start()
@@ -36,8 +44,8 @@ async def over_sockets(make: Make, there: Registered, frontend: Any) -> AsyncIte
         await server.stop()
 
 
-def _server(make: Make, there: Registered, frontend: Any) -> Server:
-    budget = Budget(_BUDGET_BYTES)
+def _server(make: TransportImplementation, there: Registered, frontend: Any) -> Server:
+    budget = MemoryBudget(_BUDGET_BYTES)
     if there.carrier == "http":
         return HTTP_SERVERS[make](
             host="127.0.0.1",
@@ -63,7 +71,7 @@ def _server(make: Make, there: Registered, frontend: Any) -> Server:
     return StreamServer(_FREE, framer, frontend, limits=_LIMITS, budget=budget, ordered=ordered)
 
 
-def _client(make: Make, there: Registered, address: str) -> Any:
+def _client(make: TransportImplementation, there: Registered, address: str) -> Any:
     if there.carrier == "http":
         return http_client(make, address, ClientLimits(), tls=None)
     if there.carrier == "grpc":

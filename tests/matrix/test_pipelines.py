@@ -20,9 +20,9 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.pipelines.graph import Graph, Step, parsed_source
 from gateway.pipelines.pipeline import Pipeline
-from gateway.pipelines.signature_cache import Knowledge
+from gateway.pipelines.signature_cache import SignatureCache
 from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import Forward
+from gateway.policies.forward_headers import ForwardHeaders
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
@@ -85,7 +85,7 @@ async def asked_in(way: Carries | None, name: str, source: str) -> AsyncIterator
             frontend = Frontend(there.make(way.listener), Told(Complete(versions, WHOLE)))
             codec = there.make(way.upstream)
             upstream = Upstream("behind", codec, _MEMORY[there.carrier](frontend))
-            yield Forward(Complete(upstream, codec.needs), (), {})
+            yield ForwardHeaders(Complete(upstream, codec.needs), (), {})
     finally:
         await versions.stop()
 
@@ -106,7 +106,7 @@ async def pipeline(client: Client, way: Carries | None) -> AsyncIterator[Any]:
         }
         inner = ByModel(there)
         parts = graph(name, model, text)
-        service = Pipeline(parts, inner, Knowledge(parts, MetadataCache(inner)))
+        service = Pipeline(parts, inner, SignatureCache(parts, MetadataCache(inner)))
         here = REGISTERED[client.codec]
         frontend = Frontend(here.make(client.listener), Told(Complete(service, WHOLE)))
         yield _MEMORY[here.carrier](frontend)

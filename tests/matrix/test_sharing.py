@@ -20,8 +20,8 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import Forward
-from gateway.policies.model_config import Describe
+from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
@@ -63,15 +63,17 @@ async def sharing(
     versions = Versions(M.name, [PythonBackend(M.name, model, max_batch_size=64)])
     await versions.start()
     try:
-        target: Any = Describe(versions)
+        target: Any = ModelConfigurationLayer(versions)
         if way is not None:
             there = way.registered
             served = Told(Complete(target, WHOLE))
             behind = _MEMORY[there.carrier](Frontend(there.make(way.listener), served))
             codec = there.make(way.upstream)
-            target = Forward(Complete(Upstream("behind", codec, behind), codec.needs), (), {})
+            target = ForwardHeaders(
+                Complete(Upstream("behind", codec, behind), codec.needs), (), {}
+            )
         layers = Classify(Complete(shared(M.name, target, config, Metrics("test")), WHOLE))
-        service = Told(Forward(layers, (), {}))
+        service = Told(ForwardHeaders(layers, (), {}))
         yield {client.name: _transport(client, service) for client in CLIENTS}
     finally:
         await versions.stop()

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gateway.app.transports import Make
+from gateway.app.transports import TransportImplementation
 from gateway.ir.datatypes import Datatype
 from tests.matrix.cases import Case
 from tests.matrix.chains import gateway
@@ -35,7 +35,7 @@ SMALL, LARGE = _case("small", 5), _case("larger than a window", 20_000)
 FRAMES = _case("larger than a frame", 300_000)
 
 
-async def _cross(make: Make, client: Client, way: Carries, *cases: Case) -> None:
+async def _cross(make: TransportImplementation, client: Client, way: Carries, *cases: Case) -> None:
     model = model_of(client, way, "identity_fp32")
     told = "trtis" in client.codec + way.codec
     for some in [[case] for case in cases] if told else [list(cases)]:
@@ -50,7 +50,9 @@ async def _cross(make: Make, client: Client, way: Carries, *cases: Case) -> None
 @BY_MAKE
 @BY_CLIENT
 @pytest.mark.parametrize("way", ONE_OF_EACH, ids=lambda way: way.name)
-async def test_every_form_crosses_sockets(make: Make, client: Client, way: Carries) -> None:
+async def test_every_form_crosses_sockets(
+    make: TransportImplementation, client: Client, way: Carries
+) -> None:
     """Bit by bit, over both hops, small and larger than a stream may send unasked."""
     await _cross(make, client, way, SMALL, LARGE)
 
@@ -59,7 +61,9 @@ async def test_every_form_crosses_sockets(make: Make, client: Client, way: Carri
 @BY_MAKE
 @BY_CLIENT
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-async def test_large_tensors_cross_sockets(make: Make, client: Client, way: Carries) -> None:
+async def test_large_tensors_cross_sockets(
+    make: TransportImplementation, client: Client, way: Carries
+) -> None:
     """Of more than a megabyte, in every dialect."""
     await _cross(make, client, way, SMALL, FRAMES)
 

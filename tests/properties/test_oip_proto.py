@@ -26,7 +26,7 @@ from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.decode import InferReader, Read
-from gateway.protocols.oip.grpc.encode import InferWriter
+from gateway.protocols.oip.grpc.encode import InferEncoder
 from gateway.protocols.oip.parameters import join_parameters
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
@@ -47,7 +47,7 @@ from tests.properties.oip_messages import (
 )
 
 READER = InferReader(DEFAULT_LIMITS)
-WRITER = InferWriter()
+WRITER = InferEncoder()
 CODEC = GrpcCodec(DEFAULT_LIMITS, {})
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

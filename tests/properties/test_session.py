@@ -10,7 +10,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.session import Asked, Said, Session
+from gateway.session import Session, SessionCall, SessionReply
 from tests.properties.conftest import Run
 
 Heard = tuple[int, int]
@@ -61,7 +61,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[Said[Heard], None]:
+async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[SessionReply[Heard], None]:
     assert plan.lane is None or plan.lane not in seen.running.values(), "two calls of one lane"
     seen.running[number] = plan.lane
     seen.begun.append(number)
@@ -69,7 +69,7 @@ async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[Said[Hea
     try:
         for answer in range(plan.answers):
             await turns(plan.waits[answer])
-            yield Said((number, answer), plan.alone)
+            yield SessionReply((number, answer), plan.alone)
         await turns(plan.waits[-1])
     finally:
         del seen.running[number]
@@ -78,10 +78,10 @@ async def call(number: int, plan: Plan, seen: Played) -> AsyncGenerator[Said[Hea
 async def play(plans: list[Plan], most: int, arrivals: list[int], reader: int) -> Played:
     seen = Played()
 
-    async def coming() -> AsyncIterator[Asked[Heard]]:
+    async def coming() -> AsyncIterator[SessionCall[Heard]]:
         for number, plan in enumerate(plans):
             await turns(arrivals[number % len(arrivals)])
-            yield Asked(partial(call, number, plan, seen), plan.lane)
+            yield SessionCall(partial(call, number, plan, seen), plan.lane)
 
     async with asyncio.timeout(10):
         async for heard in Session[Heard](most).run(coming()):
@@ -132,9 +132,9 @@ def test_who_leaves_leaves_nothing_running(
     async def leave() -> None:
         seen = Played()
 
-        async def coming() -> AsyncIterator[Asked[Heard]]:
+        async def coming() -> AsyncIterator[SessionCall[Heard]]:
             for number, plan in enumerate(plans):
-                yield Asked(partial(call, number, plan, seen), plan.lane)
+                yield SessionCall(partial(call, number, plan, seen), plan.lane)
 
         answers = Session[Heard](most).run(coming())
         async with asyncio.timeout(10):

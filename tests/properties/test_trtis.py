@@ -22,7 +22,12 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.policies.complete.batch_axis import joined_reply, settled, split_reply, split_request
+from gateway.policies.complete.batch_axis import (
+    apply_batch_size,
+    merge_batch_size,
+    split_reply,
+    split_request,
+)
 from gateway.protocols.trtis.datatypes import NUMBERS
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.protocols.trtis.http.codec import HttpCodec
@@ -123,7 +128,7 @@ def test_request_comes_back(drawn: Any, codec: Any) -> None:
     metadata, request, _reply = drawn
     wire = codec.encode_call(split_request(request, metadata))
     found = codec.decode_call(as_server(wire))
-    assert request == settled(found, metadata, whole=True).changed(context=Context())
+    assert request == apply_batch_size(found, metadata, whole=True).changed(context=Context())
 
 
 @given(models(), CODECS)
@@ -133,7 +138,7 @@ def test_answer_comes_back(drawn: Any, codec: Any) -> None:
     apart = split_request(request, metadata)
     call = codec.decode_call(as_server(codec.encode_call(apart)))
     wire = codec.encode_reply(call, split_reply(reply, metadata, call.batch_size))
-    found = joined_reply(codec.decode_reply(apart, as_client(wire)), metadata)
+    found = merge_batch_size(codec.decode_reply(apart, as_client(wire)), metadata)
     assert (reply.model, reply.id) == (found.model, found.id)
     assert [(one.name, one.shape, bytes(as_raw(one))) for one in reply.outputs] == [
         (one.name, one.shape, bytes(as_raw(one))) for one in found.outputs

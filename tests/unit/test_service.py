@@ -6,11 +6,11 @@ import pytest
 
 from gateway.ir.calls import ServerLiveRequest, ServerReadyRequest
 from gateway.ir.errors import Unsupported
-from gateway.service import Alarm, Aside, Dispatch, past
+from gateway.service import Dispatch, SelectiveLayer, Timeout, resolve_for
 from tests.fakes import ScriptedService
 
 
-class Ready(Aside):
+class Ready(SelectiveLayer):
     """Answers whether the server is ready; it is not."""
 
     takes = frozenset({ServerReadyRequest})
@@ -32,9 +32,9 @@ def test_past_is_the_first_that_has_something_to_do() -> None:
     service = ScriptedService()
     inner = Ready(service)
     outer = Ready(inner)
-    found = [past(each, ServerLiveRequest) for each in (outer, inner, service)]
+    found = [resolve_for(each, ServerLiveRequest) for each in (outer, inner, service)]
     assert [service, service, service] == found
-    assert outer is past(outer, ServerReadyRequest)
+    assert outer is resolve_for(outer, ServerReadyRequest)
 
 
 async def test_dispatch_picks_by_type() -> None:
@@ -54,7 +54,7 @@ async def test_dispatch_refuses_what_it_has_no_method_for() -> None:
 
 async def test_alarm_ends_what_takes_too_long() -> None:
     """A block that is still waiting when the alarm rings ends with TimeoutError."""
-    alarm = Alarm(0.01)
+    alarm = Timeout(0.01)
     with pytest.raises(TimeoutError), alarm:
         await asyncio.Event().wait()
     assert alarm.rang
@@ -65,7 +65,7 @@ async def test_alarm_ends_what_takes_too_long() -> None:
 
 async def test_alarm_in_time_is_silent() -> None:
     """A block that ends in time ends as it would without the alarm, and nothing rings later."""
-    alarm = Alarm(0.01)
+    alarm = Timeout(0.01)
     with alarm:
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
@@ -76,7 +76,7 @@ async def test_alarm_lets_another_cancellation_through() -> None:
     """A task that somebody else cancels is cancelled, even when the alarm rings as well."""
 
     async def guarded() -> None:
-        with Alarm(0.0):
+        with Timeout(0.0):
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(guarded())
@@ -89,7 +89,7 @@ async def test_alarm_lets_another_cancellation_through() -> None:
 
 async def test_alarm_passes_errors_of_the_block() -> None:
     """What the block raises is raised, TimeoutErrors of its own included."""
-    alarm = Alarm(60.0)
+    alarm = Timeout(60.0)
     with pytest.raises(LookupError), alarm:
         raise LookupError
     assert not alarm.rang

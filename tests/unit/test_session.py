@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from gateway.session import Asked, Said, Session
+from gateway.session import Session, SessionCall, SessionReply
 from tests.fakes import settle
 
 
@@ -18,24 +18,24 @@ class Calls:
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.closed: list[str] = []
-        self._queues: dict[str, asyncio.Queue[Said[str] | None]] = {}
+        self._queues: dict[str, asyncio.Queue[SessionReply[str] | None]] = {}
 
-    def asked(self, name: str, lane: str | None = None) -> Asked[str]:
+    def asked(self, name: str, lane: str | None = None) -> SessionCall[str]:
         self._queues[name] = asyncio.Queue()
-        return Asked(partial(self._answers, name), lane)
+        return SessionCall(partial(self._answers, name), lane)
 
     def say(self, name: str, *answers: str) -> None:
         for answer in answers:
-            self._queues[name].put_nowait(Said(answer, alone=False))
+            self._queues[name].put_nowait(SessionReply(answer, alone=False))
 
     def end(self, name: str) -> None:
         self._queues[name].put_nowait(None)
 
     def only(self, name: str, answer: str) -> None:
-        self._queues[name].put_nowait(Said(answer, alone=True))
+        self._queues[name].put_nowait(SessionReply(answer, alone=True))
         self.end(name)
 
-    async def _answers(self, name: str) -> AsyncGenerator[Said[str], None]:
+    async def _answers(self, name: str) -> AsyncGenerator[SessionReply[str], None]:
         self.begun.append(name)
         try:
             while (said := await self._queues[name].get()) is not None:
@@ -50,11 +50,11 @@ class Open:
     def __init__(self, most: int = 8) -> None:
         self.heard: list[str] = []
         self.taken = 0
-        self._coming: asyncio.Queue[Asked[str] | None] = asyncio.Queue()
+        self._coming: asyncio.Queue[SessionCall[str] | None] = asyncio.Queue()
         self._answers = Session[str](most).run(self._calls())
         self.task = asyncio.ensure_future(self._listen())
 
-    async def come(self, *calls: Asked[str]) -> None:
+    async def come(self, *calls: SessionCall[str]) -> None:
         for call in calls:
             self._coming.put_nowait(call)
         await settle()
@@ -63,7 +63,7 @@ class Open:
         self._coming.put_nowait(None)
         await self.task
 
-    async def _calls(self) -> AsyncIterator[Asked[str]]:
+    async def _calls(self) -> AsyncIterator[SessionCall[str]]:
         while (call := await self._coming.get()) is not None:
             self.taken += 1
             yield call
@@ -157,13 +157,13 @@ async def test_makes_no_more_than_is_taken() -> None:
     """While nobody listens a call is asked for one answer, and the session holds one more."""
     made: list[int] = []
 
-    async def endless() -> AsyncGenerator[Said[int], None]:
+    async def endless() -> AsyncGenerator[SessionReply[int], None]:
         for number in range(1_000_000):
             made.append(number)
-            yield Said(number, alone=False)
+            yield SessionReply(number, alone=False)
 
-    async def calls() -> AsyncIterator[Asked[int]]:
-        yield Asked(endless)
+    async def calls() -> AsyncIterator[SessionCall[int]]:
+        yield SessionCall(endless)
 
     answers = Session[int](8).run(calls())
     assert 0 == await anext(answers)
@@ -189,21 +189,21 @@ async def test_a_bug_is_raised_and_ends_all(broken: str) -> None:
     """What calls, or an answering that is to raise nothing, raise comes out; the rest is ended."""
     ended: list[str] = []
 
-    async def waits() -> AsyncGenerator[Said[str], None]:
+    async def waits() -> AsyncGenerator[SessionReply[str], None]:
         try:
             await asyncio.get_running_loop().create_future()
-            yield Said("never", alone=True)
+            yield SessionReply("never", alone=True)
         finally:
             ended.append("waits")
 
-    async def breaks() -> AsyncGenerator[Said[str], None]:
+    async def breaks() -> AsyncGenerator[SessionReply[str], None]:
         await settle()
-        yield Said(str(1 // 0), alone=True)
+        yield SessionReply(str(1 // 0), alone=True)
 
-    async def calls() -> AsyncIterator[Asked[str]]:
-        yield Asked(waits)
+    async def calls() -> AsyncIterator[SessionCall[str]]:
+        yield SessionCall(waits)
         if broken == "answers":
-            yield Asked(breaks)
+            yield SessionCall(breaks)
         else:
             await settle()
             raise ZeroDivisionError

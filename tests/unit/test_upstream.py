@@ -27,7 +27,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ServerMetadata
-from gateway.upstream import SettlingUpstream, Upstream
+from gateway.upstream import DialectDetectingUpstream, Upstream
 from tests.fakes import ScriptedService
 
 
@@ -164,7 +164,7 @@ async def test_asks_a_server_once_who_it_is() -> None:
         names.append(name)
         return settled
 
-    service = SettlingUpstream(plain, make)
+    service = DialectDetectingUpstream(plain, make)
     assert all(await asyncio.gather(service(READY), service(READY)))
     assert await service(READY) is True
     assert ["triton"] == names
@@ -173,7 +173,7 @@ async def test_asks_a_server_once_who_it_is() -> None:
 
 async def test_questions_alike_in_every_dialect_settle_nothing() -> None:
     """Readiness probes work before anybody knows the dialect."""
-    service = SettlingUpstream(ScriptedService(True, True), lambda _name: ScriptedService())
+    service = DialectDetectingUpstream(ScriptedService(True, True), lambda _name: ScriptedService())
     assert await service(ServerReadyRequest()) is True
     assert await service(ServerLiveRequest()) is True
 
@@ -187,7 +187,7 @@ async def test_a_server_that_is_away_is_asked_again() -> None:
         names.append(name)
         return ScriptedService(True)
 
-    service = SettlingUpstream(plain, make)
+    service = DialectDetectingUpstream(plain, make)
     with pytest.raises(Unavailable):
         await service(READY)
     assert await service(READY) is True
@@ -203,7 +203,7 @@ async def test_a_server_that_will_not_say_has_no_name() -> None:
         names.append(name)
         return ScriptedService(True)
 
-    assert await SettlingUpstream(ScriptedService(refusal), make)(READY) is True
+    assert await DialectDetectingUpstream(ScriptedService(refusal), make)(READY) is True
     assert [""] == names
 
 

@@ -9,11 +9,11 @@ import pytest
 from gateway.frontend import Frontend
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrivingData, as_raw
+from gateway.ir.data import StreamedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage, Overloaded, Unavailable
-from gateway.ir.streaming_body import arriving_in
-from gateway.ir.tensor import arriving_tensor
+from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.tensor import streamed_tensor
 from gateway.transports.contract import ask_early, head_bytes
 from gateway.upstream import Upstream
 from tests.fakes import FakeArriving, ScriptedService
@@ -56,8 +56,8 @@ class Client:
 
 
 def waiting(source: FakeArriving) -> InferRequest:
-    data = ArrivingData(source, source.start, source.end - source.start)
-    tensor = arriving_tensor("a", Datatype.UINT8, (data.size_bytes,), data)
+    data = StreamedData(source, source.start, source.end - source.start)
+    tensor = streamed_tensor("a", Datatype.UINT8, (data.size_bytes,), data)
     return InferRequest(model=MODEL, inputs=(tensor,))
 
 
@@ -132,7 +132,7 @@ async def test_a_frontend_begins_with_the_head() -> None:
     service = ScriptedService(True)
     assert "reply True" == await asked("early", service, [])
     (call,) = service.calls
-    assert arriving_in(call) is not None
+    assert streaming_body_of(call) is not None
     assert call.context.request_id
 
 

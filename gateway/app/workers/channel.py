@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.app.worker_slot import Seat
+from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 
 _SIZE = struct.Struct("!I")
@@ -36,7 +36,7 @@ class Orders:
     """
 
     loaded: LoadedConfig
-    seat: Seat
+    seat: WorkerSlot
     first: bool
     sockets: Mapping[str, int] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RestartPolicy:
     """How patient a supervisor is.
 
     Attributes:
@@ -32,7 +32,7 @@ class Restarts:
         pace: How patient to be.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: RestartPolicy) -> None:
         self._pace = pace
         self._deaths = 0
 

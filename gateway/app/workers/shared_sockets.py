@@ -9,7 +9,7 @@ from typing import Any
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.config.units import Address, StreamAddress
-from gateway.transports.net.port_reservation import PortGuard
+from gateway.transports.net.port_reservation import PortReservation
 from gateway.transports.net.unix_socket import UnixSocket
 
 _BACKLOG = 1024
@@ -29,7 +29,7 @@ class Addresses:
     """
 
     def __init__(self, loaded: LoadedConfig) -> None:
-        self._guards: list[PortGuard] = []
+        self._guards: list[PortReservation] = []
         self._files: list[UnixSocket] = []
         self._sockets: dict[str, socket.socket] = {}
         try:
@@ -72,7 +72,7 @@ class Addresses:
         sock.listen(_BACKLOG)
 
     def _hold(self, address: Address) -> Address:
-        guard = PortGuard(address.host, address.port)
+        guard = PortReservation(address.host, address.port)
         self._guards.append(guard)
         return Address(address.host, guard.port)
 

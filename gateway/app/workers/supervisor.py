@@ -16,19 +16,19 @@ from gateway import __version__
 from gateway.app.admin import start_pages
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.app.worker_slot import Seat
+from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.channel import Orders
-from gateway.app.workers.restart_policy import Pace, Restarts
+from gateway.app.workers.restart_policy import RestartPolicy, Restarts
 from gateway.app.workers.shared_sockets import Addresses
-from gateway.app.workers.worker_process import Child, ending, launch
+from gateway.app.workers.worker_process import WorkerProcess, ending, launch
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.telemetry import log as logs
-from gateway.telemetry.aggregation import Totals, counter, gauge, total_of, write_page
+from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
 from gateway.transports.contract import Server
 
 log = structlog.get_logger(__name__)
 
-Launch = Callable[[Orders], Awaitable[Child]]
+Launch = Callable[[Orders], Awaitable[WorkerProcess]]
 
 # Beyond what the configuration gives a worker to end in good order.
 _GRACE_S: Final = 10.0
@@ -56,20 +56,20 @@ class Supervisor:
         launch: Launch,
         *,
         sockets: Mapping[str, int] = MappingProxyType({}),
-        pace: Pace | None = None,
+        pace: RestartPolicy | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._loaded = loaded
         self._launch = launch
         self._sockets = dict(sockets)
-        self._pace = pace or Pace()
+        self._pace = pace or RestartPolicy()
         self._clock = clock or asyncio.get_running_loop().time
-        self._seats = [Seat(number, count) for number in range(1, count + 1)]
-        self._children: dict[int, Child] = {}
+        self._seats = [WorkerSlot(number, count) for number in range(1, count + 1)]
+        self._children: dict[int, WorkerProcess] = {}
         self._serving: set[int] = set()
         self._restarts: dict[int, int] = dict.fromkeys(range(1, count + 1), 0)
         self._calls: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
-        self._totals = Totals()
+        self._totals = MetricsAggregator()
         self._stopping = asyncio.Event()
         self._failed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,7 +150,7 @@ class Supervisor:
         now = 0.0 if child is None else total_of(child.figures, _CALLS)
         return self._calls[number] + now
 
-    async def _begin(self, seat: Seat, *, first: bool) -> Mapping[str, str]:
+    async def _begin(self, seat: WorkerSlot, *, first: bool) -> Mapping[str, str]:
         """Start a worker and wait until it listens.
 
         Raises:
@@ -172,7 +172,7 @@ class Supervisor:
         log.info("worker started", worker=seat.number, pid=child.pid)
         return said
 
-    async def _keep(self, seat: Seat) -> None:
+    async def _keep(self, seat: WorkerSlot) -> None:
         """Wait for the end of a worker and start it again, over and over."""
         restarts = Restarts(self._pace)
         since: float | None = self._clock()
@@ -198,7 +198,7 @@ class Supervisor:
             self._restarts[seat.number] += 1
             since = await self._again(seat)
 
-    async def _again(self, seat: Seat) -> float | None:
+    async def _again(self, seat: WorkerSlot) -> float | None:
         """Start a worker again and return since when it listens; None for one that cannot."""
         reason = ""
         try:
@@ -210,7 +210,7 @@ class Supervisor:
             return None
         return self._clock()
 
-    async def _over(self, seat: Seat) -> int:
+    async def _over(self, seat: WorkerSlot) -> int:
         """Wait for a worker's end, and keep what it has counted; 1 for one that never was."""
         child = self._children.get(seat.number)
         if child is None:
@@ -276,7 +276,7 @@ class Supervisor:
 log = structlog.get_logger(__name__)
 
 
-def supervise(loaded: LoadedConfig, count: int, *, pace: Pace | None = None) -> int:
+def supervise(loaded: LoadedConfig, count: int, *, pace: RestartPolicy | None = None) -> int:
     """Run *count* workers until SIGTERM or SIGINT; return the exit status.
 
     The second signal ends all of them at once. The status is 1 when a worker keeps dying, or does
@@ -304,7 +304,7 @@ def supervise(loaded: LoadedConfig, count: int, *, pace: Pace | None = None) -> 
         return runner.run(_run(addresses, count, pace))
 
 
-async def _run(addresses: Addresses, count: int, pace: Pace | None) -> int:
+async def _run(addresses: Addresses, count: int, pace: RestartPolicy | None) -> int:
     loaded = addresses.loaded
     supervisor = Supervisor(loaded, count, launch, sockets=addresses.sockets, pace=pace)
     stop = asyncio.Event()

@@ -16,12 +16,12 @@ import structlog
 
 from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
-from gateway.app.process import leave_what_stays
+from gateway.app.process import freeze_startup_objects
 from gateway.app.run import loop_factory, prepare
 from gateway.app.workers.channel import Channel, Orders, open_channel, read_orders
 from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
-from gateway.telemetry.aggregation import figures_of
+from gateway.telemetry.aggregation import snapshot
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ async def _run(orders: Orders, line: socket.socket) -> int:
         starting.result()
     except StartError as error:
         return await _refused(channel, error)
-    leave_what_stays()
+    freeze_startup_objects()
     logs.set_level(orders.loaded.config.telemetry.log.level)
     channel.send({"started": gateway.addresses})
     waiting = asyncio.create_task(told.wait())
@@ -106,7 +106,7 @@ async def _answer(channel: Channel, gateway: Gateway) -> None:
 
 
 def _figures(gateway: Gateway) -> dict[str, object]:
-    return {"figures": figures_of(gateway.metrics.registry)}
+    return {"figures": snapshot(gateway.metrics.registry)}
 
 
 if __name__ == "__main__":

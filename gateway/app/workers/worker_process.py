@@ -18,7 +18,7 @@ MODULE: Final = "gateway.app.workers.worker"
 _ANSWER_S: Final = 1.0
 
 
-class Child(Protocol):
+class WorkerProcess(Protocol):
     """A worker.
 
     Attributes:
@@ -54,7 +54,7 @@ class Child(Protocol):
         ...
 
 
-async def launch(orders: Orders) -> WorkerProcess:
+async def launch(orders: Orders) -> SpawnedWorker:
     """Start a worker in a new process; the one that calls is not copied, only its environment."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -74,10 +74,10 @@ async def launch(orders: Orders) -> WorkerProcess:
         )
     channel = await open_channel(ours)
     channel.order(orders)
-    return WorkerProcess(process, channel)
+    return SpawnedWorker(process, channel)
 
 
-class WorkerProcess:
+class SpawnedWorker:
     """A worker in a process of its own; see `Child`.
 
     Args:

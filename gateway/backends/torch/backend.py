@@ -20,7 +20,7 @@ import structlog
 
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.model_files import one_line, read_labels, zeros
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.backends.repository import repository
 from gateway.backends.torch.archive_check import FILE_NAMES, NotServableError, kind_of
 from gateway.backends.torch.devices import CpuRunner, Runner, device_of, stream_runner
@@ -307,7 +307,7 @@ def _cause(error: Exception) -> Exception:
     return RuntimeError(text.strip().splitlines()[-1].removeprefix("RuntimeError: "))
 
 
-def from_plan(plan: Plan) -> Versions:
+def from_plan(plan: ModelSpec) -> Versions:
     """Return the PyTorch model of *plan*.
 
     Options: `device` (auto, cpu, cuda, cuda:N), `threads`, `warm_up` (times), `warm_up_shapes`

@@ -18,8 +18,8 @@ from gateway.ir.data import (
     ArrayData,
     ItemsData,
     RawData,
-    ShareData,
-    SharedData,
+    SharedMemoryData,
+    SlicedData,
     TensorData,
     as_items,
     as_numpy,
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<I")
 _OF_ONE_CALL = frozenset({*TRACING, REQUEST_ID})
 
 
-def rows_of(call: InferRequest) -> int:
+def row_count(call: InferRequest) -> int:
     """Return how many rows *call* has on its batch axis; 0 for one that cannot be joined.
 
     That is one inside a sequence, one whose tensors lie in shared memory, one without rows, or one
@@ -51,7 +51,7 @@ def rows_of(call: InferRequest) -> int:
         shape, data = tensor.shape, tensor.data
         if tensor.datatype is None or not shape or shape[0] != rows:
             return 0
-        if isinstance(data, ShareData | SharedData):
+        if isinstance(data, SlicedData | SharedMemoryData):
             return 0
     if any(output.shared is not None for output in call.outputs):
         return 0
@@ -60,7 +60,7 @@ def rows_of(call: InferRequest) -> int:
     return rows
 
 
-def key_of(call: InferRequest) -> Hashable:
+def batch_key(call: InferRequest) -> Hashable:
     """Return what two calls must have in common to be joined.
 
     All that the target may look at, but for the rows themselves, ids and times.
@@ -97,7 +97,7 @@ def crossing(context: Context) -> tuple[tuple[str, str], ...]:
     return tuple([pair for pair in context.metadata if pair[0] not in _OF_ONE_CALL])
 
 
-def joined(calls: Sequence[InferRequest]) -> InferRequest:
+def merge_requests(calls: Sequence[InferRequest]) -> InferRequest:
     """Return one call with the rows of all *calls*, which have one key.
 
     It has the deadline of the one that has most time, and the request id and trace of the first.
@@ -106,7 +106,7 @@ def joined(calls: Sequence[InferRequest]) -> InferRequest:
         InvalidTensor: The data of a call is not what its shape says.
     """
     first = calls[0]
-    rows = sum([rows_of(call) for call in calls])
+    rows = sum([row_count(call) for call in calls])
     ordered = [_by_name(call, first) for call in calls]
     inputs = tuple([_joined_tensor(tensors, rows) for tensors in zip(*ordered, strict=True)])
     deadlines = [call.context.deadline for call in calls if call.context.deadline is not None]
@@ -175,7 +175,7 @@ def _check_size(tensor: Tensor) -> None:
         )
 
 
-def parts(reply: InferResponse, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def split_reply(reply: InferResponse, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
     """Return the outputs of *reply* for each of the calls that were joined, as views.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from gateway.ir.calls import CONTROLS, Call, InferRequest
+from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest
 from gateway.ir.context import ModelRef
 from gateway.policies.metadata_cache import Known
 from gateway.service import Service
@@ -15,7 +15,7 @@ from gateway.service import Service
 R = TypeVar("R")
 
 
-class Alike:
+class NormalizeOutputs:
     """Lets a request for each of a model's outputs by name be one for all of them.
 
     The answer has them in the target's own order, as Triton and models in the gateway have them
@@ -39,7 +39,7 @@ class Alike:
         try:
             return await self._inner(call)
         finally:
-            if type(call) in CONTROLS:
+            if type(call) in MODEL_CONTROL_CALLS:
                 self._known.forget(call.model)
 
     async def _asks_all(self, call: InferRequest) -> bool:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from gateway.ir.calls import CONTROLS, Call, InferRequest, InferResponse
+from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
     Cancelled,
@@ -25,8 +25,14 @@ from gateway.ir.errors import (
     GatewayError,
     NotOneAnswer,
 )
-from gateway.policies.batch.merge import joined, key_of, parts, rows_of
-from gateway.policies.batch.queue import Asked, BatchRules, Group, Member, Turn
+from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
+from gateway.policies.batch.queue import (
+    BatchQueue,
+    BatchRules,
+    DispatchedBatch,
+    DispatchSlot,
+    PendingRequest,
+)
 from gateway.policies.metadata_cache import Known
 from gateway.service import Service
 
@@ -111,7 +117,7 @@ class Batch:
         self._clock = clock
         self._later = later
         self._known = Known(inner, clock=clock) if known is None else known
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Hashable, BatchQueue] = {}
         self._free = rules.in_flight
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
@@ -129,9 +135,9 @@ class Batch:
             try:
                 return await self._inner(call)
             finally:
-                if type(call) in CONTROLS:
+                if type(call) in MODEL_CONTROL_CALLS:
                     self._known.forget(call.model)
-        rows = rows_of(call)
+        rows = row_count(call)
         size_bytes = sum([tensor.nbytes for tensor in call.inputs]) if rows else 0
         # The answer to an InferRequest is an InferResponse, which is its R.
         if rows == 0 or size_bytes > self._rules.max_bytes:
@@ -156,11 +162,11 @@ class Batch:
         deadline = math.inf if call.context.deadline is None else call.context.deadline
         patience_s = min(self._rules.max_delay_s, (deadline - now) * _SHARE_OF_TIME)
         answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        member = Member(call, rows, size_bytes, now, now + patience_s, deadline, answer)
-        key = key_of(call)
+        member = PendingRequest(call, rows, size_bytes, now, now + patience_s, deadline, answer)
+        key = batch_key(call)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(key, most, self._rules)
+            group = self._groups[key] = BatchQueue(key, most, self._rules)
         group.add(member)
         self._go()
         try:
@@ -169,7 +175,7 @@ class Batch:
             self._left(member, group)
             raise
 
-    def _left(self, member: Member, group: Group) -> None:
+    def _left(self, member: PendingRequest, group: BatchQueue) -> None:
         """Forget a caller that has left."""
         if member.asked is None:
             group.keep([each for each in group.members if each is not member])
@@ -177,7 +183,7 @@ class Batch:
         elif member.asked.left():
             member.asked.task.cancel()
 
-    def _forget_if_empty(self, group: Group) -> None:
+    def _forget_if_empty(self, group: BatchQueue) -> None:
         # Another of the same key may have taken its place.
         if not group.members and self._groups.get(group.key) is group:
             del self._groups[group.key]
@@ -217,31 +223,31 @@ class Batch:
         self._timer, self._rings_at = None, math.inf
         self._go()
 
-    def _send(self, members: Sequence[Member], now: float) -> None:
+    def _send(self, members: Sequence[PendingRequest], now: float) -> None:
         self._free -= 1
         self._meter.sent(
             rows=sum([member.rows for member in members]),
             waits_s=[now - member.arrived for member in members],
         )
-        turn = Turn(self._ended)
+        turn = DispatchSlot(self._ended)
         self._task(members, turn).add_done_callback(lambda _task: turn.end())
 
     def _ended(self) -> None:
         self._free += 1
         self._go()
 
-    def _task(self, members: Sequence[Member], turn: Turn) -> asyncio.Task[None]:
+    def _task(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> asyncio.Task[None]:
         # In a context of its own: what is noted about a call is not for whoever came last.
         answering = self._answer(members, turn)
         task = asyncio.get_running_loop().create_task(answering, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        asked = Asked(members, task)
+        asked = DispatchedBatch(members, task)
         for member in members:
             member.asked = asked
         return task
 
-    async def _answer(self, members: Sequence[Member], turn: Turn) -> None:
+    async def _answer(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> None:
         """Ask for *members*, and give each its answer or its error."""
         try:
             waiting = [member for member in members if not member.answer.done()]
@@ -254,7 +260,7 @@ class Batch:
                 model = member.call.model
                 member.fail(Cancelled("the call was given up with its batch", model=model))
 
-    async def _ask_alone(self, member: Member, turn: Turn) -> None:
+    async def _ask_alone(self, member: PendingRequest, turn: DispatchSlot) -> None:
         try:
             reply = await self._inner(member.call)
         except Exception as error:  # noqa: BLE001  # it is raised to the caller
@@ -263,12 +269,12 @@ class Batch:
             turn.end()
             member.give(reply)
 
-    async def _ask_joined(self, members: Sequence[Member], turn: Turn) -> None:
+    async def _ask_joined(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> None:
         try:
-            reply = await self._inner(joined([member.call for member in members]))
+            reply = await self._inner(merge_requests([member.call for member in members]))
             # The target is free: the next call goes before these callers are answered.
             turn.end()
-            outputs = parts(reply, [member.rows for member in members])
+            outputs = split_reply(reply, [member.rows for member in members])
         except GatewayError as error:
             if _is_refusal(error):
                 await self._ask_halves(members, error)
@@ -282,14 +288,14 @@ class Batch:
             for member, own in zip(members, outputs, strict=True):
                 member.give(reply.changed(id=member.call.id, outputs=own))
 
-    async def _ask_halves(self, members: Sequence[Member], error: GatewayError) -> None:
+    async def _ask_halves(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
         """Ask for the halves of *members*, one after the other."""
         self._meter.refused()
         model = str(members[0].call.model)
         log.debug("batch refused", model=model, requests=len(members), reason=error.message)
         middle = len(members) // 2
         for half in (members[:middle], members[middle:]):
-            await asyncio.wait([self._task(half, Turn())])
+            await asyncio.wait([self._task(half, DispatchSlot())])
 
 
 def _is_refusal(error: GatewayError) -> bool:

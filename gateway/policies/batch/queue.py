@@ -37,7 +37,7 @@ class BatchRules:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class PendingRequest:
     """One caller's request.
 
     Attributes:
@@ -54,7 +54,7 @@ class Member:
     due: float
     deadline: float
     answer: asyncio.Future[InferResponse]
-    asked: Asked | None = None
+    asked: DispatchedBatch | None = None
 
     def give(self, answer: InferResponse) -> None:
         """Answer the caller, unless it has left."""
@@ -68,10 +68,10 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class DispatchedBatch:
     """A call at the target, and those who wait for it."""
 
-    members: Sequence[Member]
+    members: Sequence[PendingRequest]
     task: asyncio.Task[None]
 
     def left(self) -> bool:
@@ -79,7 +79,7 @@ class Asked:
         return all(member.answer.done() for member in self.members)
 
 
-class Turn:
+class DispatchSlot:
     """One of the calls that may be in hand; it ends once.
 
     Args:
@@ -99,7 +99,7 @@ class Turn:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class BatchQueue:
     """Requests that can be joined with one another, in the order they came.
 
     Attributes:
@@ -113,14 +113,14 @@ class Group:
     key: Hashable
     most: int
     rules: BatchRules
-    members: deque[Member] = field(default_factory=deque)
+    members: deque[PendingRequest] = field(default_factory=deque)
     rows: int = 0
     size_bytes: int = 0
     due: float = math.inf
     deadline: float = math.inf
     preferred: int = 0
 
-    def add(self, member: Member) -> None:
+    def add(self, member: PendingRequest) -> None:
         """Let *member* wait with the others."""
         self.members.append(member)
         self.rows += member.rows
@@ -135,10 +135,10 @@ class Group:
         enough = self.rows >= self.most or self.size_bytes >= self.rules.max_bytes
         return enough or self.preferred > 0
 
-    def take(self) -> list[Member]:
+    def take(self) -> list[PendingRequest]:
         """Take those who go together: from the first on, as many as fit; at least one."""
         room, room_bytes = self.preferred or self.most, self.rules.max_bytes
-        taken: list[Member] = []
+        taken: list[PendingRequest] = []
         while self.members:
             member = self.members[0]
             room -= member.rows
@@ -149,7 +149,7 @@ class Group:
         self.keep(self.members)
         return taken
 
-    def take_late(self, now: float) -> list[Member]:
+    def take_late(self, now: float) -> list[PendingRequest]:
         """Take those whose deadline has passed."""
         if self.deadline > now:
             return []
@@ -157,7 +157,7 @@ class Group:
         self.keep([member for member in self.members if member.deadline > now])
         return late
 
-    def keep(self, members: Iterable[Member]) -> None:
+    def keep(self, members: Iterable[PendingRequest]) -> None:
         """Let only *members* wait on."""
         left = list(members)
         self.members = deque()

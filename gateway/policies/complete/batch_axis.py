@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, ShareData, TensorData, check_bools, check_items
+from gateway.ir.data import RawData, SlicedData, TensorData, check_bools, check_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -27,7 +27,7 @@ from gateway.ir.tensor import Shape, Tensor
 M = TypeVar("M", InferRequest, InferResponse)
 
 
-def settled(call: InferRequest, metadata: ModelMetadata, *, whole: bool) -> InferRequest:
+def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool) -> InferRequest:
     """Return *call*, whose batch size stands apart, with datatypes, shapes and views of its own.
 
     Shares become views of their buffer.
@@ -61,7 +61,7 @@ def settled(call: InferRequest, metadata: ModelMetadata, *, whole: bool) -> Infe
             )
         datatype, shape = _described(tensor, known, metadata.name, batches=batches)
         item = _Item(name, datatype, shape, batch_size)
-        if isinstance(data, ShareData):
+        if isinstance(data, SlicedData):
             shared = data.whole
             start, offset = offset, offset + item.share_bytes(data.given_bytes)
             data = RawData(shared[start:offset])
@@ -191,7 +191,7 @@ def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     return call.changed(inputs=inputs, batch_size=size)
 
 
-def joined_reply(reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
+def merge_batch_size(reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
     """Return an answer whose batch size stands apart with whole shapes."""
     batches = metadata.batches
     declared = {known.name: known for known in metadata.outputs}

@@ -43,20 +43,20 @@ _ANY: Final = {
 }
 
 
-def stand_ins_in(needs: frozenset[Need]) -> Need | None:
+def substitute_kind(needs: frozenset[Need]) -> Need | None:
     """Return which kind of stand-ins a codec with *needs* writes, None for none."""
     if Need.WIDENED in needs:
         return Need.WIDENED
     return Need.STAND_INS if Need.STAND_INS in needs else None
 
 
-def may_stand_in(tensors: Sequence[Tensor], need: Need = Need.STAND_INS) -> bool:
+def may_be_substitute(tensors: Sequence[Tensor], need: Need = Need.STAND_INS) -> bool:
     """Return whether some tensor could mean another datatype than it has."""
     return any(tensor.datatype in _ANY[need] for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True)
-class StandIns:
+class DatatypeRestorer:
     """The metadata that says what was meant.
 
     Attributes:

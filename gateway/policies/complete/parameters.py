@@ -22,7 +22,7 @@ from gateway.ir.tensor import Shape, Tensor, array_tensor, items_tensor
 _SHOWN = 40
 
 
-def taken_apart(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
+def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     """Return *call* with its members as inputs, where the model has one of the name, or parameters.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar, cast
 import structlog
 
 from gateway.ir.calls import (
-    CONTROLS,
+    MODEL_CONTROL_CALLS,
     Call,
     InferRequest,
     InferResponse,
@@ -23,15 +23,30 @@ from gateway.ir.calls import (
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.streams import Mapped
+from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput
-from gateway.policies.complete.batch_axis import joined_reply, settled, split_reply, split_request
-from gateway.policies.complete.datatypes import StandIns, in_order, may_stand_in, stand_ins_in
-from gateway.policies.complete.parameters import taken_apart
-from gateway.policies.complete.tensors import ALL_NEEDS, Filling, is_bare, lacks
-from gateway.policies.complete.versions import meant
+from gateway.policies.complete.batch_axis import (
+    apply_batch_size,
+    merge_batch_size,
+    split_reply,
+    split_request,
+)
+from gateway.policies.complete.datatypes import (
+    DatatypeRestorer,
+    in_order,
+    may_be_substitute,
+    substitute_kind,
+)
+from gateway.policies.complete.parameters import split_flat_members
+from gateway.policies.complete.tensors import (
+    ALL_NEEDS,
+    TensorCompleter,
+    is_incomplete,
+    is_raw_binary_request,
+)
+from gateway.policies.complete.versions import resolve_version
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.service import Answering, Service, past
+from gateway.service import ReplyCoroutine, Service, resolve_for
 
 log = structlog.get_logger(__name__)
 
@@ -86,13 +101,13 @@ class Complete:
 
     def __init__(self, inner: Service, needs: frozenset[Need]) -> None:
         self._inner = inner
-        self._sent = past(inner, InferRequest)
+        self._sent = resolve_for(inner, InferRequest)
         self._needs = needs
-        self._stand_ins = stand_ins_in(needs)
+        self._stand_ins = substitute_kind(needs)
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
@@ -104,8 +119,8 @@ class Complete:
         if type(call) is InferRequest:
             return self._infer(call)  # type: ignore[return-value]  # a cast that costs nothing
         if isinstance(call, StreamInferRequest):
-            return cast("Answering[R]", self._stream(call))
-        return self._control(call) if type(call) in CONTROLS else self._inner(call)
+            return cast("ReplyCoroutine[R]", self._stream(call))
+        return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         request, known = call, None
@@ -128,7 +143,7 @@ class Complete:
         items = await self._inner(whole)
         if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
             asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
-            items = Mapped(items, lambda item: self._answer(asked, item))
+            items = MappedStream(items, lambda item: self._answer(asked, item))
         return items
 
     async def _control(self, call: Call[R]) -> R:
@@ -153,7 +168,7 @@ class Complete:
         """Tell whether *reply* surely has all that its caller needs."""
         if self._stand_ins is not None or reply.batch_size is not None:
             return False
-        return not needs or (needs <= ALL_NEEDS and not lacks(reply.outputs, needs))
+        return not needs or (needs <= ALL_NEEDS and not is_incomplete(reply.outputs, needs))
 
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""
@@ -162,18 +177,18 @@ class Complete:
             call = await self._numbered(call)
         if call.members:
             metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
-            call = taken_apart(call, metadata)
-        written = stand_ins_in(call.context.needs)
+            call = split_flat_members(call, metadata)
+        written = substitute_kind(call.context.needs)
         # What the next codec would write for it again is left as it is.
         if (
             written is not None
             and written is not self._stand_ins
-            and may_stand_in(call.inputs, written)
+            and may_be_substitute(call.inputs, written)
         ):
             call = await self._meant(call, widened=written is Need.WIDENED)
         apart = call.batch_size is not None
-        bytes_only = is_bare(call.inputs)
-        bare = not apart and (lacks(call.inputs, needs) or bytes_only)
+        bytes_only = is_raw_binary_request(call.inputs)
+        bare = not apart and (is_incomplete(call.inputs, needs) or bytes_only)
         outputs = Need.OUTPUTS in needs and not call.outputs
         if not (apart or bare or outputs or Need.BATCHING in needs):
             return call, None
@@ -182,7 +197,7 @@ class Complete:
         if bare:
             call = self._filled(call, metadata)
         if apart:
-            call = settled(call, metadata, whole=Need.BATCHING not in needs)
+            call = apply_batch_size(call, metadata, whole=Need.BATCHING not in needs)
         elif Need.BATCHING in needs:
             call = split_request(call, metadata)
         if outputs:
@@ -196,14 +211,14 @@ class Complete:
         if model is None or not model.version:
             return call
         known = await self._ask(ModelRef(model.name), _VERSIONS_UNKNOWN)
-        version = meant(model.version, known.versions)
+        version = resolve_version(model.version, known.versions)
         if version == model.version:
             return call
         return call.changed(model=ModelRef(model.name, version))
 
     def _filled(self, call: InferRequest, metadata: ModelMetadata) -> InferRequest:
         model = call.model or ModelRef("")
-        filling = Filling(
+        filling = TensorCompleter(
             "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
         )
         return call.changed(inputs=filling.fill(call.inputs, self._needs))
@@ -214,8 +229,8 @@ class Complete:
         read = self._stand_ins
         if (
             read is not None
-            and read is not stand_ins_in(asked.request.context.needs)
-            and may_stand_in(reply.outputs, read)
+            and read is not substitute_kind(asked.request.context.needs)
+            and may_be_substitute(reply.outputs, read)
         ):
             reply = await self._meant_reply(asked.request, reply)
         reply = await self._response(asked, reply)
@@ -227,17 +242,17 @@ class Complete:
         call = asked.request
         needs = call.context.needs
         apart = reply.batch_size is not None
-        bare = lacks(reply.outputs, needs)
+        bare = is_incomplete(reply.outputs, needs)
         if not (apart or bare or Need.BATCHING in needs):
             return reply
         model = call.model or ModelRef("")
         about = _BATCHING if apart or Need.BATCHING in needs else NO_CONTEXT
         metadata = asked.metadata or await self._ask(model, _ANSWER_LACKS, about)
         if apart:
-            reply = joined_reply(reply, metadata)
+            reply = merge_batch_size(reply, metadata)
         if bare:
             declared = _in_order_asked(call, metadata)
-            filling = Filling("output", model, declared, False, UpstreamProtocolError)
+            filling = TensorCompleter("output", model, declared, False, UpstreamProtocolError)
             reply = reply.changed(outputs=filling.fill(reply.outputs, needs))
         if Need.BATCHING in needs:
             reply = split_reply(reply, metadata, asked.batch_size)
@@ -248,7 +263,7 @@ class Complete:
         if metadata is None:
             return call
         model = call.model or ModelRef("")
-        known = StandIns("input", model, metadata.inputs, InvalidRequest, widened)
+        known = DatatypeRestorer("input", model, metadata.inputs, InvalidRequest, widened)
         inputs = known.replace(call.inputs)
         return call if inputs is call.inputs else call.changed(inputs=inputs)
 
@@ -259,7 +274,7 @@ class Complete:
         declared = _in_order_asked(call, metadata)
         model = call.model or ModelRef("")
         widened = self._stand_ins is Need.WIDENED
-        known = StandIns("output", model, declared, UpstreamProtocolError, widened)
+        known = DatatypeRestorer("output", model, declared, UpstreamProtocolError, widened)
         outputs = known.replace(reply.outputs)
         return reply if outputs is reply.outputs else reply.changed(outputs=outputs)
 

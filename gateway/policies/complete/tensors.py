@@ -19,7 +19,7 @@ from gateway.ir.tensor import Shape, Tensor, items_tensor
 ALL_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def lacks(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
+def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
     """Return whether some tensor is without something that *needs* names."""
     for tensor in tensors:
         if tensor.name and tensor.datatype is not None and tensor.shape is not None:
@@ -33,7 +33,7 @@ def lacks(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
     return False
 
 
-def is_bare(tensors: Sequence[Tensor]) -> bool:
+def is_raw_binary_request(tensors: Sequence[Tensor]) -> bool:
     """Return whether this is one tensor of which nothing is known but its bytes.
 
     Source: Triton binary tensor extension, "Raw Binary Request".
@@ -45,7 +45,7 @@ def is_bare(tensors: Sequence[Tensor]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
+class TensorCompleter:
     """The metadata that tensors are filled from.
 
     Attributes:
@@ -68,7 +68,7 @@ class Filling:
         Raises:
             GatewayError: Of class `failure`: tensors and metadata do not fit together.
         """
-        bare = is_bare(tensors)
+        bare = is_raw_binary_request(tensors)
         named = {tensor.name for tensor in tensors if tensor.name}
         filled = []
         for place, tensor in enumerate(tensors):

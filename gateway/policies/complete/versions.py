@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-TOLD: Final = "1"
+PLACEHOLDER_VERSION: Final = "1"
 
 
-def meant(version: str, versions: Sequence[str]) -> str:
+def resolve_version(version: str, versions: Sequence[str]) -> str:
     """Return the version that a caller means by a number; "" for any.
 
     Args:
         version: As the caller has it.
         versions: Those that the model has.
     """
-    if version != TOLD or version in versions:
+    if version != PLACEHOLDER_VERSION or version in versions:
         return version
     if not versions:
         return ""

@@ -8,10 +8,10 @@ from typing import Any
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import Overloaded
-from gateway.telemetry.call_path import note_queued
+from gateway.telemetry.call_path import record_queue_time
 
 
-class Places:
+class ConcurrencyLimit:
     """The inferences that a route may have in flight and waiting: first come, first served.
 
     On the path of every call, so a free place is taken off `free`, and put back where nobody waits,
@@ -58,7 +58,7 @@ class Places:
         try:
             async with asyncio.timeout(self._wait_s):
                 await place
-            note_queued(loop.time() - begun)
+            record_queue_time(loop.time() - begun)
         except BaseException as error:
             if place.done() and not place.cancelled():
                 self.leave()  # it was given a place and left in the same moment

@@ -10,10 +10,10 @@ from typing import Any
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
-from gateway.service import Alarm
+from gateway.service import Timeout
 
 
-class PatientAlarm(Alarm):
+class RenewableTimeout(Timeout):
     """An alarm that asks, when it would ring, whether it is time.
 
     Args:
@@ -37,7 +37,7 @@ class PatientAlarm(Alarm):
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StreamTimeouts:
     """When a stream is given up.
 
     Attributes:
@@ -62,10 +62,12 @@ class Times:
         return None if until is None else until - now
 
 
-class Timed:
+class StreamWithTimeouts:
     """Passes a stream on until one of its times is over."""
 
-    def __init__(self, call: Call[Any], items: AsyncIterator[InferResponse], times: Times) -> None:
+    def __init__(
+        self, call: Call[Any], items: AsyncIterator[InferResponse], times: StreamTimeouts
+    ) -> None:
         self._call = call
         self._items = items
         self._times = times
@@ -80,7 +82,7 @@ class Timed:
             item = await anext(self._items)
             self._first = False
             return item
-        alarm = Alarm(left_s)
+        alarm = Timeout(left_s)
         try:
             with alarm:
                 item = await anext(self._items)
@@ -88,7 +90,7 @@ class Timed:
             if not alarm.rang:
                 raise
             await close_stream(self._items)
-            raise exceeded(self._call, further=not self._first) from None
+            raise deadline_error(self._call, further=not self._first) from None
         self._first = False
         return item
 
@@ -97,7 +99,7 @@ class Timed:
         await close_stream(self._items)
 
 
-def exceeded(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
+def deadline_error(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
     """Return what is raised when the time of *call* is over, or of a *further* answer to it."""
     about = "the gateway" if call.model is None else f"model {str(call.model)!r}"
     answer = "further answer" if further else "answer"

@@ -13,20 +13,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from gateway.concurrency.timer_wheel import Wheel
+from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, NotSent
-from gateway.ir.streaming_body import Arriving, arriving_in
-from gateway.ir.streams import map_stream, watch
-from gateway.policies.limits.concurrency import Places
-from gateway.policies.limits.deadline import PatientAlarm, Timed, Times, exceeded
-from gateway.policies.limits.retry import Fresh, Retries
-from gateway.service import NO_ALARM, Alarm, DueAlarm, NoAlarm, Service
+from gateway.ir.streaming_body import StreamingBody, streaming_body_of
+from gateway.ir.streams import map_stream, on_stream_end
+from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.deadline import (
+    RenewableTimeout,
+    StreamTimeouts,
+    StreamWithTimeouts,
+    deadline_error,
+)
+from gateway.policies.limits.retry import RetryBudget, RetryUnsentStream
+from gateway.service import NO_TIMEOUT, NoTimeout, Service, Timeout, WheelTimeout
 
 R = TypeVar("R")
 
 
-class Guard:
+class CallLimits:
     """Answers within limits: of calls at a time, of time, and of attempts.
 
     An inference has a place first (`Places`), and a stream keeps its until it ends. Questions about
@@ -57,19 +62,19 @@ class Guard:
         timeout_s: float | None = None,
         *,
         stream_idle_s: float | None = None,
-        places: Places | None = None,
-        retries: Retries | None = None,
+        places: ConcurrencyLimit | None = None,
+        retries: RetryBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._timeout_s = timeout_s
         self._stream_idle_s = stream_idle_s
         # What sets no limit still counts: to ask whether it does would cost as much.
-        self._without = Places("", in_flight=sys.maxsize)
+        self._without = ConcurrencyLimit("", in_flight=sys.maxsize)
         self._places = self._without if places is None else places
-        self._retries = Retries(ratio=0.0, least=0) if retries is None else retries
+        self._retries = RetryBudget(ratio=0.0, least=0) if retries is None else retries
         self._clock = clock
-        self._wheel = Wheel(clock)
+        self._wheel = TimerWheel(clock)
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer within the limits.
@@ -86,7 +91,7 @@ class Guard:
         else:
             await places.wait(call)
         retries.active += 1
-        alarm: Alarm | NoAlarm = NO_ALARM
+        alarm: Timeout | NoTimeout = NO_TIMEOUT
         fresh = True
         try:
             call, alarm, asked, deadline = self._begun(call, request)
@@ -99,11 +104,11 @@ class Guard:
             retries.active -= 1
             places.leave()
             if alarm.over(error):
-                raise exceeded(call) from None
+                raise deadline_error(call) from None
             raise
         alarm.over(None)
         if is_stream:
-            times = Times(asked, deadline, self._stream_idle_s, self._clock)
+            times = StreamTimeouts(asked, deadline, self._stream_idle_s, self._clock)
             return self._watched(call, reply, places, times, fresh=fresh)
         retries.active -= 1
         if places.waiting:
@@ -114,7 +119,7 @@ class Guard:
 
     def _begun(
         self, call: Call[R], request: InferRequest | None
-    ) -> tuple[Call[R], Alarm | NoAlarm, float | None, float | None]:
+    ) -> tuple[Call[R], Timeout | NoTimeout, float | None, float | None]:
         """Return what to ask, its alarm, which is set, the caller's deadline, and the earliest."""
         now = self._clock()
         deadline = asked = call.context.deadline
@@ -125,34 +130,42 @@ class Guard:
             own = now + self._timeout_s
             deadline = own if asked is None or own < asked else asked
         if deadline is None:
-            return call, NO_ALARM, None, None
+            return call, NO_TIMEOUT, None, None
         if deadline <= now:
             raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
-        arriving = arriving_in(call)
+        arriving = streaming_body_of(call)
         # What an upstream is told of a stream, or of what still arrives, ends all of it.
         whole = arriving is not None or type(call) is StreamInferRequest
         told = asked if whole else deadline
         if told != call.context.deadline:
             call = call.until(told)
         if arriving is None:
-            return call, DueAlarm(self._wheel, deadline), asked, deadline
+            return call, WheelTimeout(self._wheel, deadline), asked, deadline
         left = partial(self._left, arriving, now, asked)
-        return call, PatientAlarm(deadline - now, left).__enter__(), asked, deadline
+        return call, RenewableTimeout(deadline - now, left).__enter__(), asked, deadline
 
-    def _left(self, arriving: Arriving, began: float, asked: float | None) -> float:
+    def _left(self, arriving: StreamingBody, began: float, asked: float | None) -> float:
         """Return how long to wait for a call whose bytes are arriving."""
         until = math.inf if asked is None else asked
         if self._timeout_s is not None:
             until = min(until, max(began, arriving.moved) + self._timeout_s)
         return until - self._clock()
 
-    def _watched(self, call: Call[R], reply: R, places: Places, times: Times, *, fresh: bool) -> R:
+    def _watched(
+        self,
+        call: Call[R],
+        reply: R,
+        places: ConcurrencyLimit,
+        times: StreamTimeouts,
+        *,
+        fresh: bool,
+    ) -> R:
         """Return *reply*, a stream, with its limits; *fresh* while the call was made but once."""
         if fresh:
             # It may be open without having been sent: its first answer tells.
             again = partial(self._retries.again, self._inner, call)
-            reply = map_stream(call, reply, lambda items: Fresh(items, again))
-        reply = watch(call, reply, self._retries.ended)
+            reply = map_stream(call, reply, lambda items: RetryUnsentStream(items, again))
+        reply = on_stream_end(call, reply, self._retries.ended)
         if times.first is not None or times.idle_s is not None:
-            reply = map_stream(call, reply, lambda items: Timed(call, items, times))
-        return watch(call, reply, places.ended)
+            reply = map_stream(call, reply, lambda items: StreamWithTimeouts(call, items, times))
+        return on_stream_end(call, reply, places.ended)

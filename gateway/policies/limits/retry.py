@@ -16,7 +16,7 @@ import structlog
 
 from gateway.ir.calls import Call, InferResponse, sequence_of
 from gateway.ir.errors import NotSent
-from gateway.ir.streaming_body import arriving_in
+from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import close_stream
 from gateway.service import Service
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 _SHORTEST_S, _LONGEST_S = 0.025, 0.25
 
 
-class Retries:
+class RetryBudget:
     """When a call is made a second time: when the first attempt was never sent.
 
     Not inside a sequence, not after the first answer of a stream, not past the deadline, and not
@@ -81,7 +81,7 @@ class Retries:
         """Return how long to wait before a second attempt, None for no second attempt."""
         if sequence_of(call) is not None:
             return None
-        arriving = arriving_in(call)
+        arriving = streaming_body_of(call)
         if arriving is not None and arriving.begun:
             return None  # what was passed on while it came is gone
         if self._retrying >= max(self._least, int(self._ratio * self.active)):
@@ -94,7 +94,7 @@ class Retries:
         return pause_s
 
 
-class Fresh:
+class RetryUnsentStream:
     """A stream that is opened again, once, when it fails unsent before its first answer."""
 
     def __init__(

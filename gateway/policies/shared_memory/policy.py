@@ -2,7 +2,7 @@
 
 There are three ways, chosen by the listener: nothing is shared (`Refused`), the regions are the
 upstreams' (`Forwarded`), or the gateway itself copies from and to them (`Mapped`). Codecs only
-read and write references (`SharedData`); what is behind these is known here alone.
+read and write references (`SharedMemoryData`); what is behind these is known here alone.
 
 Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/tensorrt-v1.md,
 "14. Shared memory".
@@ -26,14 +26,13 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
 )
-from gateway.ir.data import RawData, SharedData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, as_raw
 from gateway.ir.errors import GatewayError, Overloaded, RegionNotFound, TooLarge, Unsupported
 from gateway.ir.metadata import ServerMetadata, SharedRegion
-from gateway.ir.streams import Mapped as MappedStream
-from gateway.ir.streams import Watched
+from gateway.ir.streams import MappedStream, NotifyingStream
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.shared_memory.regions import Regions
-from gateway.service import Answering, Service
+from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
@@ -42,7 +41,7 @@ _ABOUT_REGIONS = frozenset({SharedRegisterRequest, SharedUnregisterRequest, Shar
 Release = Callable[[], None]
 
 
-class Memory(Protocol):
+class SharedMemoryMode(Protocol):
     """One way to have shared memory.
 
     Attributes:
@@ -72,11 +71,11 @@ class SharedMemory:
         memory: One of `Refused`, `Forwarded` and `Mapped`.
     """
 
-    def __init__(self, inner: Service, memory: Memory) -> None:
+    def __init__(self, inner: Service, memory: SharedMemoryMode) -> None:
         self._inner = inner
         self._memory = memory
 
-    def __call__(self, call: Call[R], /) -> Answering[R]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
@@ -91,12 +90,12 @@ class SharedMemory:
             if not request.shares_memory:
                 return self._inner(call)
             if isinstance(call, StreamInferRequest):
-                return cast("Answering[R]", self._stream(call))
-            return cast("Answering[R]", self._infer(request))
+                return cast("ReplyCoroutine[R]", self._stream(call))
+            return cast("ReplyCoroutine[R]", self._infer(request))
         if type(call) in _ABOUT_REGIONS:
-            return cast("Answering[R]", self._memory.control(call))
+            return cast("ReplyCoroutine[R]", self._memory.control(call))
         if isinstance(call, ServerMetadataRequest):
-            return cast("Answering[R]", self._metadata(call))
+            return cast("ReplyCoroutine[R]", self._metadata(call))
         return self._inner(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
@@ -112,7 +111,7 @@ class SharedMemory:
         every = (*found.extensions, *self._memory.extensions)
         return ServerMetadata(found.name, found.version, every)
 
-    async def _stream(self, call: StreamInferRequest) -> Watched:
+    async def _stream(self, call: StreamInferRequest) -> NotifyingStream:
         request, release = await self._memory.taken(call.request)
         try:
             items = await self._inner(
@@ -122,13 +121,13 @@ class SharedMemory:
             release()
             raise
         placed = MappedStream(items, partial(self._memory.placed, call.request))
-        return Watched(placed, lambda _error: release())
+        return NotifyingStream(placed, lambda _error: release())
 
 
 def _nothing() -> None: ...
 
 
-class Refused:
+class SharedMemoryOff:
     """Nothing is shared."""
 
     extensions: tuple[str, ...] = ()
@@ -158,7 +157,7 @@ class Refused:
         return reply
 
 
-class Forwarded:
+class ForwardRegions:
     """The regions are the upstreams', which run on this machine; tensors stay where they are.
 
     A region is registered with every upstream. It is enough that one takes it: what cannot be used
@@ -209,7 +208,7 @@ class Forwarded:
         """
         wanted = {output.name for output in call.outputs if output.shared is not None}
         for tensor in reply.outputs:
-            if tensor.name in wanted and not isinstance(tensor.data, SharedData):
+            if tensor.name in wanted and not isinstance(tensor.data, SharedMemoryData):
                 raise Unsupported(
                     f"output {tensor.name!r} was to be put into shared memory, and what answers "
                     f"for model {str(call.model)!r} has none",
@@ -235,7 +234,7 @@ class Room(Protocol):
         ...
 
 
-class Mapped:
+class CopyRegions:
     """The gateway itself copies inputs from shared memory, and outputs to it.
 
     Args:
@@ -278,7 +277,9 @@ class Mapped:
         """
         for what, shared in _references(call):
             self._regions.check(what, shared)
-        size = sum(one.data.size_bytes for one in call.inputs if isinstance(one.data, SharedData))
+        size = sum(
+            one.data.size_bytes for one in call.inputs if isinstance(one.data, SharedMemoryData)
+        )
         if size > self._message_bytes:
             raise TooLarge(
                 f"inputs have {size} bytes in shared memory, at most {self._message_bytes} are "
@@ -305,7 +306,7 @@ class Mapped:
 
     async def _input(self, tensor: Tensor) -> Tensor:
         data = tensor.data
-        if not isinstance(data, SharedData):
+        if not isinstance(data, SharedMemoryData):
             return tensor
         view = await self._regions.read(f"input {tensor.name!r}", data)
         return _with(tensor, RawData(view))
@@ -322,22 +323,24 @@ class Mapped:
         )
         return reply.changed(outputs=outputs)
 
-    async def _output(self, tensor: Tensor, shared: SharedData | None) -> Tensor:
+    async def _output(self, tensor: Tensor, shared: SharedMemoryData | None) -> Tensor:
         if shared is None:
             return tensor
         view = as_raw(tensor)
         await self._regions.write(f"output {tensor.name!r}", shared, view)
-        return _with(tensor, SharedData(shared.region, shared.offset, view.nbytes))
+        return _with(tensor, SharedMemoryData(shared.region, shared.offset, view.nbytes))
 
 
-def _with(tensor: Tensor, data: RawData | SharedData) -> Tensor:
+def _with(tensor: Tensor, data: RawData | SharedMemoryData) -> Tensor:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
 
 
-def _references(call: InferRequest) -> list[tuple[str, SharedData]]:
+def _references(call: InferRequest) -> list[tuple[str, SharedMemoryData]]:
     """Return every place in shared memory that *call* names, and which tensor it is of."""
     inputs = [
-        (f"input {one.name!r}", one.data) for one in call.inputs if isinstance(one.data, SharedData)
+        (f"input {one.name!r}", one.data)
+        for one in call.inputs
+        if isinstance(one.data, SharedMemoryData)
     ]
     outputs = [
         (f"output {one.name!r}", one.shared) for one in call.outputs if one.shared is not None

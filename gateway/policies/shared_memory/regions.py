@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     InvalidRequest,
     RegionExists,
@@ -115,7 +115,7 @@ class Regions:
         """Forget all of them; harmless the second time."""
         self.unregister("")
 
-    def check(self, what: str, shared: SharedData) -> None:
+    def check(self, what: str, shared: SharedMemoryData) -> None:
         """Refuse a place that does not lie in a registered region.
 
         Raises:
@@ -124,7 +124,7 @@ class Regions:
         """
         self._found(what, shared)
 
-    async def read(self, what: str, shared: SharedData) -> memoryview:
+    async def read(self, what: str, shared: SharedMemoryData) -> memoryview:
         """Return a copy of the bytes at *shared*.
 
         Args:
@@ -146,7 +146,7 @@ class Regions:
             raise _smaller(what, shared, len(data))
         return memoryview(data)
 
-    async def write(self, what: str, shared: SharedData, data: memoryview) -> None:
+    async def write(self, what: str, shared: SharedMemoryData, data: memoryview) -> None:
         """Copy *data* to *shared*.
 
         Raises:
@@ -171,7 +171,7 @@ class Regions:
         if written != data.nbytes:
             raise _smaller(what, shared, written)
 
-    def _found(self, what: str, shared: SharedData) -> _Opened:
+    def _found(self, what: str, shared: SharedMemoryData) -> _Opened:
         opened = self._opened.get(shared.region)
         if opened is None:
             raise RegionNotFound(
@@ -259,7 +259,7 @@ def _write(descriptor: int, data: memoryview, offset: int) -> int:
     return data.nbytes
 
 
-def _smaller(what: str, shared: SharedData, found: int) -> RegionUnusable:
+def _smaller(what: str, shared: SharedMemoryData, found: int) -> RegionUnusable:
     return RegionUnusable(
         f"{what} takes {shared.size_bytes} bytes of region {shared.region!r}, whose segment has "
         f"been made smaller: {found} are left there"

@@ -79,7 +79,7 @@ _HEALTH_PATHS: Final[Mapping[str, type[Call[bool]]]] = {
 _NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
 
 
-class Asked(enum.Enum):
+class RequestKind(enum.Enum):
     """How a client asked, which decides how it is answered."""
 
     INFER = "infer"
@@ -95,7 +95,7 @@ class Form:
         outputs: Names of outputs as they were asked for, repeated and empty ones too.
     """
 
-    asked: Asked
+    asked: RequestKind
     outputs: tuple[str, ...] = ()
 
 
@@ -154,7 +154,7 @@ class HttpCodec:
         if isinstance(call, InferRequest):
             return HttpResponse(OK, _BYTES, calls.encode_infer_reply(answer, form.outputs))
         if isinstance(call, ModelMetadataRequest):
-            if form.asked is Asked.SHOWN:
+            if form.asked is RequestKind.SHOWN:
                 return HttpResponse(OK, _JSON, (shown.show_metadata(answer),), compressible=True)
             return HttpResponse(OK, _BYTES, (calls.encode_metadata(answer),))
         if isinstance(call, RepositoryIndexRequest):
@@ -228,12 +228,12 @@ class HttpCodec:
         raise _unknown(call)
 
     def _posted(self, wire: HttpRequest) -> Call[Any]:
-        asked = Asked.INFER
+        asked = RequestKind.INFER
         try:
             message = Message(wire.view, self._limits)
             at = open_request(message)
             if at is None:
-                asked = Asked.METADATA
+                asked = RequestKind.METADATA
             model = find_model(wire.path, wire.query, self._settings.default_model, self._limits)
             if model is None:
                 raise no_model(wire.path)
@@ -243,7 +243,7 @@ class HttpCodec:
                 message,
                 at,
                 model,
-                lambda names: _context(wire, Form(Asked.INFER, names)),
+                lambda names: _context(wire, Form(RequestKind.INFER, names)),
                 self._settings,
             )
         except GatewayError as error:
@@ -252,7 +252,7 @@ class HttpCodec:
             raise
 
     def _got(self, wire: HttpRequest) -> Call[Any]:
-        context = _context(wire, Form(Asked.SHOWN))
+        context = _context(wire, Form(RequestKind.SHOWN))
         health = _HEALTH_PATHS.get(wire.path)
         if health is not None:
             return health(context=context)
@@ -339,7 +339,7 @@ def _is_inference(call: Call[Any] | None, error: GatewayError) -> bool:
         return isinstance(call, InferRequest)
     origin = error.origin
     form = None if origin is None or origin.codec != NAME else origin.form
-    return isinstance(form, Form) and form.asked is Asked.INFER
+    return isinstance(form, Form) and form.asked is RequestKind.INFER
 
 
 def _form_of(call: Call[Any]) -> Form:
@@ -348,7 +348,7 @@ def _form_of(call: Call[Any]) -> Form:
     if origin is not None and origin.codec == NAME and isinstance(origin.form, Form):
         return origin.form
     outputs = call.outputs if isinstance(call, InferRequest) else ()
-    return Form(Asked.INFER, tuple([output.name for output in outputs]))
+    return Form(RequestKind.INFER, tuple([output.name for output in outputs]))
 
 
 def _context(wire: HttpRequest, form: Form) -> Context:

@@ -54,7 +54,7 @@ T = TypeVar("T", RequestedOutput, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UpstreamErrorText:
     """What an upstream said of its error, for a caller of this protocol.
 
     Attributes:
@@ -147,7 +147,7 @@ def error_message(error: GatewayError, codec: str, limits: MessageLimits) -> Err
     """Return the number and text of *error*; what an upstream of the same *codec* said stays."""
     number, text = status_of(error), error.message
     origin = error.origin
-    if origin is not None and origin.codec == codec and isinstance(origin.form, Said):
+    if origin is not None and origin.codec == codec and isinstance(origin.form, UpstreamErrorText):
         text = origin.form.text
         if is_error_status(origin.form.number):
             number = origin.form.number
@@ -206,7 +206,7 @@ class UpstreamFault(Exception):  # the codec turns it into an error with an orig
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
-        self.said = Said(number, text)
+        self.said = UpstreamErrorText(number, text)
         self.kind = error_class_of(number)
 
 

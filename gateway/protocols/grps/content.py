@@ -44,7 +44,7 @@ _ONE: Final = (Form.STR_DATA, Form.BIN_DATA)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplyFormat:
     """What a caller's message says of the answer it wants.
 
     Attributes:
@@ -87,7 +87,7 @@ def request_content(
     return (tensor,), {FORM_PARAMETER: form.value}
 
 
-def reply_message(asked: Asked, reply: InferResponse) -> GrpsMessage:
+def reply_message(asked: ReplyFormat, reply: InferResponse) -> GrpsMessage:
     """Return the answer to a client, in the form that mirrors the question.
 
     Raises:

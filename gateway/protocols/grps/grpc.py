@@ -17,7 +17,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, Malfo
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.brpc import codec as brpc
-from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import (
     GRPC_STATUS,
     NoMethod,
@@ -90,7 +90,7 @@ class GrpcCodec:
         if wire.method not in METHODS and wire.method not in BRPC_METHODS:
             raise NoMethod(f"there is no method {clip(wire.method, 128)!r}")
         message = read_message(wire.view, self._limits)
-        context = grpc_context(wire, NAME, calls.REPLY_NEEDS, Asked(message.form))
+        context = grpc_context(wire, NAME, calls.REPLY_NEEDS, ReplyFormat(message.form))
         method = wire.method.rpartition("/")[2]
         return calls.decode_method(method, message, context, self._settings, self._limits)
 
@@ -167,8 +167,8 @@ def _answer(message: GrpsMessage) -> GrpcResponse:
     return GrpcResponse(write_message(message))
 
 
-def _asked(call: Call[Any]) -> Asked:
+def _asked(call: Call[Any]) -> ReplyFormat:
     origin = call.context.origin
-    if origin is not None and isinstance(origin.form, Asked):
+    if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form
-    return Asked()
+    return ReplyFormat()

@@ -38,7 +38,7 @@ from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import Tensor
 from gateway.protocols.grps.content import (
-    Asked,
+    ReplyFormat,
     reply_content,
     reply_message,
     request_content,
@@ -160,7 +160,7 @@ def model_of(key: str, settings: Settings, limits: MessageLimits) -> ModelRef:
     return settings.models.get(key) or ModelRef(key)
 
 
-def encode_method_reply(call: Call[Any], reply: Any, asked: Asked) -> GrpsMessage:
+def encode_method_reply(call: Call[Any], reply: Any, asked: ReplyFormat) -> GrpsMessage:
     """Return the answer to *call* as a message.
 
     Raises:

@@ -14,14 +14,14 @@ from typing import Any
 
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import GatewayError
-from gateway.ir.streaming_body import arriving_in, can_pass
+from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.encode import between
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER, NeededWhole, is_length
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import HttpRequest
-from gateway.wire.interleaved_body import Interleaved
+from gateway.wire.interleaved_body import InterleavedBody
 
 _LENGTH_KEY = LENGTH_HEADER.lower()
 # Longer paths are not remembered, for they cost memory.
@@ -56,9 +56,13 @@ class PassingHttpCodec(HttpCodec):
 
     def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request that ends in what is still to come; None where it must be whole."""
-        if not isinstance(call, InferRequest) or not self._dialect.binary or not can_pass(call):
+        if (
+            not isinstance(call, InferRequest)
+            or not self._dialect.binary
+            or not can_cut_through(call)
+        ):
             return None
-        return self.encode_call(call).ending_in(arriving_in(call))
+        return self.encode_call(call).ending_in(streaming_body_of(call))
 
 
 class PassingGrpcCodec(GrpcCodec):
@@ -66,11 +70,11 @@ class PassingGrpcCodec(GrpcCodec):
 
     def encode_arriving(self, call: Call[Any], /) -> GrpcRequest | None:
         """Write a request that ends in what is still to come; None where it must be whole."""
-        rest = arriving_in(call)
-        if rest is None or not isinstance(call, InferRequest) or not can_pass(call):
+        rest = streaming_body_of(call)
+        if rest is None or not isinstance(call, InferRequest) or not can_cut_through(call):
             return None
         wire = self.encode_call(call)
         inserts = between(call.inputs)  # each tensor has a field of its own
         if inserts:
-            rest = Interleaved(rest, inserts)
+            rest = InterleavedBody(rest, inserts)
         return GrpcRequest(wire.method, wire.message, wire.metadata, wire.deadline, rest)

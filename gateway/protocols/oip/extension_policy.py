@@ -65,7 +65,7 @@ _TRITONS = frozenset(
 )
 
 
-class Asked(Protocol):
+class DialectCapabilities(Protocol):
     """What has to be known of a kind of server."""
 
     @property
@@ -78,7 +78,7 @@ class Asked(Protocol):
     def control(self) -> bool: ...  # noqa: D102
 
 
-def check_on(kind: type[Call[Any]], extensions: Extensions) -> object:
+def require_enabled(kind: type[Call[Any]], extensions: Extensions) -> object:
     """Refuse a kind of call that is switched off, before anything of its message is read.
 
     Returns:
@@ -97,13 +97,13 @@ def check_on(kind: type[Call[Any]], extensions: Extensions) -> object:
     return value
 
 
-def allowed(call: Call[Any], extensions: Extensions) -> Call[Any]:
+def apply_policy(call: Call[Any], extensions: Extensions) -> Call[Any]:
     """Return *call* as the listener's options let it pass.
 
     Raises:
         Unsupported: It is switched off.
     """
-    value = check_on(type(call), extensions)
+    value = require_enabled(type(call), extensions)
     if isinstance(call, ModelLoadRequest) and not extensions.model_files:
         _refuse_files(call)
     if value == GATEWAY and isinstance(call, ModelStatisticsRequest | LogSettingsRequest):
@@ -121,7 +121,7 @@ def _refuse_files(call: ModelLoadRequest) -> None:
             )
 
 
-def advertised(reply: ServerMetadata, extensions: Extensions) -> ServerMetadata:
+def advertised_extensions(reply: ServerMetadata, extensions: Extensions) -> ServerMetadata:
     """Return a server's metadata with the extensions that are switched on here."""
     names = [
         name
@@ -132,7 +132,7 @@ def advertised(reply: ServerMetadata, extensions: Extensions) -> ServerMetadata:
     return ServerMetadata(reply.name, reply.version, every)
 
 
-def check_asked(call: Call[Any], dialect: Asked) -> None:
+def check_asked(call: Call[Any], dialect: DialectCapabilities) -> None:
     """Refuse a question that servers of *dialect* do not have, or would not read whole.
 
     Raises:
@@ -152,7 +152,7 @@ def check_asked(call: Call[Any], dialect: Asked) -> None:
         raise Unsupported(f"the dialect {dialect.name!r} has {lacks}", model=call.model)
 
 
-def check_extended(what: str, output: RequestedOutput | None, dialect: Asked) -> None:
+def check_extended(what: str, output: RequestedOutput | None, dialect: DialectCapabilities) -> None:
     """Refuse classes and shared memory where a server would pass over them.
 
     Args:

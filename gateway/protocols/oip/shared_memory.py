@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.ir.calls import SharedStatusRequest
 from gateway.ir.context import Parameter
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import InvalidRequest, RegionNotFound
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
@@ -96,7 +96,7 @@ def wanted_regions(call: SharedStatusRequest, reply: Iterable[SharedRegion]) -> 
 
 def split_shared(
     what: str, parameters: Mapping[str, Parameter], limits: MessageLimits
-) -> tuple[SharedData | None, dict[str, Parameter]]:
+) -> tuple[SharedMemoryData | None, dict[str, Parameter]]:
     """Return where a tensor lies, None for in the message, and the parameters that are left.
 
     Raises:
@@ -120,7 +120,7 @@ def split_shared(
                 f"{what} has {key} {clip(repr(value), _SHOWN)}, needed is a number of bytes"
             )
     assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # seen to just above
-    return SharedData(region, offset, size), left
+    return SharedMemoryData(region, offset, size), left
 
 
 def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
@@ -135,12 +135,12 @@ def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, left)
 
 
-def placed(requested: Iterable[RequestedOutput]) -> dict[str, SharedData]:
+def placed(requested: Iterable[RequestedOutput]) -> dict[str, SharedMemoryData]:
     """Return where outputs shall be put, by name; those in the answer itself are not in it."""
     return {output.name: output.shared for output in requested if output.shared is not None}
 
 
-def join_shared(shared: SharedData) -> dict[str, Parameter]:
+def join_shared(shared: SharedMemoryData) -> dict[str, Parameter]:
     """Return the parameters that say where a tensor lies."""
     found: dict[str, Parameter] = {REGION: shared.region, SIZE: shared.size_bytes}
     if shared.offset:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import ArrivingData, RawData, ShareData, SharedData, TensorData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData, StreamedData, TensorData, as_raw
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.tensor import Tensor
 from gateway.protocols.trtis.infer_request_header import InferHeader, InputEntry
@@ -56,7 +56,7 @@ def _shares(entries: list[InputEntry], body: memoryview) -> Sequence[TensorData]
     known = sum(size for size in sizes if size is not None)
     unknown = sizes.count(None)
     if unknown > 1:
-        return [ShareData(body, index, size) for index, size in enumerate(sizes)]
+        return [SlicedData(body, index, size) for index, size in enumerate(sizes)]
     rest = body.nbytes - known
     if rest < 0 or (rest and not unknown):
         raise InvalidTensor(
@@ -118,9 +118,9 @@ def views_of(call: InferRequest) -> list[memoryview]:
     """
     views = []
     for tensor in call.inputs:
-        if isinstance(tensor.data, SharedData):
+        if isinstance(tensor.data, SharedMemoryData):
             continue
-        arriving = isinstance(tensor.data, ArrivingData)
+        arriving = isinstance(tensor.data, StreamedData)
         view = _NOTHING if arriving else as_raw(tensor)
         found = tensor.nbytes if arriving else view.nbytes
         datatype, shape = tensor.datatype, tensor.shape

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Sequence
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
@@ -49,7 +49,7 @@ class InputEntry:
     name: str
     dims: Shape | None
     given_bytes: int | None
-    shared: SharedData | None
+    shared: SharedMemoryData | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,9 @@ def _check_tensor_name(kind: str, name: str, limits: MessageLimits) -> None:
     check_name(f"{kind} name", name, limits.name_bytes, "name_bytes")
 
 
-def _shared(name: str, memory: pb.InferSharedMemory, limits: MessageLimits) -> SharedData:
+def _shared(name: str, memory: pb.InferSharedMemory, limits: MessageLimits) -> SharedMemoryData:
     check_name(f"region of {name!r}", memory.name, limits.name_bytes, "name_bytes")
-    return SharedData(memory.name, memory.offset, memory.byte_size)
+    return SharedMemoryData(memory.name, memory.offset, memory.byte_size)
 
 
 def _check_unique(kind: str, names: list[str]) -> None:
@@ -255,7 +255,7 @@ def _written_input(tensor: Tensor) -> pb.InferRequestHeader.Input:
         )
     check_carried("input", tensor.name, datatype)
     entry = pb.InferRequestHeader.Input(name=tensor.name, dims=shape or (1,))
-    if isinstance(tensor.data, SharedData):
+    if isinstance(tensor.data, SharedMemoryData):
         entry.shared_memory.CopyFrom(_written_shared(tensor.data))
     elif datatype is Datatype.BYTES:
         entry.batch_byte_size = tensor.nbytes
@@ -276,7 +276,7 @@ def _written_outputs(
     return written
 
 
-def _written_shared(shared: SharedData) -> pb.InferSharedMemory:
+def _written_shared(shared: SharedMemoryData) -> pb.InferSharedMemory:
     return pb.InferSharedMemory(
         name=shared.region, offset=shared.offset, byte_size=shared.size_bytes
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.data import RawData, SharedData, TensorData, as_items, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, TensorData, as_items, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
@@ -86,7 +86,7 @@ def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryvi
     if datatype is not None:
         check_carried("output", tensor.name, datatype)
     entry.raw.dims.extend(shape or (1,))
-    if isinstance(tensor.data, SharedData):
+    if isinstance(tensor.data, SharedMemoryData):
         entry.raw.batch_byte_size = tensor.data.size_bytes
         return _NOTHING
     view = as_raw(tensor)
@@ -199,7 +199,7 @@ def _read_output(
     data: TensorData = RawData(raw)
     if asked is not None and asked.shared is not None:
         shared = asked.shared
-        data = SharedData(shared.region, shared.offset, entry.raw.batch_byte_size)
+        data = SharedMemoryData(shared.region, shared.offset, entry.raw.batch_byte_size)
     elif raw.nbytes != entry.raw.batch_byte_size:
         raise MalformedMessage(
             f"output {name!r} has {raw.nbytes} bytes where {entry.raw.batch_byte_size} are told"

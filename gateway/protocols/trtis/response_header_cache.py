@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.data import SharedData, as_raw
+from gateway.ir.data import SharedMemoryData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.protocols.trtis.infer_response import write_reply
 from gateway.protocols.trtis.textproto.writer import response_line
@@ -28,7 +28,7 @@ _REMEMBERED_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHeader:
     """A header in each of its forms, to which an id is added."""
 
     _line: str
@@ -48,13 +48,15 @@ class Head:
         return self._message + _ID + varint(number) if number else self._message
 
 
-class HeadWriter:
+class ResponseHeaderCache:
     """Writes the heads of answers, and remembers the last few hundred."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Head] = {}
+        self._known: dict[Hashable, ResponseHeader] = {}
 
-    def write(self, call: InferRequest, reply: InferResponse) -> tuple[Head, list[memoryview]]:
+    def write(
+        self, call: InferRequest, reply: InferResponse
+    ) -> tuple[ResponseHeader, list[memoryview]]:
         """Describe the answer to *call*.
 
         Returns:
@@ -89,7 +91,7 @@ def _plain(call: InferRequest, reply: InferResponse) -> tuple[Hashable, list[mem
         tensor = outputs.get(asked.name)
         if tensor is None or asked.classes or tensor.datatype is Datatype.BYTES:
             return None
-        if tensor.shape is None or type(tensor.data) is SharedData:
+        if tensor.shape is None or type(tensor.data) is SharedMemoryData:
             return None
         view = as_raw(tensor)
         views.append(view)
@@ -98,6 +100,6 @@ def _plain(call: InferRequest, reply: InferResponse) -> tuple[Hashable, list[mem
     return key, views
 
 
-def _head(header: pb.InferResponseHeader) -> Head:
+def _head(header: pb.InferResponseHeader) -> ResponseHeader:
     text = text_format.MessageToString(header).encode()
-    return Head(response_line(header), text, header.SerializeToString())
+    return ResponseHeader(response_line(header), text, header.SerializeToString())

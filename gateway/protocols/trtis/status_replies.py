@@ -34,7 +34,7 @@ from gateway.protocols.trtis.statistics import read_counters
 from gateway.schema import tensorrt_v1_pb2 as pb
 
 # Calls that are answered by their success alone.
-CONTROLS = frozenset(
+MODEL_CONTROL_CALLS = frozenset(
     {ModelLoadRequest, ModelUnloadRequest, SharedRegisterRequest, SharedUnregisterRequest}
 )
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from gateway.ir.errors import TooLarge
-from gateway.transports.admission import Slots
-from gateway.transports.contract import Budget, ServerLimits
+from gateway.transports.admission import ConcurrencyLimiter
+from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
 
-class Admission(Slots):
+class Admission(ConcurrencyLimiter):
     """Places and bytes of one listener."""
 
-    def __init__(self, budget: Budget, limits: ServerLimits, *, places: int | None = None) -> None:
+    def __init__(
+        self, budget: MemoryBudget, limits: ServerLimits, *, places: int | None = None
+    ) -> None:
         places = limits.requests_in_flight if places is None else places
         super().__init__("requests_in_flight", places, limits.requests_queued)
         self._budget = budget

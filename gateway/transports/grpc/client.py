@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import Final
 
-from gateway.concurrency.timer_wheel import Wheel
+from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded
-from gateway.transports.admission import Slots
+from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
-from gateway.transports.grpc.client_call import Exchange
-from gateway.transports.grpc.client_pool import ClientConnection, Pool
+from gateway.transports.grpc.client_call import ClientCall
+from gateway.transports.grpc.client_pool import GrpcClientConnection, GrpcConnectionPool
 from gateway.transports.grpc.headers import request_block
-from gateway.transports.grpc.messages import PREFIX_BYTES, framed
+from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
 from gateway.transports.net.resolver import UNIX, upstream_of
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import size_of
@@ -52,9 +52,9 @@ class GrpcClient:
         self._authority = "localhost" if target.startswith(UNIX) else target
         self._scheme = "http" if ssl_context is None else "https"
         upstream = upstream_of(target, limits.resolve_floor_s)
-        self._pool = Pool(target, upstream, limits, ssl_context)
-        self._slots = Slots("in_flight", limits.in_flight, limits.pending)
-        self._wheel = Wheel()
+        self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context)
+        self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
+        self._wheel = TimerWheel()
         self._closed = False
 
     async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
@@ -127,14 +127,18 @@ class GrpcClient:
         self._wheel.close()
 
     def _begin(
-        self, connection: ClientConnection, wire: GrpcRequest, deadline: float | None, now: float
-    ) -> Exchange:
+        self,
+        connection: GrpcClientConnection,
+        wire: GrpcRequest,
+        deadline: float | None,
+        now: float,
+    ) -> ClientCall:
         """Begin a call on a connection with room."""
         left_s = None if deadline is None else deadline - now
         block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
         rest = wire.rest
         size = size_of(wire.message)
-        message = framed(wire.message, size if rest is None else size + rest.left)
+        message = frame_message(wire.message, size if rest is None else size + rest.left)
         return connection.call(block, message, size + PREFIX_BYTES, self._most_bytes, rest)
 
     def _check_time(self, deadline: float | None) -> None:

@@ -17,14 +17,14 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.streaming_body import Arriving
-from gateway.transports.grpc.compression import plain
+from gateway.ir.streaming_body import StreamingBody
+from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import ResponseHead, status_of_http
 from gateway.transports.grpc.messages import Message, MessageReader, whole_message
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2
 from gateway.transports.http2.receiver import STREAM_WINDOW
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
 # By a name of our own: to look a member up in its Enum costs as much as a call does.
@@ -39,7 +39,7 @@ _OF_RESET: Final = {
 }
 
 
-class Line(Protocol):
+class Http2ClientConnection(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2
@@ -53,7 +53,7 @@ class Line(Protocol):
         """Write it now."""
 
 
-class Exchange:
+class ClientCall:
     """A call under way.
 
     Args:
@@ -80,7 +80,9 @@ class Exchange:
         "turn",
     )
 
-    def __init__(self, line: Line, stream: Stream, limit_bytes: int, turn: int) -> None:
+    def __init__(
+        self, line: Http2ClientConnection, stream: Http2Stream, limit_bytes: int, turn: int
+    ) -> None:
         self._line = line
         self._limit = limit_bytes
         self.stream = stream
@@ -92,7 +94,7 @@ class Exchange:
         self._end: ResponseHead | None = None
         self._error: GatewayError | None = None
         self._waiter: asyncio.Future[GrpcResponse | None] | None = None
-        self._rest: Arriving | None = None
+        self._rest: StreamingBody | None = None
 
     # -- what the connection tells
 
@@ -227,7 +229,7 @@ class Exchange:
 
     # -- a message that is arriving
 
-    def send_rest(self, rest: Arriving) -> None:
+    def send_rest(self, rest: StreamingBody) -> None:
         """Send *rest* as it comes, and the end of the message after it."""
         self._rest = rest
         rest.pour(self)
@@ -348,7 +350,7 @@ class Exchange:
         if message.coding is None:
             return message.view
         try:
-            return await plain(message, self._limit, _RATIO, _RATIO_FLOOR_BYTES)
+            return await decompress_message(message, self._limit, _RATIO, _RATIO_FLOOR_BYTES)
         except (MalformedMessage, Unsupported) as error:
             raise self._broken(f"a message that cannot be decoded: {error.message}") from error
 

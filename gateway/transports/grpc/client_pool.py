@@ -12,15 +12,15 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable, UpstreamProtocolError
-from gateway.ir.streaming_body import Arriving
+from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.contract import ClientLimits
-from gateway.transports.grpc.client_call import Exchange
+from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import ResponseHead, read_response_head
 from gateway.transports.http2.connection import Http2
-from gateway.transports.http2.frames import NO_ERROR, H2Fault
+from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import H2Protocol
-from gateway.transports.http2.streams import Stream
-from gateway.transports.net.resolver import Upstream
+from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.net.resolver import UpstreamConnector
 from gateway.wire.http import Buffer
 
 # What servers allow on one connection (RELIABILITY.md D1), unless they allow less.
@@ -30,7 +30,7 @@ _SWEEP_S: Final = 1.0
 _PATIENCE_S: Final = 30.0
 
 
-class ClientConnection(H2Protocol):
+class GrpcClientConnection(H2Protocol):
     """A connection to an upstream.
 
     Args:
@@ -38,7 +38,7 @@ class ClientConnection(H2Protocol):
         name: Of the upstream, in errors.
     """
 
-    def __init__(self, pool: Pool, name: str) -> None:
+    def __init__(self, pool: GrpcConnectionPool, name: str) -> None:
         super().__init__()
         self.name = name
         self.core = Http2(
@@ -67,13 +67,13 @@ class ClientConnection(H2Protocol):
         message: Sequence[Buffer],
         size: int,
         limit_bytes: int,
-        rest: Arriving | None,
-    ) -> Exchange:
+        rest: StreamingBody | None,
+    ) -> ClientCall:
         """Begin a call and write its one message; what is arriving of it, as it comes."""
         self.used = True
         core = self.core
         stream = core.open(None)
-        exchange = stream.owner = Exchange(self, stream, limit_bytes, self.turn)
+        exchange = stream.owner = ClientCall(self, stream, limit_bytes, self.turn)
         if rest is None:
             core.outlet.send(stream, block, message, None, size)
         else:
@@ -94,7 +94,7 @@ class ClientConnection(H2Protocol):
             return
         super().data_received(data)
 
-    def broken(self, fault: H2Fault) -> None:
+    def broken(self, fault: Http2ConnectionError) -> None:
         """End every call: what the server says cannot be read."""
         self._going = f"broken framing: {fault.message}"
         error = UpstreamProtocolError(f"{self.name} broke HTTP/2: {fault.message}")
@@ -123,33 +123,33 @@ class ClientConnection(H2Protocol):
             self.ready.set_result(None)
 
     def whole(
-        self, stream: Stream, head: ResponseHead, view: memoryview, tail: ResponseHead | None
+        self, stream: Http2Stream, head: ResponseHead, view: memoryview, tail: ResponseHead | None
     ) -> None:
         """Give a call all of its answer."""
         stream.owner.whole(head, view, tail)
         if not self.core.streams or self._pool.waiting:
             self._pool.left(self)
 
-    def head(self, stream: Stream, head: ResponseHead, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: ResponseHead, *, end: bool) -> None:
         """Give a call its header fields, or its trailers."""
         stream.owner.head(head, end=end)
         if end:
             self._pool.left(self)
 
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of its answer."""
         stream.owner.data(view, end=end)
 
-    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Give a call what came of its answer in several frames."""
         stream.owner.run(views)
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         """End a call that the server has reset."""
         stream.owner.reset(code)
         self._pool.left(self)
 
-    def sent(self, stream: Stream) -> None:
+    def sent(self, stream: Http2Stream) -> None:
         """Let a call send more, if it has more: it is the answer that is waited for."""
         if stream.owner is not None:
             stream.owner.sent()
@@ -192,11 +192,11 @@ class ClientConnection(H2Protocol):
             self._going = f"the server took nothing for {_PATIENCE_S:g} s"
             self.cut()
 
-    def _exchanges(self) -> list[Exchange]:
+    def _exchanges(self) -> list[ClientCall]:
         return [stream.owner for stream in self.core.streams.values()]
 
 
-class Pool:
+class GrpcConnectionPool:
     """Gives each call the first connection with room; opens another when all are full.
 
     Args:
@@ -207,21 +207,25 @@ class Pool:
     """
 
     def __init__(
-        self, name: str, upstream: Upstream, limits: ClientLimits, tls: ssl.SSLContext | None
+        self,
+        name: str,
+        upstream: UpstreamConnector,
+        limits: ClientLimits,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._name = name
         self._upstream = upstream
         self._limits = limits
         self._age_s = limits.connection_age_s
         self._tls = tls
-        self._connections: list[ClientConnection] = []
-        self._all: set[ClientConnection] = set()
+        self._connections: list[GrpcClientConnection] = []
+        self._all: set[GrpcClientConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
         self.waiting: set[asyncio.Future[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def find(self, now: float) -> ClientConnection | None:
+    def find(self, now: float) -> GrpcClientConnection | None:
         """Return a connection with room, if there is one."""
         oldest = now - self._age_s
         for connection in self._connections:
@@ -235,7 +239,7 @@ class Pool:
                 return connection
         return None
 
-    async def take(self, deadline: float | None) -> ClientConnection:
+    async def take(self, deadline: float | None) -> GrpcClientConnection:
         """Return a connection with room, a new one if need be.
 
         Raises:
@@ -253,7 +257,7 @@ class Pool:
             raise DeadlineExceeded(f"no connection to {self._name} in time") from None
         raise self._gone()
 
-    def lost(self, connection: ClientConnection) -> None:
+    def lost(self, connection: GrpcClientConnection) -> None:
         """Give *connection* to no more calls."""
         if connection in self._connections:
             self._connections.remove(connection)
@@ -261,7 +265,7 @@ class Pool:
             self._all.discard(connection)
         self.left(connection)
 
-    def left(self, connection: ClientConnection) -> None:
+    def left(self, connection: GrpcClientConnection) -> None:
         """A call is over."""
         if not connection.core.streams:
             connection.idle_since = monotonic()
@@ -327,7 +331,7 @@ class Pool:
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2"])
             options["ssl"] = self._tls
-        connection: ClientConnection | None = None
+        connection: GrpcClientConnection | None = None
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._upstream.connect(self._make, options)
@@ -348,12 +352,12 @@ class Pool:
         if self._sweeper is None:
             self._sweep()
 
-    def _make(self) -> ClientConnection:
-        connection = ClientConnection(self, self._name)
+    def _make(self) -> GrpcClientConnection:
+        connection = GrpcClientConnection(self, self._name)
         self._all.add(connection)
         return connection
 
-    def _drop(self, connection: ClientConnection | None) -> None:
+    def _drop(self, connection: GrpcClientConnection | None) -> None:
         if connection is not None:
             connection.cut()
         for each in list(self._all):

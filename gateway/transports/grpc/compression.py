@@ -6,7 +6,9 @@ from gateway.transports.grpc.messages import Message
 from gateway.transports.http.content_coding import Inflater, inflate
 
 
-async def plain(message: Message, limit_bytes: int, ratio: int, floor_bytes: int) -> memoryview:
+async def decompress_message(
+    message: Message, limit_bytes: int, ratio: int, floor_bytes: int
+) -> memoryview:
     """Return a message as it was before it was compressed.
 
     Args:

@@ -23,7 +23,7 @@ from gateway.transports.grpc.metadata import kind_of
 from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_timeout
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.field_rules import broken_fields, content_length
-from gateway.transports.http2.frames import NoHead, StreamFault
+from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
 from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field, indexed, literal, text
 from gateway.wire.grpc import GrpcStatus, Metadata
 
@@ -97,11 +97,11 @@ class ResponseHead(Struct, frozen=True):
     coding: str
 
 
-def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead | StreamFault:
+def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead | Http2StreamError:
     """Return what the fields of a request say; a fault where HTTP/2 forbids them."""
     why = broken_fields(fields, _OF_A_REQUEST)
     if why is not None:
-        return StreamFault(h2.PROTOCOL_ERROR, why)
+        return Http2StreamError(h2.PROTOCOL_ERROR, why)
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     metadata: list[tuple[str, str | bytes]] = []
@@ -115,15 +115,15 @@ def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead 
         else:
             metadata += _pair(name, value)
     if not pseudo:
-        return NoHead(h2.PROTOCOL_ERROR, "a request without pseudo-header fields")
+        return MissingPseudoHeaders(h2.PROTOCOL_ERROR, "a request without pseudo-header fields")
     if not (pseudo.get(b":path") and b":method" in pseudo and b":scheme" in pseudo):
-        return StreamFault(h2.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
+        return Http2StreamError(h2.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
     try:
         length = content_length(fields) if b"content-length" in found else None
     except ValueError:
-        return StreamFault(h2.PROTOCOL_ERROR, "Content-Length is no number, or several")
+        return Http2StreamError(h2.PROTOCOL_ERROR, "Content-Length is no number, or several")
     if found.get(b"te", _TE) != _TE:
-        return StreamFault(h2.PROTOCOL_ERROR, "TE is not trailers")
+        return Http2StreamError(h2.PROTOCOL_ERROR, "TE is not trailers")
     timeout = found.get(b"grpc-timeout")
     return RequestHead(
         pseudo[b":path"].decode("utf-8", "replace"),
@@ -142,11 +142,11 @@ def _http_status(method: bytes, content_type: bytes) -> int:
     return 200 if content_type.startswith(_CONTENT_TYPE) else 415
 
 
-def read_response_head(fields: Sequence[Field]) -> ResponseHead | StreamFault:
+def read_response_head(fields: Sequence[Field]) -> ResponseHead | Http2StreamError:
     """Return what the fields of an answer say, or those after it; a fault as for a request."""
     why = broken_fields(fields, _OF_AN_ANSWER)
     if why is not None:
-        return StreamFault(h2.PROTOCOL_ERROR, why)
+        return Http2StreamError(h2.PROTOCOL_ERROR, why)
     http_status: int | None = None
     is_grpc = False
     status: GrpcStatus | None = None

@@ -175,7 +175,7 @@ def whole_message(view: memoryview, limit_bytes: int) -> memoryview | None:
     return view[PREFIX_BYTES:]
 
 
-def framed(message: Sequence[Buffer], size: int | None = None) -> list[Buffer]:
+def frame_message(message: Sequence[Buffer], size: int | None = None) -> list[Buffer]:
     """Return a message with its prefix, not compressed.
 
     Args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.concurrency.timer_wheel import Wheel
-from gateway.transports.contract import Budget, GrpcFrontend, ServerLimits, asking
+from gateway.concurrency.timer_wheel import TimerWheel
+from gateway.transports.contract import GrpcFrontend, MemoryBudget, ServerLimits, asking
 from gateway.transports.grpc.admission import Admission
 from gateway.wire.grpc import MethodKind
 
@@ -23,9 +23,9 @@ class Method:
         kind: MethodKind,
         frontend: GrpcFrontend,
         admission: Admission,
-        budget: Budget,
+        budget: MemoryBudget,
         limits: ServerLimits,
-        wheel: Wheel,
+        wheel: TimerWheel,
     ) -> None:
         self.path = path
         self.unary = kind is MethodKind.UNARY

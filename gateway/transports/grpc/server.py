@@ -16,15 +16,15 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakSet
 
-from gateway.concurrency.timer_wheel import Wheel
+from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount
-from gateway.transports.contract import Budget, GrpcMount, ServerLimits
+from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import Admission
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import ServerConnection
-from gateway.transports.net.accept_backlog import take_last
+from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
 _UNBOUNDED: Final = 1 << 62
@@ -62,7 +62,7 @@ class GrpcServer:
         address: str,
         mounts: Sequence[GrpcMount],
         limits: ServerLimits,
-        budget: Budget,
+        budget: MemoryBudget,
         *,
         ssl_context: ssl.SSLContext | None = None,
         extras: Sequence[GrpcMount] = (),
@@ -78,9 +78,9 @@ class GrpcServer:
         self._ssl = ssl_context
         self._refused = refused
         self._admission = Admission(budget, limits)
-        self._wheel = Wheel()
+        self._wheel = TimerWheel()
         self._methods: dict[str, Method] = {}
-        unbounded = Budget(_UNBOUNDED)
+        unbounded = MemoryBudget(_UNBOUNDED)
         free = Admission(unbounded, limits, places=_UNBOUNDED)
         # They are counted nowhere, so they are short.
         short = replace(limits, message_bytes=min(limits.message_bytes, _EXTRA_MESSAGE_BYTES))
@@ -147,7 +147,7 @@ class GrpcServer:
         if not self._running:
             return
         if self._server is not None and self._reuse_port:
-            await take_last(self._server, self.connection, self._tls)
+            await drain_accept_queue(self._server, self.connection, self._tls)
         elif self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -196,7 +196,7 @@ class GrpcServer:
         self,
         mounts: Sequence[GrpcMount],
         admission: Admission,
-        budget: Budget,
+        budget: MemoryBudget,
         limits: ServerLimits,
     ) -> None:
         for mount in reversed(mounts):

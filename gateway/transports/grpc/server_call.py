@@ -23,7 +23,7 @@ from gateway.ir.errors import (
 )
 from gateway.transports.contract import refuse, session
 from gateway.transports.grpc.admission import Gate
-from gateway.transports.grpc.compression import plain
+from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import (
     RESPONSE_HEAD,
     TRAILERS_OK,
@@ -32,11 +32,11 @@ from gateway.transports.grpc.headers import (
     trailers_block,
     with_metadata,
 )
-from gateway.transports.grpc.messages import PREFIX_BYTES, Message, framed, whole_message
+from gateway.transports.grpc.messages import PREFIX_BYTES, Message, frame_message, whole_message
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_messages import Incoming, Line
+from gateway.transports.grpc.server_messages import Http2ServerConnection, Incoming
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of
 
@@ -48,7 +48,7 @@ _OK: Final = GrpcStatus.OK
 _GRACE_S: Final = 0.01
 
 
-class Call:
+class ServerCall:
     """A call that a server answers.
 
     Args:
@@ -74,7 +74,9 @@ class Call:
         "task",
     )
 
-    def __init__(self, line: Line, stream: Stream, head: RequestHead, method: Method) -> None:
+    def __init__(
+        self, line: Http2ServerConnection, stream: Http2Stream, head: RequestHead, method: Method
+    ) -> None:
         self._line = line
         self._stream = stream
         self._head = head
@@ -217,7 +219,7 @@ class Call:
         """Return a message as it was before it was compressed."""
         limits = self._method.limits
         ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
-        return await plain(message, limits.message_bytes, ratio, floor)
+        return await decompress_message(message, limits.message_bytes, ratio, floor)
 
     def _request(self, view: memoryview) -> GrpcRequest:
         return GrpcRequest(self._method.path, (view,), self._head.metadata, self._deadline)
@@ -324,7 +326,7 @@ class Call:
             if not self._answering:
                 outlet.head(self._stream, RESPONSE_HEAD)
                 self._answering = True
-            outlet.data(self._stream, framed(answer.message))
+            outlet.data(self._stream, frame_message(answer.message))
             self._line.flush_soon()
             await self._taken()
         self._finish(GrpcResponse(metadata=metadata), message=False)
@@ -369,7 +371,7 @@ class Call:
             if size is None:
                 size = size_of(answer.message)
             tail = with_metadata(TRAILERS_OK, metadata)
-            buffers = framed(answer.message, size)
+            buffers = frame_message(answer.message, size)
             if self._answering:  # a refusal that the protocol says in an answer, after others
                 core.outlet.data(stream, buffers)
                 core.outlet.end(stream, tail)

@@ -9,16 +9,16 @@ from time import monotonic
 from typing import Final
 
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import ConnectionCount, address_of, too_many
+from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.headers import RequestHead, only_block, read_request_head
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_call import Call
+from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2
-from gateway.transports.http2.frames import H2Fault
+from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.protocol import H2Protocol
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcStatus
 
 _AGE_GRACE_S: Final = 30.0
@@ -77,8 +77,8 @@ class ServerConnection(H2Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
-        address = address_of(transport)
-        refusal = too_many(self._count, transport, address)
+        address = client_address(transport)
+        refusal = connection_refusal(self._count, transport, address)
         if refusal is not None:
             self._refused(refusal)
         if refusal is not None or self._ended:
@@ -102,7 +102,7 @@ class ServerConnection(H2Protocol):
                 stream.owner.reset()
         self.core.close()
 
-    def broken(self, fault: H2Fault) -> None:
+    def broken(self, fault: Http2ConnectionError) -> None:
         """Count a peer that broke the protocol."""
         self._refused(InvalidRequest(fault.message, limit="h2"))
 
@@ -111,7 +111,7 @@ class ServerConnection(H2Protocol):
     def settled(self) -> None:
         """Do nothing: the client has its own pace."""
 
-    def head(self, stream: Stream, head: RequestHead, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: RequestHead, *, end: bool) -> None:
         """Begin a call, or refuse it by its head."""
         if head.length is not None:
             stream.owed = head.length
@@ -122,12 +122,14 @@ class ServerConnection(H2Protocol):
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
             self._turn_away(stream, head)
             return
-        call = stream.owner = Call(self, stream, head, method)
+        call = stream.owner = ServerCall(self, stream, head, method)
         call.begin()
         if end and stream.owner is not None:
             call.data(memoryview(b""), end=True)
 
-    def whole(self, stream: Stream, head: RequestHead, view: memoryview, _tail: object) -> None:
+    def whole(
+        self, stream: Http2Stream, head: RequestHead, view: memoryview, _tail: object
+    ) -> None:
         """Begin a call whose one message is here."""
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
@@ -135,25 +137,25 @@ class ServerConnection(H2Protocol):
         elif head.length is not None and head.length != len(view):
             self.core.refuse(stream, h2.PROTOCOL_ERROR)
         else:
-            call = stream.owner = Call(self, stream, head, method)
+            call = stream.owner = ServerCall(self, stream, head, method)
             call.whole(view)
 
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of it."""
         if stream.owner is not None:
             stream.owner.data(view, end=end)
 
-    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Give a call what came of it in several frames."""
         if stream.owner is not None:
             stream.owner.run(views)
 
-    def reset(self, stream: Stream, _code: int) -> None:
+    def reset(self, stream: Http2Stream, _code: int) -> None:
         """End a call whose client left it."""
         if stream.owner is not None:
             stream.owner.reset()
 
-    def sent(self, stream: Stream) -> None:
+    def sent(self, stream: Http2Stream) -> None:
         """Let a call go on."""
         if stream.owner is not None:
             stream.owner.sent()
@@ -249,7 +251,7 @@ class ServerConnection(H2Protocol):
         if not self.core.streams:
             self.close()
 
-    def _turn_away(self, stream: Stream, head: RequestHead) -> None:
+    def _turn_away(self, stream: Http2Stream, head: RequestHead) -> None:
         status, details, http = GrpcStatus.UNIMPLEMENTED, "no protocol here serves this method", 200
         if head.http_status != 200:  # noqa: PLR2004  # OK
             status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status

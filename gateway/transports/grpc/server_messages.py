@@ -13,18 +13,18 @@ from time import monotonic
 from typing import Final, Protocol
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
-from gateway.transports.contract import Budget, ServerLimits
+from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.transports.grpc.messages import Message, MessageReader
 from gateway.transports.http2.connection import Http2
 from gateway.transports.http2.receiver import STREAM_WINDOW
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.http import size_of
 
 # Messages of a stream that have come and were not yet taken: the window bounds their bytes.
 _MOST_MESSAGES: Final = 4096
 
 
-class Line(Protocol):
+class Http2ServerConnection(Protocol):
     """The part of a connection that a call uses."""
 
     core: Http2
@@ -78,11 +78,11 @@ class Incoming:
 
     def __init__(  # all of one call
         self,
-        line: Line,
-        stream: Stream,
+        line: Http2ServerConnection,
+        stream: Http2Stream,
         coding: str,
         limits: ServerLimits,
-        budget: Budget,
+        budget: MemoryBudget,
         failed: Callable[[GatewayError], None],
         began: float,
     ) -> None:

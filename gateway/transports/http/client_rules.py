@@ -36,7 +36,7 @@ _RATIO = 200
 _RATIO_FLOOR_BYTES = 1 << 20
 
 
-class Peer:
+class UpstreamErrors:
     """One upstream: its name in errors, and its limits.
 
     Args:

@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.ir.streaming_body import Arriving
-from gateway.transports.admission import Slots
+from gateway.ir.streaming_body import StreamingBody
+from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import HttpFrontend, ServerLimits, head_bytes
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head
 from gateway.wire.http import HttpRequest
 
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SHARE: Final = 4
 
-Broken = Callable[[HttpFault], None]
+Broken = Callable[[HttpError], None]
 """Told that a body comes too slowly."""
 
 
-class Arrival(Arriving, Protocol):
+class OpenBodyStream(StreamingBody, Protocol):
     """A body of which a part has come, as an exchange sees it."""
 
     @property
@@ -42,12 +42,12 @@ class Arrival(Arriving, Protocol):
         ...
 
 
-def early_places(limits: ServerLimits) -> Slots:
+def cut_through_limiter(limits: ServerLimits) -> ConcurrencyLimiter:
     """Return the places of requests that were begun early."""
-    return Slots("requests_in_flight", limits.requests_in_flight // _SHARE, 0)
+    return ConcurrencyLimiter("requests_in_flight", limits.requests_in_flight // _SHARE, 0)
 
 
-def begins_with(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int | None:
+def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int | None:
     """Return how much of its body a request is begun with; None for all of it."""
     length, least = head.length, limits.cut_through_bytes
     if length is None or not least or not least < length <= limits.message_bytes:

@@ -17,12 +17,12 @@ from typing import Any
 import structlog
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
-from gateway.transports.admission import Lease
+from gateway.transports.admission import Reservation
 from gateway.transports.contract import HttpAsk, HttpFrontend, ask_early
 from gateway.transports.http.content_coding import ACCEPTED, coding_of, compress
-from gateway.transports.http.cut_through import Arrival, begins_with, whole_of
-from gateway.transports.http.faults import HttpFault, plain
-from gateway.transports.http.interfaces import Connection, Incoming, Listener
+from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
+from gateway.transports.http.faults import HttpError, text_response
+from gateway.transports.http.interfaces import HttpConnection, ListenerState, RequestReader
 from gateway.transports.http.request_body import EMPTY, check_declared, undo_coding
 from gateway.transports.http.request_head import Head
 from gateway.transports.http.response_writer import (
@@ -31,7 +31,7 @@ from gateway.transports.http.response_writer import (
     write_response,
     write_stream_head,
 )
-from gateway.transports.net.write_drain import NotTaken, flushed
+from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 log = structlog.get_logger(__name__)
@@ -43,9 +43,9 @@ def failure(error: BaseException | None) -> HttpResponse:
     """Return the answer for what went wrong in an exchange past all that it foresees; log it."""
     if isinstance(error, GatewayError):
         log.warning("stream cut", code=error.code.value, error=error.message)
-        return plain(500, error.message)
+        return text_response(500, error.message)
     log.error("internal error", exc_info=error)
-    return plain(500, "internal error of the gateway")
+    return text_response(500, "internal error of the gateway")
 
 
 class Exchange:
@@ -79,9 +79,9 @@ class Exchange:
 
     def __init__(
         self,
-        listener: Listener,
-        connection: Connection,
-        incoming: Incoming,
+        listener: ListenerState,
+        connection: HttpConnection,
+        incoming: RequestReader,
         task: asyncio.Task[Any] | None,
     ) -> None:
         self._listener = listener
@@ -96,9 +96,9 @@ class Exchange:
         self._body: memoryview | None = None
         self._held = 0
         self._lease = incoming.lease
-        self._arrival: Arrival | None = None
+        self._arrival: OpenBodyStream | None = None
         self._drops = False
-        self._fault: HttpFault | None = None
+        self._fault: HttpError | None = None
         self._given_up = False
 
     async def run(self) -> bool:
@@ -120,7 +120,7 @@ class Exchange:
                     listener.slots.release()
             if self._arrival is not None and self._drops:
                 await self._arrival.drop()
-        except (HttpFault, OSError, asyncio.CancelledError) as error:
+        except (HttpError, OSError, asyncio.CancelledError) as error:
             if not await self._ended(error):
                 raise
         finally:
@@ -134,7 +134,7 @@ class Exchange:
                 self._free(self._lease)
         return not self._close
 
-    def _free(self, lease: Lease) -> None:
+    def _free(self, lease: Reservation) -> None:
         """Give back what a body took that was not at hand."""
         if self._arrival is not None:
             self._arrival.close()
@@ -146,7 +146,7 @@ class Exchange:
         try:
             if isinstance(error, OSError):
                 self._left(error)
-            elif isinstance(error, HttpFault):
+            elif isinstance(error, HttpError):
                 await self._say(error)
             elif self._ends_in_words():
                 await self._last_words()
@@ -159,7 +159,7 @@ class Exchange:
     def _left(self, error: OSError) -> None:
         """Note that there is nobody to tell anything."""
         self._close = True
-        if isinstance(error, NotTaken):
+        if isinstance(error, SlowReaderError):
             self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
         else:
             self._connection.cut()
@@ -179,12 +179,12 @@ class Exchange:
         else:
             await self._refuse(Unavailable("the gateway is shutting down"))
 
-    async def _say(self, fault: HttpFault) -> None:
+    async def _say(self, fault: HttpError) -> None:
         self._listener.refused(fault.error)
         self._close |= fault.close
         await self._send(fault.response)
 
-    def _broken(self, fault: HttpFault) -> None:
+    def _broken(self, fault: HttpError) -> None:
         """End a request, begun already, whose body comes too slowly."""
         if self._fault is None and self._task is not None:
             self._fault = fault
@@ -261,12 +261,12 @@ class Exchange:
         limits, incoming = self._listener.limits, self._incoming
         if self._frontend is None or incoming.lease is not None or incoming.whole:
             return None
-        start = begins_with(self._frontend, head, limits)
+        start = early_dispatch_bytes(self._frontend, head, limits)
         if start is None or head.length is None or not self._listener.early.take():
             return None
         self._continue(head)
         try:
-            lease = self._lease = Lease(self._listener.budget, limits.queue_wait_s)
+            lease = self._lease = Reservation(self._listener.budget, limits.queue_wait_s)
             self._arrival = await incoming.arrive(head.length, start, limits, lease, self._broken)
         finally:
             if self._arrival is None:
@@ -281,7 +281,7 @@ class Exchange:
         limits, incoming = self._listener.limits, self._incoming
         if incoming.lease is not None:
             return await incoming.body(head.length, limits, incoming.lease)
-        lease = self._lease = Lease(self._listener.budget, limits.queue_wait_s)
+        lease = self._lease = Reservation(self._listener.budget, limits.queue_wait_s)
         codings = head.all("content-encoding") if head.coded else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)
@@ -339,7 +339,7 @@ class Exchange:
     async def _refuse(self, error: GatewayError) -> None:
         """Answer with *error*, of our own making, in the protocol's form."""
         if self._frontend is None:
-            fault = HttpFault(503, error.message)
+            fault = HttpError(503, error.message)
             self._listener.refused(error)
             await self._send(fault.response)
             return
@@ -388,7 +388,7 @@ class Exchange:
             raise ConnectionResetError("the client has left")
         while connection.behind is not None:
             idle_s = self._listener.limits.write_idle_timeout_s
-            await flushed(connection.transport, connection.behind, idle_s)
+            await drain_writes(connection.transport, connection.behind, idle_s)
 
 
 async def _coded(response: HttpResponse, coding: str) -> HttpResponse:

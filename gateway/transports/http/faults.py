@@ -14,7 +14,7 @@ from gateway.wire.http import Headers, HttpResponse
 _TEXT_MAX = 500
 
 
-class HttpFault(Exception):
+class HttpError(Exception):
     """A request that no frontend answers.
 
     Args:
@@ -41,10 +41,10 @@ class HttpFault(Exception):
     @property
     def response(self) -> HttpResponse:
         """The fault as an answer."""
-        return plain(self.status, self.message)
+        return text_response(self.status, self.message)
 
 
-def plain(status: int, message: str) -> HttpResponse:
+def text_response(status: int, message: str) -> HttpResponse:
     """Return an answer of *status* whose JSON body holds *message*, clipped."""
     body = json.dumps({"error": message[:_TEXT_MAX]}).encode()
     return HttpResponse(status, Headers((("Content-Type", "application/json"),)), (body,))

@@ -37,7 +37,7 @@ class HalfClosed(Protocol):
         ...
 
 
-class Presence:
+class HalfCloseMonitor:
     """Watches the client of one half-closed connection.
 
     Args:

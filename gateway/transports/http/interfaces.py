@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget, Lease, Slots
+from gateway.transports.admission import ConcurrencyLimiter, MemoryBudget, Reservation
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
-from gateway.transports.http.cut_through import Arrival, Broken
+from gateway.transports.http.cut_through import Broken, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
 
 
-class Connection(Protocol):
+class HttpConnection(Protocol):
     """What an exchange needs of the connection it is on.
 
     Attributes:
@@ -46,7 +46,7 @@ class Connection(Protocol):
         ...
 
 
-class Incoming(Protocol):
+class RequestReader(Protocol):
     """One request as its connection reads it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Incoming(Protocol):
     method: str
     version: Version
     closes: bool
-    lease: Lease | None
+    lease: Reservation | None
 
     @property
     def whole(self) -> bool:
@@ -73,7 +73,9 @@ class Incoming(Protocol):
         """Return its head; raises HttpFault."""
         ...
 
-    async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
+    async def body(
+        self, length: int | None, limits: ServerLimits, lease: Reservation, /
+    ) -> memoryview:
         """Return its body as one read-only view, its content coding still on.
 
         Args:
@@ -91,8 +93,8 @@ class Incoming(Protocol):
         ...
 
     async def arrive(
-        self, length: int, start: int, limits: ServerLimits, lease: Lease, broken: Broken, /
-    ) -> Arrival | None:
+        self, length: int, start: int, limits: ServerLimits, lease: Reservation, broken: Broken, /
+    ) -> OpenBodyStream | None:
         """Return its body when *start* of its *length* bytes have come.
 
         None where all of it is here, or this make receives bodies whole. Raises as `body`, but
@@ -102,7 +104,7 @@ class Incoming(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenerState:
     """What every exchange of a listener shares.
 
     Attributes:
@@ -110,9 +112,9 @@ class Listener:
     """
 
     limits: ServerLimits
-    budget: Budget
-    slots: Slots
+    budget: MemoryBudget
+    slots: ConcurrencyLimiter
     find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
     """Frontend for a path, and what asks it; raises HttpFault."""
     refused: Callable[[GatewayError], None]
-    early: Slots
+    early: ConcurrencyLimiter

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, MemoryBudget
 from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
-from gateway.transports.http.cut_through import early_places
-from gateway.transports.http.interfaces import Listener
-from gateway.transports.http.path_router import Table
-from gateway.transports.net.accept_backlog import take_last
+from gateway.transports.http.cut_through import cut_through_limiter
+from gateway.transports.http.interfaces import ListenerState
+from gateway.transports.http.path_router import PathRouter
+from gateway.transports.net.accept_backlog import drain_accept_queue
 
 _BACKLOG = 1024
 _LAST_WORDS_S = 1.0
@@ -93,7 +93,7 @@ class HttpListener(ABC):
         *,
         mounts: Sequence[HttpMount],
         limits: ServerLimits,
-        budget: Budget,
+        budget: MemoryBudget,
         fallback: HttpFrontend | None = None,
         sock: socket.socket | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -111,14 +111,16 @@ class HttpListener(ABC):
         self._sock = sock
         self._ssl = ssl_context
         self._limits = limits
-        self._table = Table(mounts, fallback)
-        self._listener = Listener(
+        self._table = PathRouter(mounts, fallback)
+        self._listener = ListenerState(
             limits=limits,
             budget=budget,
-            slots=Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued),
+            slots=ConcurrencyLimiter(
+                "requests_in_flight", limits.requests_in_flight, limits.requests_queued
+            ),
             find=self._table.find,
             refused=refused,
-            early=early_places(limits),
+            early=cut_through_limiter(limits),
         )
         self._connections: Connections | None = None
         self._server: asyncio.Server | None = None
@@ -165,7 +167,7 @@ class HttpListener(ABC):
         if self._server is not None and self._reuse_port:
             for connection in self.open_connections:
                 connection.wind_up()
-            await take_last(self._server, self._connections, self._tls)
+            await drain_accept_queue(self._server, self._connections, self._tls)
         self._close_door()
         for connection in self.open_connections:
             connection.drain()
@@ -203,5 +205,7 @@ class HttpListener(ABC):
             await asyncio.sleep(_POLL_S)
 
     @abstractmethod
-    def _make(self, listener: Listener, count: ConnectionCount, *, reserve: bool) -> Connections:
+    def _make(
+        self, listener: ListenerState, count: ConnectionCount, *, reserve: bool
+    ) -> Connections:
         """Return what makes this make's connections."""

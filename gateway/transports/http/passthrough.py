@@ -13,7 +13,7 @@ import structlog
 
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.contract import HttpClient
-from gateway.transports.http.faults import plain
+from gateway.transports.http.faults import text_response
 from gateway.transports.http.headers import end_to_end
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -64,7 +64,7 @@ class Passthrough:
 
     def refuse(self, error: GatewayError, /) -> HttpResponse:
         """Say *error*, for a request that was never read whole."""
-        return plain(_STATUS.get(error.code, 400), error.message)
+        return text_response(_STATUS.get(error.code, 400), error.message)
 
     def _failed(self, error: GatewayError) -> HttpResponse:
         log.debug("passthrough failed", code=error.code.value, error=error.message)
@@ -72,7 +72,7 @@ class Passthrough:
         status = _STATUS.get(error.code, _BAD_GATEWAY)
         if error.code in (ErrorCode.TOO_LARGE, ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED):
             status = _BAD_GATEWAY
-        return plain(status, error.message)
+        return text_response(status, error.message)
 
     def _request(self, wire: HttpRequest) -> HttpRequest:
         pairs = [pair for pair in end_to_end(wire.headers) if pair[0].lower() not in _OURS]

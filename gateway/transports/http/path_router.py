@@ -9,13 +9,13 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount, asking
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 
 _REMEMBERED = 256
 _PATH_PARAMETER = re.compile(r";[^/]*")
 
 
-class Table:
+class PathRouter:
     """Frontends by path prefix.
 
     Args:
@@ -43,9 +43,9 @@ class Table:
         if frontend is not None:
             return frontend, asking(frontend)
         if self._fallback is None:
-            raise HttpFault(404, f"nothing is served at {path[:200]!r}")
+            raise HttpError(404, f"nothing is served at {path[:200]!r}")
         if self._claimed(_plain_path(path)) is not None:
-            raise HttpFault(400, "the path is not in its normal form")
+            raise HttpError(400, "the path is not in its normal form")
         return self._fallback, asking(self._fallback)
 
     def _claimed(self, path: str) -> HttpFrontend | None:

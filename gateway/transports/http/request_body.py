@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.ir.errors import TooLarge
-from gateway.transports.admission import Lease
+from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 
 EMPTY = memoryview(b"")
 
@@ -31,7 +31,7 @@ def check_declared(length: int | None, limits: ServerLimits) -> None:
         )
 
 
-class Pace:
+class TransferRateLimit:
     """How long to wait for more of one body: idle, total and by the least rate.
 
     Args:
@@ -66,9 +66,9 @@ class Pace:
             (self._start + by_rate - now, "body_min_rate_bytes_s"),
         )
 
-    def fault(self, limit: str) -> HttpFault:
+    def fault(self, limit: str) -> HttpError:
         """Return what to answer when the wait for *limit* is over."""
-        return HttpFault(
+        return HttpError(
             408,
             f"request body came too slowly: {self._received} bytes in "
             f"{self._loop.time() - self._start:.1f} s",
@@ -90,7 +90,7 @@ def too_many_chunks(limits: ServerLimits) -> TooLarge:
 
 
 async def undo_coding(
-    body: memoryview, codings: Sequence[str], limits: ServerLimits, lease: Lease
+    body: memoryview, codings: Sequence[str], limits: ServerLimits, lease: Reservation
 ) -> memoryview:
     """Return *body* without its content coding.
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.content_coding import coding_for
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 from gateway.transports.http.headers import decode_field
 from gateway.transports.http.timeout_headers import timeout_of
 from gateway.wire.http import Headers
@@ -82,7 +82,7 @@ def read_head(
         HttpFault: It is not one we answer.
     """
     if version not in _VERSIONS:
-        raise HttpFault(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
+        raise HttpError(505, f"HTTP/{version[0]}.{version[1]} is not supported", close=True)
     _check_size(fields, limits)
     headers = Headers([(name.decode("ascii"), decode_field(value)) for name, value in fields])
     _check_host(fields, headers, version)
@@ -102,9 +102,9 @@ def read_head(
     )
 
 
-def head_too_large(limits: ServerLimits) -> HttpFault:
+def head_too_large(limits: ServerLimits) -> HttpError:
     """Return the refusal of a head that a parser would not, or should not, read to its end."""
-    return HttpFault(
+    return HttpError(
         431,
         f"the head is too large: at most {limits.header_line_bytes} bytes in its first "
         f"line, {limits.header_field_bytes} in a field and {limits.header_total_bytes} in "
@@ -114,9 +114,9 @@ def head_too_large(limits: ServerLimits) -> HttpFault:
     )
 
 
-def too_many_fields(limits: ServerLimits) -> HttpFault:
+def too_many_fields(limits: ServerLimits) -> HttpError:
     """Return the refusal of a head with too many fields."""
-    return HttpFault(
+    return HttpError(
         431,
         f"more than {limits.header_count} header fields",
         limit="header_count",
@@ -124,9 +124,9 @@ def too_many_fields(limits: ServerLimits) -> HttpFault:
     )
 
 
-def malformed(text: str) -> HttpFault:
+def malformed(text: str) -> HttpError:
     """Return the refusal of a request that a parser could not read; *text* is what it says."""
-    return HttpFault(400, f"malformed HTTP request: {first_line(text)}", close=True)
+    return HttpError(400, f"malformed HTTP request: {first_line(text)}", close=True)
 
 
 def first_line(text: str) -> str:
@@ -135,9 +135,9 @@ def first_line(text: str) -> str:
     return line[:200].rstrip(":").encode("ascii", "backslashreplace").decode()
 
 
-def head_too_slow(limits: ServerLimits) -> HttpFault:
+def head_too_slow(limits: ServerLimits) -> HttpError:
     """Return the refusal of a head that takes too long."""
-    return HttpFault(
+    return HttpError(
         408,
         f"the head of a request took more than {limits.header_timeout_s} s",
         limit="header_timeout_s",
@@ -152,14 +152,14 @@ def _check_size(fields: Sequence[tuple[bytes, bytes]], limits: ServerLimits) -> 
         return  # so no single one is too large either
     largest = max(sizes, default=0)
     if largest > limits.header_field_bytes:  # the parser counts values without their names
-        raise HttpFault(
+        raise HttpError(
             431,
             f"a header field has {largest} bytes, at most {limits.header_field_bytes} are allowed",
             limit="header_field_bytes",
             close=True,
         )
     if total > limits.header_total_bytes:
-        raise HttpFault(
+        raise HttpError(
             431,
             f"header fields have {total} bytes, at most {limits.header_total_bytes} are allowed",
             limit="header_total_bytes",
@@ -170,17 +170,17 @@ def _check_size(fields: Sequence[tuple[bytes, bytes]], limits: ServerLimits) -> 
 def _check_host(fields: Sequence[tuple[bytes, bytes]], headers: Headers, version: Version) -> None:
     hosts = [name for name, _ in fields if len(name) == len("host") and name.lower() == b"host"]
     if len(hosts) > 1 or (not hosts and version >= (1, 1)):
-        raise HttpFault(400, f"{len(hosts)} Host fields, needed is 1", close=True)
+        raise HttpError(400, f"{len(hosts)} Host fields, needed is 1", close=True)
     host = headers.get("host")
     if host is not None and _HOST.fullmatch(host) is None:
-        raise HttpFault(400, "the Host field is malformed", close=True)
+        raise HttpError(400, "the Host field is malformed", close=True)
 
 
 def _target(method: str, target: str) -> tuple[str, str]:
     if method == "CONNECT":
-        raise HttpFault(405, "CONNECT is not supported", close=True)
+        raise HttpError(405, "CONNECT is not supported", close=True)
     if _TARGET.fullmatch(target) is None or "#" in target:
-        raise HttpFault(400, "the request target holds characters it must not", close=True)
+        raise HttpError(400, "the request target holds characters it must not", close=True)
     if target == "*":
         return target, ""
     if not target.startswith("/"):
@@ -193,7 +193,7 @@ def _origin_form(target: str) -> str:
     """Return path and query of a target in absolute form, as proxies get it."""
     found = _ABSOLUTE.fullmatch(target)
     if found is None or int(found["port"] or 0) > _PORTS_END:
-        raise HttpFault(400, "the request target is neither a path nor an http URL", close=True)
+        raise HttpError(400, "the request target is neither a path nor an http URL", close=True)
     rest = found["rest"]
     return rest if rest.startswith("/") else f"/{rest}"
 
@@ -203,7 +203,7 @@ def _length(headers: Headers) -> int | None:
     if value is None:
         return None
     if _LENGTH.fullmatch(value) is None:
-        raise HttpFault(400, "Content-Length is not a number", close=True)
+        raise HttpError(400, "Content-Length is not a number", close=True)
     return int(value)
 
 
@@ -212,9 +212,9 @@ def _chunked(headers: Headers, version: Version) -> bool:
     if value is None:
         return False
     if version < (1, 1) or headers.get("content-length") is not None:
-        raise HttpFault(400, "Transfer-Encoding cannot stand here", close=True)
+        raise HttpError(400, "Transfer-Encoding cannot stand here", close=True)
     if value.strip().lower() != "chunked":
-        raise HttpFault(501, "of transfer codings only chunked is supported", close=True)
+        raise HttpError(501, "of transfer codings only chunked is supported", close=True)
     return True
 
 
@@ -229,5 +229,5 @@ def _expects(headers: Headers, version: Version) -> bool:
     if value is None or version < (1, 1):
         return False
     if value.strip().lower() != "100-continue":
-        raise HttpFault(417, "of expectations only 100-continue is supported", close=True)
+        raise HttpError(417, "of expectations only 100-continue is supported", close=True)
     return True

@@ -14,16 +14,16 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.concurrency.timer_wheel import Wheel
+from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.errors import Unavailable
-from gateway.transports.admission import Slots
+from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
-from gateway.transports.http.client_rules import IDEMPOTENT, Peer, sent_lines
+from gateway.transports.http.client_rules import IDEMPOTENT, UpstreamErrors, sent_lines
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http1.client_connection import UpstreamConnection, read_buffer
-from gateway.transports.http1.response_reader import Answer, AnswerHeads
-from gateway.transports.net.resolver import Upstream
-from gateway.transports.net.write_drain import until
+from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
+from gateway.transports.net.resolver import UpstreamConnector
+from gateway.transports.net.write_drain import deadline_scope
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
@@ -54,18 +54,20 @@ class HttpClient:
         if parts.scheme not in _PORTS or not parts.hostname:
             raise ValueError(f"upstream URL {url!r} is not http://host:port")
         port = parts.port or _PORTS[parts.scheme]
-        self._peer = Peer(f"{parts.hostname}:{port}", parts.hostname, limits)
+        self._peer = UpstreamErrors(f"{parts.hostname}:{port}", parts.hostname, limits)
         self._prefix = parts.path.rstrip("/")
         self._said = f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\n"
-        self._upstream = Upstream(parts.hostname, port, floor_s=limits.resolve_floor_s)
+        self._upstream = UpstreamConnector(parts.hostname, port, floor_s=limits.resolve_floor_s)
         self._tls: dict[str, Any] = {}
         if parts.scheme == "https":
             self._tls = {"ssl": ssl_context or ssl.create_default_context()}
         self._limits = limits
-        self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
+        self._slots = ConcurrencyLimiter(
+            "pending", min(limits.connections, limits.in_flight), limits.pending
+        )
         self._buffer = read_buffer()
-        self._known = AnswerHeads()
-        self._wheel = Wheel()
+        self._known = ResponseHeadCache()
+        self._wheel = TimerWheel()
         self._idle: list[UpstreamConnection] = []
         self._open: set[UpstreamConnection] = set()
         self._pruning: asyncio.TimerHandle | None = None
@@ -78,7 +80,7 @@ class HttpClient:
             raise self._peer.late()
         connection = self._at_hand(now) if wire.rest is None else None
         if connection is None:
-            found: HttpResponse | Answer = await self._asked_in_turn(wire, deadline)
+            found: HttpResponse | ResponseReader = await self._asked_in_turn(wire, deadline)
         else:
             # What nearly every request does: without a task's alarm, since the connection itself
             # is told when the time is over.
@@ -95,13 +97,13 @@ class HttpClient:
                     self._wheel.leave(connection, step)
                 self._put_back(connection)
                 self._slots.release()
-        return await self._plain(found, deadline) if isinstance(found, Answer) else found
+        return await self._plain(found, deadline) if isinstance(found, ResponseReader) else found
 
-    async def _plain(self, answer: Answer, deadline: float | None) -> HttpResponse:
+    async def _plain(self, answer: ResponseReader, deadline: float | None) -> HttpResponse:
         """Return a whole answer without its content coding."""
         head, body = answer.head, answer.body()
         if head.codings:
-            async with until(deadline, self._peer.name):
+            async with deadline_scope(deadline, self._peer.name):
                 body = await self._peer.plain(body, head.codings)
         return HttpResponse(head.status, head.headers, (body,))
 
@@ -114,9 +116,9 @@ class HttpClient:
             return None
         return idle.pop()
 
-    async def _asked_in_turn(self, wire: HttpRequest, deadline: float | None) -> Answer:
+    async def _asked_in_turn(self, wire: HttpRequest, deadline: float | None) -> ResponseReader:
         """Send *wire* once there is a place and a connection for it; return its whole answer."""
-        async with until(deadline, self._peer.name):
+        async with deadline_scope(deadline, self._peer.name):
             await self._enter()
             try:
                 connection, answer = await self._asked(wire, deadline, streamed=False)
@@ -125,9 +127,9 @@ class HttpClient:
                 self._slots.release()
         return answer
 
-    async def _asked_again(self, wire: HttpRequest, deadline: float | None) -> Answer:
+    async def _asked_again(self, wire: HttpRequest, deadline: float | None) -> ResponseReader:
         """Send *wire* a second and last time; return its whole answer."""
-        async with until(deadline, self._peer.name):
+        async with deadline_scope(deadline, self._peer.name):
             connection, answer = await self._asked_anew(wire, deadline, streamed=False)
             self._put_back(connection)
         return answer
@@ -136,10 +138,10 @@ class HttpClient:
         self, wire: HttpRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[HttpResponse, None]:
         """Send one request and yield its answer piece by piece, at least once."""
-        async with until(deadline, self._peer.name):
+        async with deadline_scope(deadline, self._peer.name):
             await self._enter()
         try:
-            async with until(deadline, self._peer.name):
+            async with deadline_scope(deadline, self._peer.name):
                 connection, answer = await self._asked(wire, deadline, streamed=True)
             try:
                 status, headers = answer.head.status, answer.head.headers
@@ -148,7 +150,7 @@ class HttpClient:
                 yielded = False
                 while answer.pieces or not answer.done:
                     if not answer.pieces:
-                        async with until(deadline, self._peer.name):
+                        async with deadline_scope(deadline, self._peer.name):
                             await connection.more()
                         continue
                     yield HttpResponse(status, headers, (answer.pieces.popleft(),))
@@ -178,7 +180,7 @@ class HttpClient:
 
     async def _asked(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
-    ) -> tuple[UpstreamConnection, Answer]:
+    ) -> tuple[UpstreamConnection, ResponseReader]:
         """Send *wire* and return its answer with its head read; once more where that is safe."""
         rest, keepalive_s = wire.rest, self._limits.keepalive_s
         connection = await self._connection(
@@ -203,7 +205,7 @@ class HttpClient:
 
     async def _asked_anew(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
-    ) -> tuple[UpstreamConnection, Answer]:
+    ) -> tuple[UpstreamConnection, ResponseReader]:
         """Send *wire* a second and last time, on a connection of its own."""
         connection = await self._connect()
         try:
@@ -231,7 +233,7 @@ class HttpClient:
         deadline: float | None,
         *,
         streamed: bool,
-    ) -> Answer:
+    ) -> ResponseReader:
         if not connection.usable:
             raise self._peer.lost("it was closed before the request was sent")
         if wire.rest is not None and wire.rest.begun:

@@ -8,10 +8,10 @@ from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.ir.streaming_body import Arriving
-from gateway.transports.http.client_rules import Peer
+from gateway.ir.streaming_body import StreamingBody
+from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.head_reader import READ_BYTES
-from gateway.transports.http1.response_reader import Answer, AnswerHeads
+from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
 from gateway.transports.net.sockets import peer_refused, reset_when_closed, tune
 from gateway.wire.http import Buffer, HttpResponse
 
@@ -41,10 +41,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        peer: Peer,
+        peer: UpstreamErrors,
         loop: asyncio.AbstractEventLoop,
         buffer: memoryview,
-        known: AnswerHeads,
+        known: ResponseHeadCache,
     ) -> None:
         self._peer = peer
         self._known = known
@@ -54,7 +54,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._method = ""
         self._waiter: asyncio.Future[HttpResponse | None] | None = None
         self._paused = False
-        self._rest: Arriving | None = None
+        self._rest: StreamingBody | None = None
         self._first: list[Buffer] | None = None
         self.transport: Any = None
         self.born = self.since = monotonic()
@@ -63,7 +63,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.refused = False
         self.failure: Exception | None = None
         self.awaited = False
-        self.answer: Answer | None = None
+        self.answer: ResponseReader | None = None
 
     # -- asyncio's protocol
 
@@ -96,7 +96,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 self.awaited = False
                 self._wake(whole)
             else:
-                self.answer = Answer(self._peer, self._method, streamed=False, known=self._known)
+                self.answer = ResponseReader(
+                    self._peer, self._method, streamed=False, known=self._known
+                )
                 self._feed(self.answer, data)
         else:
             self.cut()
@@ -149,7 +151,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.transport.writelines(buffers)
         return waiter
 
-    def taken(self) -> Answer:
+    def taken(self) -> ResponseReader:
         """Return the whole answer; raises as `more`."""
         if self.failure is not None:
             raise self.failure
@@ -157,8 +159,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return self.answer
 
     def begin(
-        self, method: str, buffers: Sequence[Buffer], rest: Arriving | None, *, streamed: bool
-    ) -> Answer:
+        self, method: str, buffers: Sequence[Buffer], rest: StreamingBody | None, *, streamed: bool
+    ) -> ResponseReader:
         """Send a request; return its answer, which is to come: see `more`.
 
         Args:
@@ -170,7 +172,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.uses += 1
         self.refused = False
         self.awaited = True
-        self.answer = answer = Answer(self._peer, method, streamed=streamed, known=self._known)
+        self.answer = answer = ResponseReader(
+            self._peer, method, streamed=streamed, known=self._known
+        )
         if rest is not None:
             self._rest = rest
             self._first = [*buffers]  # what is here already goes with the head
@@ -242,7 +246,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._paused = True
             self.transport.pause_reading()
 
-    def _feed(self, answer: Answer, data: bytes) -> None:
+    def _feed(self, answer: ResponseReader, data: bytes) -> None:
         try:
             if answer.feed(data) != len(data):
                 answer.keeps = False  # an answer that nobody asked for follows
@@ -251,7 +255,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         else:
             self._tell(answer)
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: ResponseReader) -> None:
         """Let whoever waits know what has come of an answer."""
         self.awaited = not answer.done
         if answer.streamed:

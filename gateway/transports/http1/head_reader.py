@@ -12,7 +12,7 @@ from typing import Final
 import httptools
 
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.faults import HttpFault
+from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import (
     Head,
     Version,
@@ -20,7 +20,7 @@ from gateway.transports.http.request_head import (
     malformed,
     too_many_fields,
 )
-from gateway.wire.message_cache import Remembered
+from gateway.wire.message_cache import ParseCache
 
 READ_BYTES: Final = 64 * 1024
 """For heads and what comes with them: of a large body, only what is read into this is copied."""
@@ -102,7 +102,7 @@ class RequestHead:
         self.checked: Head | None = None
 
 
-class Memory(Remembered[RequestHead]):
+class RequestHeadCache(ParseCache[RequestHead]):
     """Heads that were read and found right, by their bytes.
 
     Clients send the same head again and again; one that is known need not be read again. Its bytes
@@ -126,7 +126,7 @@ class HeadReader:
         memory: Of the listener.
     """
 
-    def __init__(self, limits: ServerLimits, memory: Memory) -> None:
+    def __init__(self, limits: ServerLimits, memory: RequestHeadCache) -> None:
         self._limits = limits
         self._memory = memory
         self.forget()
@@ -200,7 +200,7 @@ class HeadReader:
         try:
             target = self._target.decode("ascii")
         except UnicodeDecodeError as error:
-            raise HttpFault(
+            raise HttpError(
                 400, "the request target holds characters it must not", close=True
             ) from error
         head = RequestHead(

@@ -8,19 +8,19 @@ from collections import deque
 import numpy as np
 
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import Lease
+from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import Broken, begins_with
-from gateway.transports.http.faults import HttpFault
-from gateway.transports.http.interfaces import Listener
-from gateway.transports.http.request_body import Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http.cut_through import Broken, early_dispatch_bytes
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.interfaces import ListenerState
+from gateway.transports.http.request_body import TransferRateLimit, too_many_bytes, too_many_chunks
 from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.chunked import ChunkReader
-from gateway.transports.http1.head_reader import Memory, RequestHead
-from gateway.transports.http1.streaming_body import Arrival, Source
+from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
+from gateway.transports.http1.streaming_body import BodySource, CutThroughBody
 
 
-class Incoming:
+class BufferedRequest:
     """A request that came whole, its body with its head.
 
     Args:
@@ -31,7 +31,9 @@ class Incoming:
 
     __slots__ = ("_head", "_memory", "closes", "here", "lease", "method", "version", "whole")
 
-    def __init__(self, head: RequestHead, memory: Memory, here: memoryview | None) -> None:
+    def __init__(
+        self, head: RequestHead, memory: RequestHeadCache, here: memoryview | None
+    ) -> None:
         self._head = head
         self._memory = memory
         self.method = head.method
@@ -39,7 +41,7 @@ class Incoming:
         self.closes = head.closes
         self.here = here
         self.whole = here is not None
-        self.lease: Lease | None = None
+        self.lease: Reservation | None = None
 
     def head(self, limits: ServerLimits, /) -> Head:
         """Return its head; raises HttpFault."""
@@ -50,20 +52,26 @@ class Incoming:
         return head.checked
 
     async def body(
-        self, _length: int | None, _limits: ServerLimits, _lease: Lease, /
+        self, _length: int | None, _limits: ServerLimits, _lease: Reservation, /
     ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         assert self.here is not None  # noqa: S101  # it is whole
         return self.here
 
     async def arrive(
-        self, _length: int, _start: int, _limits: ServerLimits, _lease: Lease, _broken: Broken, /
-    ) -> Arrival | None:
+        self,
+        _length: int,
+        _start: int,
+        _limits: ServerLimits,
+        _lease: Reservation,
+        _broken: Broken,
+        /,
+    ) -> CutThroughBody | None:
         """Return None: all of it is here."""
         return None
 
 
-class Coming(Incoming):
+class ReceivingRequest(BufferedRequest):
     """A request whose head was read, and whose body is still to come.
 
     Args:
@@ -83,7 +91,7 @@ class Coming(Incoming):
         "_wanted",
     )
 
-    def __init__(self, source: Source, head: RequestHead, memory: Memory) -> None:
+    def __init__(self, source: BodySource, head: RequestHead, memory: RequestHeadCache) -> None:
         super().__init__(head, memory, None)
         self._source = source
         self._chunks = ChunkReader() if head.chunked else None
@@ -92,9 +100,9 @@ class Coming(Incoming):
         self._filled = 0
         self._wanted: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
-        self._arrival: Arrival | None = None
+        self._arrival: CutThroughBody | None = None
 
-    def place(self, listener: Listener) -> None:
+    def place(self, listener: ListenerState) -> None:
         """Have its body received where it stays, from now on, if nothing is to be seen to first.
 
         Whatever stands against that, or is to be said before, is left to who answers it.
@@ -103,23 +111,25 @@ class Coming(Incoming):
         try:
             head = self.head(limits)
             frontend, _ = listener.find(head.path)
-        except HttpFault:
+        except HttpError:
             return
         length = head.length
         if length is None or length > limits.message_bytes or head.coded or head.expects:
             return
-        if begins_with(frontend, head, limits) is not None:
+        if early_dispatch_bytes(frontend, head, limits) is not None:
             return
-        lease = Lease(listener.budget, limits.queue_wait_s)
+        lease = Reservation(listener.budget, limits.queue_wait_s)
         if lease.take_in_turn(length):
             self.lease = lease
             self._room = _room_for(length)
 
-    async def body(self, length: int | None, limits: ServerLimits, lease: Lease, /) -> memoryview:
+    async def body(
+        self, length: int | None, limits: ServerLimits, lease: Reservation, /
+    ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         if self.here is not None:
             return self.here
-        pace = Pace(limits, asyncio.get_running_loop())
+        pace = TransferRateLimit(limits, asyncio.get_running_loop())
         if length is None:
             return await self._chunked(limits, lease, pace)
         if self._room is None:
@@ -130,17 +140,19 @@ class Coming(Incoming):
         return self._room.toreadonly()
 
     async def arrive(
-        self, length: int, start: int, limits: ServerLimits, lease: Lease, broken: Broken, /
-    ) -> Arrival | None:
+        self, length: int, start: int, limits: ServerLimits, lease: Reservation, broken: Broken, /
+    ) -> CutThroughBody | None:
         """Return its body when *start* bytes have come; see `http_exchange.Incoming`."""
         if self.whole:
             return None
-        pace = Pace(limits, asyncio.get_running_loop())
-        arrival = self._arrival = Arrival(self._source, length, start, pace, lease, broken)
+        pace = TransferRateLimit(limits, asyncio.get_running_loop())
+        arrival = self._arrival = CutThroughBody(self._source, length, start, pace, lease, broken)
         await arrival.begin()
         return arrival
 
-    async def _chunked(self, limits: ServerLimits, lease: Lease, pace: Pace) -> memoryview:
+    async def _chunked(
+        self, limits: ServerLimits, lease: Reservation, pace: TransferRateLimit
+    ) -> memoryview:
         reader = self._chunks
         assert reader is not None  # noqa: S101  # a body without a length comes in chunks
         buffer = bytearray()
@@ -157,7 +169,7 @@ class Coming(Incoming):
                 return memoryview(buffer).toreadonly()
             await self._more(pace)
 
-    async def _more(self, pace: Pace) -> None:
+    async def _more(self, pace: TransferRateLimit) -> None:
         """Wait until more of the body has come.
 
         Raises:

@@ -18,14 +18,14 @@ from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
     HEADER_LINE_BYTES,
-    Peer,
+    UpstreamErrors,
     answer_fields,
 )
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
 from gateway.wire.http import Headers, HttpResponse
-from gateway.wire.message_cache import Remembered
+from gateway.wire.message_cache import ParseCache
 
 _BLANKS: Final = b" \t"
 _HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
@@ -59,7 +59,7 @@ class AnswerHead(Struct, frozen=True):
     plain: int
 
 
-class AnswerHeads(Remembered[AnswerHead]):
+class ResponseHeadCache(ParseCache[AnswerHead]):
     """Heads that were found right, by their bytes: servers send the same ones again and again."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class AnswerHeads(Remembered[AnswerHead]):
         return HttpResponse(head.status, head.headers, (memoryview(data)[at:],))
 
 
-class Answer:
+class ResponseReader:
     """The answer to one request.
 
     Args:
@@ -124,7 +124,12 @@ class Answer:
     )
 
     def __init__(
-        self, peer: Peer, method: str, known: AnswerHeads | None = None, *, streamed: bool = False
+        self,
+        peer: UpstreamErrors,
+        method: str,
+        known: ResponseHeadCache | None = None,
+        *,
+        streamed: bool = False,
     ) -> None:
         self._peer = peer
         self._method = method

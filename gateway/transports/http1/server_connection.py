@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gateway.concurrency.timeouts import OneTimer
-from gateway.transports.admission import ConnectionCount, address_of, too_many
+from gateway.concurrency.timeouts import RestartableTimer
+from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
 from gateway.transports.http.exchange import Exchange, failure
-from gateway.transports.http.faults import HttpFault
-from gateway.transports.http.half_close import Presence
-from gateway.transports.http.interfaces import Listener
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.half_close import HalfCloseMonitor
+from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
-from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, Memory
-from gateway.transports.http1.request import Coming, Incoming
+from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
+from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
 from gateway.transports.net.sockets import pause_until_taken, peer_missing, peer_refused, tune
 from gateway.wire.http import HttpResponse
 
@@ -29,7 +29,7 @@ _LINGER_S = 1.0
 _HEAD_BYTES = 4096  # nearly every head is shorter
 
 
-class Door:
+class Http1ServerProtocol:
     """What the connections of a server share.
 
     Args:
@@ -38,33 +38,33 @@ class Door:
         reserve: They may use the descriptors that are kept in reserve.
     """
 
-    def __init__(self, listener: Listener, count: ConnectionCount, *, reserve: bool) -> None:
+    def __init__(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> None:
         self.listener = listener
         self.count = count
         self.reserve = reserve
-        self.connections: set[Connection] = set()
-        self.memory = Memory()
+        self.connections: set[Http1ServerConnection] = set()
+        self.memory = RequestHeadCache()
         # Read into and emptied within one call of the loop, so one will do for all.
         self.buffer = memoryview(bytearray(READ_BYTES))
 
-    def __call__(self) -> Connection:
+    def __call__(self) -> Http1ServerConnection:
         """Return the protocol of one more connection."""
-        return Connection(self, asyncio.get_running_loop())
+        return Http1ServerConnection(self, asyncio.get_running_loop())
 
     @property
-    def open_connections(self) -> list[Connection]:
+    def open_connections(self) -> list[Http1ServerConnection]:
         """Connections there are now."""
         return list(self.connections)
 
     def refuses(self, transport: Any, address: str) -> bool:
         """Return whether one connection more from *address* is too many."""
-        refusal = too_many(self.count, transport, address, reserve=self.reserve)
+        refusal = connection_refusal(self.count, transport, address, reserve=self.reserve)
         if refusal is not None:
             self.listener.refused(refusal)
         return refusal is not None
 
 
-class Connection(asyncio.BufferedProtocol):
+class Http1ServerConnection(asyncio.BufferedProtocol):
     """A connection of a server; what `http_exchange.Connection` asks for, and the reading.
 
     Args:
@@ -72,24 +72,24 @@ class Connection(asyncio.BufferedProtocol):
         loop: Its clock and timers.
     """
 
-    def __init__(self, door: Door, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, door: Http1ServerProtocol, loop: asyncio.AbstractEventLoop) -> None:
         limits = door.listener.limits
         self._door = door
         self._loop = loop
         self._limits = limits
         self._heads = HeadReader(limits, door.memory)
-        self._queue: deque[Incoming | HttpFault] = deque()
-        self._current: Incoming | None = None
-        self._reading: Coming | None = None
+        self._queue: deque[BufferedRequest | HttpError] = deque()
+        self._current: BufferedRequest | None = None
+        self._reading: ReceivingRequest | None = None
         self._held = b""
         self._paused = False
         self._deaf = False
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._head_timer = OneTimer(loop, limits.header_timeout_s, self._head_timed_out)
+        self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
-        self._presence: Presence | None = None
+        self._presence: HalfCloseMonitor | None = None
         self._address: str | None = None
         self.transport: Any = None
         self.behind: asyncio.Event | None = None
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
-        address = address_of(transport)
+        address = client_address(transport)
         if self._door.refuses(transport, address):
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
             return
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         self.ending = True
         self._head_timer.stop()
-        self._presence = Presence(self._loop, self)
+        self._presence = HalfCloseMonitor(self._loop, self)
         self._presence.watch()
         return True
 
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
     def _read_head(self, data: bytes, at: int) -> int:
         try:
             head, at = self._heads.feed(data, at)
-        except HttpFault as fault:
+        except HttpError as fault:
             self._break(fault)
             return len(data)
         if head is None:
@@ -258,15 +258,15 @@ class Connection(asyncio.BufferedProtocol):
             self._head_timer.stop()
         stop = at + (head.length or 0)
         if head.chunked or stop > len(data):
-            self._reading = coming = Coming(self, head, self._door.memory)
+            self._reading = coming = ReceivingRequest(self, head, self._door.memory)
             if not self.in_flight:
                 coming.place(self._door.listener)
             self._arrived(coming)
             return coming.take(data, at)
-        self._arrived(Incoming(head, self._door.memory, memoryview(data[at:stop])))
+        self._arrived(BufferedRequest(head, self._door.memory, memoryview(data[at:stop])))
         return stop
 
-    def _break(self, fault: HttpFault) -> None:
+    def _break(self, fault: HttpError) -> None:
         """Answer *fault* in its turn, and read no more."""
         self._deaf = True
         self._head_timer.stop()
@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- answering
 
-    def _arrived(self, asked: Incoming | HttpFault) -> None:
+    def _arrived(self, asked: BufferedRequest | HttpError) -> None:
         self._queue.append(asked)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -314,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
                         break
                     await self._idle()
                 asked = queue.popleft()
-                if isinstance(asked, HttpFault):
+                if isinstance(asked, HttpError):
                     listener.refused(asked.error)
                     self._say(asked.response)
                     break
@@ -374,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take nothing more, and give up what nobody will answer."""
         self._deaf = True
         for asked in self._queue:
-            if isinstance(asked, Incoming) and asked.lease is not None:
+            if isinstance(asked, BufferedRequest) and asked.lease is not None:
                 asked.lease.close()
         self._queue.clear()
 

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from gateway.ir.errors import Unavailable
-from gateway.ir.streaming_body import Taker
-from gateway.transports.admission import Lease
+from gateway.ir.streaming_body import BodySink
+from gateway.transports.admission import Reservation
 from gateway.transports.http.cut_through import Broken
-from gateway.transports.http.request_body import Pace
+from gateway.transports.http.request_body import TransferRateLimit
 
 PIECE_BYTES: Final = 256 * 1024
 """What is received at a time; also the largest head that a body is begun with."""
@@ -31,7 +31,7 @@ HELD_BYTES: Final = 2 * PIECE_BYTES
 _LOOK_S: Final = 0.05
 
 
-class Source(Protocol):
+class BodySource(Protocol):
     """The connection, as the body of a request sees it."""
 
     def give_me(self) -> None:
@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
 
-class Arrival:
+class CutThroughBody:
     """A body of known length, of which a part has come; an `Arriving`.
 
     Args:
@@ -66,7 +66,14 @@ class Arrival:
     """
 
     def __init__(  # all there is to it
-        self, source: Source, end: int, start: int, pace: Pace, lease: Lease, broken: Broken, /
+        self,
+        source: BodySource,
+        end: int,
+        start: int,
+        pace: TransferRateLimit,
+        lease: Reservation,
+        broken: Broken,
+        /,
     ) -> None:
         self._source = source
         self._pace = pace
@@ -78,7 +85,7 @@ class Arrival:
         self._at = 0
         self._pieces: deque[memoryview] = deque()
         self._whole: memoryview | None = None
-        self._taker: Taker | None = None
+        self._taker: BodySink | None = None
         self._dropping = False
         self._held_since: float | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -141,7 +148,7 @@ class Arrival:
 
     # -- what an upstream asks
 
-    def pour(self, taker: Taker, /) -> None:
+    def pour(self, taker: BodySink, /) -> None:
         """Give *taker* what is here, and the rest as it comes."""
         self.begun = True
         self._taker = taker

@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.flood_control import EARNS_FROM_BYTES, MESSAGE_EARNS, RESET_COST
+from gateway.transports.http2.flood_control import MESSAGE_REFUND, REFUND_FROM_BYTES, RESET_COST
 from gateway.transports.http2.frame_reader import FRAME_BYTES
-from gateway.transports.http2.frames import H2Fault
+from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.hpack import TABLE_BYTES
-from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, Receiving
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, Http2Receiver
+from gateway.transports.http2.streams import Http2Stream
 
 
-class Http2(Receiving):
+class Http2(Http2Receiver):
     """One end of a connection, made as `Receiving` says.
 
     Attributes:
@@ -47,27 +47,27 @@ class Http2(Receiving):
 
     # -- what the driver asks
 
-    def _refused(self, fault: H2Fault) -> None:
+    def _refused(self, fault: Http2ConnectionError) -> None:
         self.out.append(h2.goaway(self.last, fault.code, fault.message))
 
-    def open(self, owner: Any) -> Stream:
+    def open(self, owner: Any) -> Http2Stream:
         """Return a new stream of a client."""
         number = self._next
         self._next = number + 2
         if number >= h2.MAX_WINDOW:
             self.exhausted = True
-        stream = self.streams[number] = Stream(
+        stream = self.streams[number] = Http2Stream(
             number, self.outlet.initial_window, STREAM_WINDOW, owner
         )
         return stream
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         """End a stream both ways, now; harmless when it has ended."""
         if self.streams.pop(stream.number, None) is not None:
             self.outlet.forget(stream)
             self.out.append(h2.reset(stream.number, code))
 
-    def grant(self, stream: Stream, size: int) -> None:
+    def grant(self, stream: Http2Stream, size: int) -> None:
         """Let the peer send *size* bytes more on a stream."""
         if not stream.ended_there and size > 0 and stream.number in self.streams:
             stream.window += size
@@ -92,7 +92,7 @@ class Http2(Receiving):
         elif kind == h2.GOAWAY:
             self._goaway(number, payload)
         elif kind == h2.PUSH_PROMISE:
-            raise H2Fault(h2.PROTOCOL_ERROR, "nobody may push")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "nobody may push")
         else:  # priorities, and kinds that are not known
             self.credit.spend(1)
             if kind == h2.PRIORITY:
@@ -101,16 +101,18 @@ class Http2(Receiving):
     def _priority(self, number: int, payload: bytes) -> None:
         """Look at the form of what is not heeded."""
         if not number:
-            raise H2Fault(h2.PROTOCOL_ERROR, "PRIORITY on stream 0")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PRIORITY on stream 0")
         if len(payload) != 5:  # noqa: PLR2004  # Source: RFC 9113 6.3
             stream = self.streams.get(number)
             if stream is None:
-                raise H2Fault(h2.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
+                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
             self.refuse(stream, h2.FRAME_SIZE_ERROR)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
-            raise H2Fault(h2.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes")
+            raise Http2ConnectionError(
+                h2.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes"
+            )
         self.credit.spend(1)
         size = int.from_bytes(payload, "big") & h2.MAX_WINDOW
         stream = self.streams.get(number)
@@ -119,20 +121,20 @@ class Http2(Receiving):
             return
         if not size:
             if stream is None:
-                raise H2Fault(h2.PROTOCOL_ERROR, "a window enlarged by nothing")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a window enlarged by nothing")
             self.refuse(stream, h2.PROTOCOL_ERROR)
             return
         if not self.outlet.widen(stream, size):
             if stream is None:
-                raise H2Fault(h2.FLOW_CONTROL_ERROR, "a window enlarged too far")
+                raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window enlarged too far")
             self.refuse(stream, h2.FLOW_CONTROL_ERROR)
             return
-        if self.outlet.pump() >= EARNS_FROM_BYTES:
-            self.credit.left += MESSAGE_EARNS
+        if self.outlet.pump() >= REFUND_FROM_BYTES:
+            self.credit.left += MESSAGE_REFUND
 
     def _reset_by_peer(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
-            raise H2Fault(h2.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
         stream = self.streams.pop(number, None)
         if stream is None:
             self._require_known(number)
@@ -145,10 +147,10 @@ class Http2(Receiving):
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"SETTINGS on stream {number}")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"SETTINGS on stream {number}")
         if flags & h2.ACK:
             if payload:
-                raise H2Fault(h2.FRAME_SIZE_ERROR, "an acknowledgement with settings")
+                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, "an acknowledgement with settings")
             self.credit.spend(1)
             return
         values = h2.read_settings(payload)
@@ -164,10 +166,14 @@ class Http2(Receiving):
     def _apply(self, key: int, value: int) -> None:
         if key == h2.INITIAL_WINDOW_SIZE:
             if value > h2.MAX_WINDOW or not self.outlet.begin_at(value, self.streams.values()):
-                raise H2Fault(h2.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large")
+                raise Http2ConnectionError(
+                    h2.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large"
+                )
         elif key == h2.MAX_FRAME_SIZE:
             if not h2.DEFAULT_FRAME <= value <= h2.LARGEST_FRAME:
-                raise H2Fault(h2.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed")
+                raise Http2ConnectionError(
+                    h2.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed"
+                )
             self.outlet.frame_bytes = min(value, FRAME_BYTES)
         elif key == h2.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
@@ -175,22 +181,24 @@ class Http2(Receiving):
             self.outlet.shrunk = self.outlet.shrunk or value < self._peer_table
             self._peer_table = value
         elif key == h2.ENABLE_PUSH and value > (0 if self._client else 1):
-            raise H2Fault(h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which it may not be")
+            raise Http2ConnectionError(
+                h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which it may not be"
+            )
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"PING on stream {number}")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"PING on stream {number}")
         if len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
-            raise H2Fault(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         self.credit.spend(1)
         if not flags & h2.ACK:
             self.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
 
     def _goaway(self, number: int, payload: bytes) -> None:
         if number:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
         if len(payload) < 8:  # noqa: PLR2004  # two numbers
-            raise H2Fault(h2.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
+            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         self.credit.spend(1)
         last, code = h2.read_two(payload)
         self._receiver.went_away(code, payload[8:208].decode("latin-1"))

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.transports.http2.frames import ENHANCE_YOUR_CALM, H2Fault
+from gateway.transports.http2.frames import ENHANCE_YOUR_CALM, Http2ConnectionError
 
 RESET_COST: Final = 10
 REFUSAL_COST: Final = 5
-ANSWER_EARNS: Final = 10
-MESSAGE_EARNS: Final = 4
-EARNS_FROM_BYTES: Final = 1024
+RESPONSE_REFUND: Final = 10
+MESSAGE_REFUND: Final = 4
+REFUND_FROM_BYTES: Final = 1024
 """What a widened window must let through to count as a message: windows of a byte earn nothing."""
 
 _MOST: Final = 2000
 _PER_TICK: Final = 400
 
 
-class Credit:
+class FloodBudget:
     """The credit of one peer.
 
     Attributes:
@@ -37,7 +37,7 @@ class Credit:
         """Draw on it. Raises H2Fault when there is not so much."""
         self.left -= cost
         if self.left < 0:
-            raise H2Fault(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
+            raise Http2ConnectionError(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
     def tick(self) -> None:
         """Fill it up by what a second earns."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.flood_control import Credit
-from gateway.transports.http2.frames import FRAME_HEAD, H2Fault
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.flood_control import FloodBudget
+from gateway.transports.http2.frames import FRAME_HEAD, Http2ConnectionError
+from gateway.transports.http2.streams import Http2Stream
 
 FRAME_BYTES: Final = 1 << 20
 """Largest frame a peer may send."""
@@ -46,8 +46,8 @@ class FrameReader(ABC):
     _whole: Callable[[int, bytes, bytes, memoryview, int], int]
 
     def __init__(self, preface: bytes, block_bytes: int) -> None:
-        self.credit = Credit()
-        self.streams: dict[int, Stream] = {}
+        self.credit = FloodBudget()
+        self.streams: dict[int, Http2Stream] = {}
         self._preface = preface
         self._max_block = block_bytes
         self._held = b""
@@ -67,11 +67,11 @@ class FrameReader(ABC):
     # -- what a subclass does
 
     @abstractmethod
-    def _received_on(self, number: int, length: int) -> Stream | None:
+    def _received_on(self, number: int, length: int) -> Http2Stream | None:
         """Count *length* against the windows; return the stream, None when it has ended."""
 
     @abstractmethod
-    def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Take a part of a stream."""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class FrameReader(ABC):
         """Take a header block."""
 
     @abstractmethod
-    def _refused(self, fault: H2Fault) -> None:
+    def _refused(self, fault: Http2ConnectionError) -> None:
         """Say what the peer did wrong, before the connection ends."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class FrameReader(ABC):
         """Take any other frame."""
 
     @abstractmethod
-    def grant(self, stream: Stream, size: int) -> None:
+    def grant(self, stream: Http2Stream, size: int) -> None:
         """Let the peer send *size* bytes more on a stream."""
 
     # -- reading
@@ -117,7 +117,7 @@ class FrameReader(ABC):
                 at = before = self._plain_frames(data, at)
                 if size - at >= h2.HEAD_BYTES:
                     at = self._frame(data, at)
-        except H2Fault as fault:
+        except Http2ConnectionError as fault:
             self._refused(fault)
             raise
         if at < size:
@@ -191,7 +191,9 @@ class FrameReader(ABC):
     def _read_preface(self, data: bytes) -> int:
         size = min(len(data), len(self._preface))
         if data[:size] != self._preface[:size]:
-            raise H2Fault(h2.PROTOCOL_ERROR, "the connection does not begin as HTTP/2 does")
+            raise Http2ConnectionError(
+                h2.PROTOCOL_ERROR, "the connection does not begin as HTTP/2 does"
+            )
         self._preface = self._preface[size:]
         return size
 
@@ -199,19 +201,25 @@ class FrameReader(ABC):
         """Refuse a frame by its head alone."""
         if kind == h2.DATA or kind == h2.HEADERS:  # noqa: PLR1714  # twice as fast as a set
             if not number:
-                raise H2Fault(h2.PROTOCOL_ERROR, f"a frame of kind {kind} on stream 0")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a frame of kind {kind} on stream 0")
             if self._block_stream:
-                raise H2Fault(h2.PROTOCOL_ERROR, "a frame between HEADERS and CONTINUATION")
+                raise Http2ConnectionError(
+                    h2.PROTOCOL_ERROR, "a frame between HEADERS and CONTINUATION"
+                )
             most = FRAME_BYTES if kind == h2.DATA else self._max_block
         else:
             if (kind == h2.CONTINUATION) != bool(self._block_stream):
-                raise H2Fault(h2.PROTOCOL_ERROR, f"a frame of kind {kind} is out of place")
+                raise Http2ConnectionError(
+                    h2.PROTOCOL_ERROR, f"a frame of kind {kind} is out of place"
+                )
             if not self._settled and kind != h2.SETTINGS:
-                raise H2Fault(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             most = self._max_block if kind == h2.CONTINUATION else h2.DEFAULT_FRAME
         if length > most:
             code = h2.FRAME_SIZE_ERROR if length > FRAME_BYTES else h2.ENHANCE_YOUR_CALM
-            raise H2Fault(code, f"a frame of kind {kind} has {length} bytes, at most {most} may be")
+            raise Http2ConnectionError(
+                code, f"a frame of kind {kind} has {length} bytes, at most {most} may be"
+            )
 
     def _data(self, data: bytes, begin: int, length: int, flags: int, number: int) -> int:
         """Take a DATA frame, or its beginning; return how far *data* was read."""
@@ -221,7 +229,7 @@ class FrameReader(ABC):
         if flags & h2.PADDED:
             padding = data[begin] if length else 0
             if padding >= length:
-                raise H2Fault(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
             self.credit.spend(1)
             if stream is not None:
                 self.grant(stream, padding + 1)
@@ -256,11 +264,13 @@ class FrameReader(ABC):
         if flags & h2.PADDED:
             padding = block[0] if block else 0
             if padding >= len(block):
-                raise H2Fault(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
             block = block[1 : len(block) - padding]
         if flags & h2.PRIORITY_FLAG:
             if len(block) < _PRIORITY_BYTES:
-                raise H2Fault(h2.FRAME_SIZE_ERROR, "HEADERS without the priority they announce")
+                raise Http2ConnectionError(
+                    h2.FRAME_SIZE_ERROR, "HEADERS without the priority they announce"
+                )
             block = block[_PRIORITY_BYTES:]
         end = bool(flags & h2.END_STREAM)
         if flags & h2.END_HEADERS:
@@ -273,9 +283,9 @@ class FrameReader(ABC):
         self._block.append(block)
         self._block_bytes += len(block)
         if number != self._block_stream:
-            raise H2Fault(h2.PROTOCOL_ERROR, "CONTINUATION of another stream")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "CONTINUATION of another stream")
         if self._block_bytes > self._max_block or len(self._block) > _BLOCK_FRAMES:
-            raise H2Fault(h2.ENHANCE_YOUR_CALM, "a header block goes on and on")
+            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "a header block goes on and on")
         self.credit.spend(1)
         if flags & h2.END_HEADERS:
             whole, self._block, self._block_stream = b"".join(self._block), [], 0

@@ -82,7 +82,7 @@ _UPDATE = struct.Struct(">BHBBII")
 _TWO = struct.Struct(">II")
 
 
-class H2Fault(Exception):
+class Http2ConnectionError(Exception):
     """A peer broke HTTP/2 so that the connection cannot go on.
 
     Args:
@@ -96,7 +96,7 @@ class H2Fault(Exception):
         self.message = message
 
 
-class StreamFault(Exception):
+class Http2StreamError(Exception):
     """A peer broke HTTP/2 on one stream only.
 
     Args:
@@ -110,7 +110,7 @@ class StreamFault(Exception):
         self.message = message
 
 
-class NoHead(StreamFault):
+class MissingPseudoHeaders(Http2StreamError):
     """Header fields without a pseudo-header field: no request, but they may be its trailers."""
 
 
@@ -132,7 +132,7 @@ def settings(values: Iterable[tuple[int, int]]) -> bytes:
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """Return the settings of a frame, in order. Raises H2Fault."""
     if len(payload) % _SETTING.size:
-        raise H2Fault(FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
+        raise Http2ConnectionError(FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
     return list(_SETTING.iter_unpack(payload))
 
 

@@ -16,7 +16,11 @@ from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from gateway.transports.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, H2Fault
+from gateway.transports.http2.frames import (
+    COMPRESSION_ERROR,
+    ENHANCE_YOUR_CALM,
+    Http2ConnectionError,
+)
 
 Field = tuple[bytes, bytes]
 
@@ -68,9 +72,9 @@ class HeaderDecoder:
         try:
             return self._decode(block)
         except IndexError:
-            raise H2Fault(COMPRESSION_ERROR, "a header block ends in the middle of a field") from (
-                None
-            )
+            raise Http2ConnectionError(
+                COMPRESSION_ERROR, "a header block ends in the middle of a field"
+            ) from (None)
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
@@ -88,14 +92,16 @@ class HeaderDecoder:
                 self._insert(field)
             elif first & _SIZE_UPDATE:
                 if fields:
-                    raise H2Fault(COMPRESSION_ERROR, "a table size stands between fields")
+                    raise Http2ConnectionError(
+                        COMPRESSION_ERROR, "a table size stands between fields"
+                    )
                 at = self._resize(block, at)
                 continue
             else:
                 field, at = self._literal(block, at, 0x0F)
             left -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD
             if left < 0:
-                raise H2Fault(
+                raise Http2ConnectionError(
                     ENHANCE_YOUR_CALM, f"header fields have more than {self._limit} bytes"
                 )
             fields.append(field)
@@ -113,7 +119,9 @@ class HeaderDecoder:
     def _entry(self, index: int) -> Field:
         found = index - _STATIC_LENGTH
         if not 0 <= found < len(self._entries):
-            raise H2Fault(COMPRESSION_ERROR, f"a header block names entry {index}, there is none")
+            raise Http2ConnectionError(
+                COMPRESSION_ERROR, f"a header block names entry {index}, there is none"
+            )
         return self._entries[found]
 
     def _insert(self, field: Field) -> None:
@@ -125,7 +133,7 @@ class HeaderDecoder:
     def _resize(self, block: bytes, at: int) -> int:
         size, at = _integer(block, at, 0x1F)
         if size > TABLE_BYTES:
-            raise H2Fault(
+            raise Http2ConnectionError(
                 COMPRESSION_ERROR, f"a table of {size} bytes, at most {TABLE_BYTES} are allowed"
             )
         self.version += 1
@@ -154,7 +162,9 @@ def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > _MAX_SHIFT:
-            raise H2Fault(COMPRESSION_ERROR, "an integer of a header block is too large")
+            raise Http2ConnectionError(
+                COMPRESSION_ERROR, "an integer of a header block is too large"
+            )
 
 
 def _text(block: bytes, at: int) -> tuple[bytes, int]:
@@ -174,7 +184,9 @@ def _decoded(raw: bytes) -> bytes:
     try:
         return decode_huffman(raw)
     except HPACKError as error:
-        raise H2Fault(COMPRESSION_ERROR, f"a Huffman code is wrong: {error}") from error
+        raise Http2ConnectionError(
+            COMPRESSION_ERROR, f"a Huffman code is wrong: {error}"
+        ) from error
 
 
 _remembered = lru_cache(1024)(_decoded)

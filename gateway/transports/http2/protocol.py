@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.transports.http2.connection import Http2
-from gateway.transports.http2.frames import H2Fault
+from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.net.sockets import tune
 from gateway.wire.http import Buffer
 
@@ -36,7 +36,7 @@ class H2Protocol(asyncio.Protocol):
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.transport: Any = None
-        self.fault: H2Fault | None = None
+        self.fault: Http2ConnectionError | None = None
         self.flushing = False
         self.turn = 0
         self._stuck_since: float | None = None
@@ -55,7 +55,7 @@ class H2Protocol(asyncio.Protocol):
             return
         try:
             self.core.feed(data)
-        except H2Fault as fault:
+        except Http2ConnectionError as fault:
             self.fault = fault.with_traceback(None)  # which would hold this frame, and so us
             self.broken(fault)
             self.flush()
@@ -65,7 +65,7 @@ class H2Protocol(asyncio.Protocol):
         if self.core.out and not self.flushing:
             self.flush_soon()
 
-    def broken(self, fault: H2Fault) -> None:
+    def broken(self, fault: Http2ConnectionError) -> None:
         """The peer broke the protocol; the connection is about to close."""
 
     def flush_soon(self) -> None:

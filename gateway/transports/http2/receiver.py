@@ -16,11 +16,16 @@ from typing import Any, Final, Protocol
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.flood_control import REFUSAL_COST
 from gateway.transports.http2.frame_reader import FRAME_BYTES, PLAIN, FrameReader
-from gateway.transports.http2.frames import FRAME_HEAD, H2Fault, NoHead, StreamFault
+from gateway.transports.http2.frames import (
+    FRAME_HEAD,
+    Http2ConnectionError,
+    Http2StreamError,
+    MissingPseudoHeaders,
+)
 from gateway.transports.http2.hpack import Field, HeaderDecoder
-from gateway.transports.http2.streams import Outlet, Stream
+from gateway.transports.http2.streams import Http2Stream, StreamWriter
 from gateway.wire.http import Buffer
-from gateway.wire.message_cache import Remembered
+from gateway.wire.message_cache import ParseCache
 
 Head = Any
 """What the driver's `read_head` makes of header fields."""
@@ -36,41 +41,41 @@ _EMPTY: Final = memoryview(b"")
 _unpack = FRAME_HEAD.unpack_from
 
 
-class Receiver(Protocol):
+class StreamEvents(Protocol):
     """Told of what a peer sends; its methods are called from within `feed`."""
 
     def settled(self) -> None:
         """The peer's settings have come."""
 
-    def head(self, stream: Stream, head: Head, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: Head, *, end: bool) -> None:
         """A stream began (on a server), or its header fields or trailers came (on a client)."""
 
-    def whole(self, stream: Stream, head: Head, view: memoryview, tail: Head | None) -> None:
+    def whole(self, stream: Http2Stream, head: Head, view: memoryview, tail: Head | None) -> None:
         """A stream came whole, and has ended: a call, or with *tail* an answer.
 
         What `head`, `data` and, for *tail*, `head` again would have been told.
         """
 
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """A part of a stream came; *view* lives on."""
 
-    def run(self, stream: Stream, views: Sequence[memoryview]) -> None:
+    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Parts of a stream came, one after the other, and it goes on.
 
         All of them are off the window: who takes them one by one takes them off `coming`.
         """
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
 
-    def sent(self, stream: Stream) -> None:
+    def sent(self, stream: Http2Stream) -> None:
         """All that waited for the peer's windows has been written."""
 
     def went_away(self, code: int, message: str) -> None:
         """The peer takes no new streams."""
 
 
-class Receiving(FrameReader):
+class Http2Receiver(FrameReader):
     """Takes what comes on streams.
 
     Args:
@@ -87,8 +92,8 @@ class Receiving(FrameReader):
 
     def __init__(
         self,
-        receiver: Receiver,
-        read_head: Callable[[Sequence[Field]], Head | StreamFault],
+        receiver: StreamEvents,
+        read_head: Callable[[Sequence[Field]], Head | Http2StreamError],
         *,
         client: bool,
         streams: int,
@@ -100,13 +105,13 @@ class Receiving(FrameReader):
         self._client = client
         self._max_streams = streams
         self._decoder = HeaderDecoder(header_bytes)
-        self._known: Remembered[Head] = Remembered(_KNOWN_BLOCKS, _KNOWN_BYTES)
+        self._known: ParseCache[Head] = ParseCache(_KNOWN_BLOCKS, _KNOWN_BYTES)
         self._window = CONNECTION_WINDOW
         self.last = 0
         self._next = 1
         self._accepting = True
         self.out: list[Buffer] = []
-        self.outlet = Outlet(self.out, self.credit, self.streams, receiver.sent)
+        self.outlet = StreamWriter(self.out, self.credit, self.streams, receiver.sent)
         self._whole = self._whole_answer if client else self._whole_call
         self._begin(header_bytes)
 
@@ -123,16 +128,18 @@ class Receiving(FrameReader):
         self.outlet.close()
 
     @abstractmethod
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         """End a stream both ways, now; harmless when it has ended."""
 
     # -- reading
 
-    def _received_on(self, number: int, length: int) -> Stream | None:
+    def _received_on(self, number: int, length: int) -> Http2Stream | None:
         """Count *length* against the windows; return the stream, None when it has ended."""
         self._window -= length
         if self._window < 0:
-            raise H2Fault(h2.FLOW_CONTROL_ERROR, "more was sent than the connection's window")
+            raise Http2ConnectionError(
+                h2.FLOW_CONTROL_ERROR, "more was sent than the connection's window"
+            )
         if self._window < _WIDEN_AT:
             self.out.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
             self._window = CONNECTION_WINDOW
@@ -143,18 +150,20 @@ class Receiving(FrameReader):
             return None
         stream.window -= length
         if stream.window < 0:
-            raise H2Fault(h2.FLOW_CONTROL_ERROR, "more was sent than the stream's window")
+            raise Http2ConnectionError(
+                h2.FLOW_CONTROL_ERROR, "more was sent than the stream's window"
+            )
         if stream.ended_there:
-            raise H2Fault(h2.STREAM_CLOSED, f"data after the end of stream {number}")
+            raise Http2ConnectionError(h2.STREAM_CLOSED, f"data after the end of stream {number}")
         return stream
 
     def _require_known(self, number: int) -> None:
         """Refuse what is said of a stream that never was."""
         highest = self._next - 2 if self._client else self.last
         if number > highest or not number % 2:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} is idle")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} is idle")
 
-    def _deliver(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         if stream.owed is not None:
             stream.owed -= len(view)
             if stream.owed < 0 or (end and stream.owed):
@@ -203,11 +212,11 @@ class Receiving(FrameReader):
 
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
         if not self._settled:
-            raise H2Fault(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         head = self._known.get(block)
         self._head(number, self._fresh_head(block) if head is None else head, end=end)
 
-    def _head(self, number: int, head: Head | StreamFault, *, end: bool) -> None:
+    def _head(self, number: int, head: Head | Http2StreamError, *, end: bool) -> None:
         """Take what a header block said."""
         stream = self.streams.get(number)
         if stream is None:
@@ -215,11 +224,13 @@ class Receiving(FrameReader):
             if stream is None:
                 return
         elif stream.ended_there:
-            raise H2Fault(h2.STREAM_CLOSED, f"header fields after the end of stream {number}")
+            raise Http2ConnectionError(
+                h2.STREAM_CLOSED, f"header fields after the end of stream {number}"
+            )
         elif not self._client:
             self._trailers(stream, head, end=end)
             return
-        if isinstance(head, StreamFault):
+        if isinstance(head, Http2StreamError):
             self.reset(stream, head.code)
             if self._client:
                 self._receiver.reset(stream, head.code)
@@ -254,12 +265,12 @@ class Receiving(FrameReader):
         head = self._known.get(block)
         if head is None:
             head = self._fresh_head(block)
-            if isinstance(head, StreamFault):
+            if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
                 return at
         self.last = number
         self._window -= length
-        stream = self.streams[number] = Stream(
+        stream = self.streams[number] = Http2Stream(
             number, self.outlet.initial_window, STREAM_WINDOW - length, None
         )
         stream.ended_there = True
@@ -302,14 +313,14 @@ class Receiving(FrameReader):
         head = self._known.get(block)
         if head is None:
             head = self._fresh_head(block)
-            if isinstance(head, StreamFault):
+            if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
                 return at
         last = data[first:end]
         tail = self._known.get(last)
         if tail is None:
             tail = self._fresh_head(last)
-            if isinstance(tail, StreamFault):
+            if isinstance(tail, Http2StreamError):
                 self._head(number, tail, end=True)
                 return end
         self._window -= length
@@ -320,32 +331,32 @@ class Receiving(FrameReader):
         self._receiver.whole(stream, head, view[begin:stop], tail)
         return end
 
-    def _trailers(self, stream: Stream, head: Head | StreamFault, *, end: bool) -> None:
+    def _trailers(self, stream: Http2Stream, head: Head | Http2StreamError, *, end: bool) -> None:
         """Take the end of a request; what its trailers say is read by nobody."""
-        if end and isinstance(head, NoHead):
+        if end and isinstance(head, MissingPseudoHeaders):
             self._deliver(stream, _EMPTY, end=True)
         else:
             self.refuse(stream, h2.PROTOCOL_ERROR)
 
-    def _fresh_head(self, block: bytes) -> Head | StreamFault:
+    def _fresh_head(self, block: bytes) -> Head | Http2StreamError:
         version = self._decoder.version
         head = self._read_head(self._decoder.decode(block))
         if version != self._decoder.version:
             self._known.clear()  # equal bytes mean something else now
-        elif not isinstance(head, StreamFault) and self._known.wants(block):
+        elif not isinstance(head, Http2StreamError) and self._known.wants(block):
             self._known.keep(block, head)
         return head
 
-    def _opened(self, number: int, head: Head | StreamFault) -> Stream | None:
+    def _opened(self, number: int, head: Head | Http2StreamError) -> Http2Stream | None:
         """Return the stream that a peer begins; None when it is not taken."""
         if self._client or number <= self.last:
             self._require_known(number)
-            if not self._client and not isinstance(head, StreamFault):
-                raise H2Fault(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
+            if not self._client and not isinstance(head, Http2StreamError):
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
             self.credit.spend(1)
             return None
         if not number % 2:
-            raise H2Fault(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
         if not self._accepting:
             self.credit.spend(1)
             return None
@@ -354,16 +365,16 @@ class Receiving(FrameReader):
             self.credit.spend(REFUSAL_COST)
             self.out.append(h2.reset(number, h2.REFUSED_STREAM))
             return None
-        stream = Stream(number, self.outlet.initial_window, STREAM_WINDOW, None)
+        stream = Http2Stream(number, self.outlet.initial_window, STREAM_WINDOW, None)
         self.streams[number] = stream
         return stream
 
-    def _ended_there(self, stream: Stream) -> None:
+    def _ended_there(self, stream: Http2Stream) -> None:
         stream.ended_there = True
         if stream.ended_here:
             self.streams.pop(stream.number, None)
 
-    def refuse(self, stream: Stream, code: int) -> None:
+    def refuse(self, stream: Http2Stream, code: int) -> None:
         """End a stream for what its peer did wrong on it."""
         self.credit.spend(REFUSAL_COST)
         self.reset(stream, code)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.flood_control import ANSWER_EARNS, MESSAGE_EARNS, Credit
+from gateway.transports.http2.flood_control import MESSAGE_REFUND, RESPONSE_REFUND, FloodBudget
 from gateway.transports.http2.frames import FRAME_HEAD, frame_head
 from gateway.transports.http2.hpack import EMPTY_TABLE
 from gateway.wire.http import Buffer, size_of
@@ -20,7 +20,7 @@ _TURN_BYTES: Final = 256 * 1024
 _pack = FRAME_HEAD.pack
 
 
-class Stream:
+class Http2Stream:
     """One stream.
 
     Attributes:
@@ -87,7 +87,7 @@ class Stream:
         return now - self._still_since
 
 
-class Outlet:
+class StreamWriter:
     """Writes streams as far as the peer's windows and the driver let it.
 
     Args:
@@ -107,16 +107,16 @@ class Outlet:
     def __init__(
         self,
         out: list[Buffer],
-        credit: Credit,
-        streams: dict[int, Stream],
-        sent: Callable[[Stream], None],
+        credit: FloodBudget,
+        streams: dict[int, Http2Stream],
+        sent: Callable[[Http2Stream], None],
     ) -> None:
         self._out = out
         self._credit = credit
         self._streams = streams
         self._sent = sent
         self._room = h2.DEFAULT_WINDOW
-        self._waiting: dict[int, Stream] = {}
+        self._waiting: dict[int, Http2Stream] = {}
         self.initial_window = h2.DEFAULT_WINDOW
         self.frame_bytes = h2.DEFAULT_FRAME
         self.held = False
@@ -133,7 +133,7 @@ class Outlet:
 
     def send(
         self,
-        stream: Stream,
+        stream: Http2Stream,
         block: bytes,
         buffers: Sequence[Buffer],
         tail: bytes | None,
@@ -170,7 +170,7 @@ class Outlet:
             self._room -= size
             stream.room -= size
             stream.ended_here = True
-            self._credit.left += ANSWER_EARNS
+            self._credit.left += RESPONSE_REFUND
             if stream.ended_there:
                 del self._streams[number]
             return
@@ -178,7 +178,7 @@ class Outlet:
         self.data(stream, buffers)
         self.end(stream, tail)
 
-    def head(self, stream: Stream, block: bytes, *, end: bool = False) -> None:
+    def head(self, stream: Http2Stream, block: bytes, *, end: bool = False) -> None:
         """Write header fields, with *end* as the stream's last."""
         flags = h2.END_STREAM if end else 0
         most = self.frame_bytes
@@ -195,30 +195,30 @@ class Outlet:
         if end:
             self._ended(stream)
 
-    def data(self, stream: Stream, buffers: Sequence[Buffer]) -> None:
+    def data(self, stream: Http2Stream, buffers: Sequence[Buffer]) -> None:
         """Write a part of a stream, or as much as there is room for; the rest waits."""
         if stream.waiting is None:
             stream.waiting = deque()
             stream.moved()
         stream.waiting.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         self._waiting[stream.number] = stream
-        self._credit.left += MESSAGE_EARNS
+        self._credit.left += MESSAGE_REFUND
         self.pump()
 
-    def end(self, stream: Stream, tail: bytes | None) -> None:
+    def end(self, stream: Http2Stream, tail: bytes | None) -> None:
         """End a stream after what waits: with trailers, or without."""
         stream.tail = tail
         stream.end_waits = True
         if stream.waiting is None:
             self._finish(stream)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Http2Stream) -> None:
         """Drop what waits of a stream that has gone."""
         self._waiting.pop(stream.number, None)
         stream.waiting = None
         stream.end_waits = False
 
-    def widen(self, stream: Stream | None, size: int) -> bool:
+    def widen(self, stream: Http2Stream | None, size: int) -> bool:
         """Add to the room of a stream, or of the connection; False when it grows too large."""
         if stream is None:
             self._room += size
@@ -226,7 +226,7 @@ class Outlet:
         stream.room += size
         return stream.room <= h2.MAX_WINDOW
 
-    def begin_at(self, window: int, streams: Iterable[Stream]) -> bool:
+    def begin_at(self, window: int, streams: Iterable[Http2Stream]) -> bool:
         """Set the room that streams begin with, and correct that of *streams*."""
         difference, self.initial_window = window - self.initial_window, window
         fits = True
@@ -254,7 +254,7 @@ class Outlet:
                     self._sent(stream)
         return total
 
-    def _write(self, stream: Stream) -> int:
+    def _write(self, stream: Http2Stream) -> int:
         """Write up to one turn of a stream; return how many bytes."""
         waiting = stream.waiting
         most = self.frame_bytes
@@ -280,14 +280,14 @@ class Outlet:
             stream.moved()
         return total
 
-    def _ended(self, stream: Stream) -> None:
+    def _ended(self, stream: Http2Stream) -> None:
         """The end of a stream is written."""
         stream.ended_here = True
-        self._credit.left += ANSWER_EARNS
+        self._credit.left += RESPONSE_REFUND
         if stream.ended_there:
             self._streams.pop(stream.number, None)
 
-    def _finish(self, stream: Stream) -> None:
+    def _finish(self, stream: Http2Stream) -> None:
         stream.end_waits = False
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)
@@ -329,5 +329,5 @@ def _take(waiting: deque[memoryview], size: int) -> list[memoryview]:
     return pieces
 
 
-def _nobody(_stream: Stream) -> None:
+def _nobody(_stream: Http2Stream) -> None:
     """Tell nobody."""

@@ -19,7 +19,7 @@ FIRST_REQUEST_S: Final = 0.25
 """Within this, a client that has just been let in sends what it came for."""
 
 
-async def take_last(
+async def drain_accept_queue(
     server: asyncio.Server, new: Callable[[], asyncio.BaseProtocol], tls: Mapping[str, Any]
 ) -> None:
     """Close *server* to new connections, but take those that wait, and give them time to ask.

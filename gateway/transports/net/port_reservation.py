@@ -20,7 +20,7 @@ _ATTEMPTS = 16
 _NO_SUCH_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
 
-class PortGuard:
+class PortReservation:
     """Holds one address, in both families where the host has both.
 
     Args:

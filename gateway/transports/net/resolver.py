@@ -21,7 +21,7 @@ async def look_up(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
-class Upstream:
+class UpstreamConnector:
     """Connects to one upstream.
 
     Args:
@@ -101,14 +101,14 @@ class Upstream:
         return sorted(self._found, key=self._failed.__contains__)
 
 
-def upstream_of(target: str, floor_s: float) -> Upstream:
+def upstream_of(target: str, floor_s: float) -> UpstreamConnector:
     """Return the upstream of "host:port" or "unix:/path". Raises ValueError."""
     if target.startswith(UNIX):
-        return Upstream("", 0, target.removeprefix(UNIX))
+        return UpstreamConnector("", 0, target.removeprefix(UNIX))
     host, colon, port = target.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit()):
         raise ValueError(f"upstream {target!r} is not host:port")
-    return Upstream(host.strip("[]"), int(port), floor_s=floor_s)
+    return UpstreamConnector(host.strip("[]"), int(port), floor_s=floor_s)
 
 
 def _is_address(host: str) -> bool:

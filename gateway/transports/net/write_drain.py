@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from gateway.ir.errors import DeadlineExceeded
-from gateway.service import Alarm
+from gateway.service import Timeout
 
 
-class NotTaken(ConnectionError):
+class SlowReaderError(ConnectionError):
     """The client does not read its answer."""
 
 
-async def flushed(
+async def drain_writes(
     transport: asyncio.Transport | None, taken: asyncio.Event, idle_timeout_s: float
 ) -> None:
     """Wait until the kernel has taken everything that was written.
@@ -40,18 +40,18 @@ async def flushed(
             now_left = transport.get_write_buffer_size()
             if now_left >= left:
                 transport.abort()
-                raise NotTaken(
+                raise SlowReaderError(
                     f"the client took nothing for {idle_timeout_s} s, {now_left} bytes are left"
                 ) from None
             left = now_left
 
 
-def until(deadline: float | None, name: str) -> AbstractAsyncContextManager[None]:
+def deadline_scope(deadline: float | None, name: str) -> AbstractAsyncContextManager[None]:
     """Raise DeadlineExceeded at *deadline*, or now if it is past; *name* is the upstream's."""
-    return _Until(deadline, name)
+    return _DeadlineScope(deadline, name)
 
 
-class _Until:
+class _DeadlineScope:
     """A class, since a generator made into a context manager costs twice as much."""
 
     __slots__ = ("_alarm", "_deadline", "_name")
@@ -59,7 +59,7 @@ class _Until:
     def __init__(self, deadline: float | None, name: str) -> None:
         self._deadline = deadline
         self._name = name
-        self._alarm: Alarm | None = None
+        self._alarm: Timeout | None = None
 
     async def __aenter__(self) -> None:
         if self._deadline is None:
@@ -67,7 +67,7 @@ class _Until:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._passed()
-        self._alarm = Alarm(left)
+        self._alarm = Timeout(left)
         self._alarm.__enter__()
 
     async def __aexit__(

@@ -15,12 +15,12 @@ import grpc
 from grpc import aio
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, Unavailable
-from gateway.transports.admission import Slots
+from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_errors import Ending, local_failure
 from gateway.transports.reference.grpc_metadata import STATUS_OF
-from gateway.transports.reference.grpc_pool import Channel, Pool
+from gateway.transports.reference.grpc_pool import Channel, GrpcChannelPool
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 
 # grpcio and the event loop round time differently.
@@ -44,8 +44,8 @@ class GrpcClient:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._target = target
-        self._pool = Pool(target, limits, credentials)
-        self._slots = Slots("in_flight", limits.in_flight, limits.pending)
+        self._pool = GrpcChannelPool(target, limits, credentials)
+        self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
         self._closed = False
 
     async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:

@@ -54,7 +54,7 @@ class Channel:
         return found
 
 
-class Pool:
+class GrpcChannelPool:
     """Gives each call the first channel with room; opens another when all are full.
 
     A channel older than `connection_age_s` takes no new calls and is closed after its last one,

@@ -27,11 +27,11 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.service import Alarm
+from gateway.service import Timeout
 from gateway.transports.contract import (
-    Budget,
     GrpcFrontend,
     GrpcMount,
+    MemoryBudget,
     ServerLimits,
     ask,
     refuse,
@@ -76,7 +76,7 @@ class GrpcServer:
         address: str,
         mounts: Sequence[GrpcMount],
         limits: ServerLimits,
-        budget: Budget,
+        budget: MemoryBudget,
         *,
         credentials: grpc.ServerCredentials | None = None,
         extras: Sequence[GrpcMount] = (),
@@ -87,7 +87,7 @@ class GrpcServer:
         self._limits = limits
         self._credentials = credentials
         self._admission = Admission(budget, limits)
-        free = Admission(Budget(_UNBOUNDED), limits, places=_UNBOUNDED)
+        free = Admission(MemoryBudget(_UNBOUNDED), limits, places=_UNBOUNDED)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
         for mount in extras:
             self._handlers.update(_handlers(mount, free))
@@ -214,7 +214,7 @@ class _Method:
         """Return the first message. Raises what to answer when it does not come in time."""
         timeout_s = self._admission.message_timeout_s
         try:
-            with Alarm(timeout_s):
+            with Timeout(timeout_s):
                 message: Any = await context.read()
         except TimeoutError:
             raise DeadlineExceeded(

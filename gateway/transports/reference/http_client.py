@@ -19,21 +19,21 @@ from gateway.ir.errors import (
     NotSent,
     Unavailable,
 )
-from gateway.transports.admission import Slots
+from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
     HEADER_LINE_BYTES,
     IDEMPOTENT,
-    Peer,
+    UpstreamErrors,
     answer_fields,
     sent_fields,
 )
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.net.sockets import reset_when_closed
-from gateway.transports.net.write_drain import until
-from gateway.transports.reference.http_pool import ATTEMPT, Attempt, Pool
+from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _JOIN_BYTES = 64 * 1024
@@ -56,11 +56,13 @@ class HttpClient:
         base = URL(url)
         if base.scheme not in ("http", "https") or not base.host:
             raise ValueError(f"upstream URL {url!r} is not http://host:port")
-        self._peer = Peer(f"{base.host}:{base.port}", base.host, limits)
+        self._peer = UpstreamErrors(f"{base.host}:{base.port}", base.host, limits)
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
         self._limits = limits
         self._ssl = ssl_context
-        self._slots = Slots("pending", min(limits.connections, limits.in_flight), limits.pending)
+        self._slots = ConcurrencyLimiter(
+            "pending", min(limits.connections, limits.in_flight), limits.pending
+        )
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -68,7 +70,7 @@ class HttpClient:
         """Send one request and return its whole answer; raises as `base.Client` says."""
         async with self._exchange(wire, deadline) as response:
             whole = response.content.is_eof()  # small answers come in one piece with their head
-            async with until(None if whole else deadline, self._peer.name):
+            async with deadline_scope(None if whole else deadline, self._peer.name):
                 body = await self._read(response)
             headers, codings = answer_fields(response.raw_headers)
             return HttpResponse(response.status, headers, (await self._peer.plain(body, codings),))
@@ -83,7 +85,7 @@ class HttpClient:
                 raise self._peer.broken("a stream with a content coding nobody asked for")
             received, yielded = 0, False
             while True:
-                async with until(deadline, self._peer.name):
+                async with deadline_scope(deadline, self._peer.name):
                     piece = await self._piece(response)
                 received += len(piece)
                 self._peer.check_size(received)
@@ -106,10 +108,10 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
         if not self._slots.take():
-            async with until(deadline, self._peer.name):
+            async with deadline_scope(deadline, self._peer.name):
                 await self._slots.acquire(None)
         try:
-            async with until(deadline, self._peer.name):
+            async with deadline_scope(deadline, self._peer.name):
                 response = await self._request(wire, deadline)
             try:
                 yield response
@@ -161,7 +163,9 @@ class HttpClient:
             raise self._peer.closed()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=Pool(self._limits, ssl=self._ssl if self._ssl is not None else True),
+                connector=HttpConnectionPool(
+                    self._limits, ssl=self._ssl if self._ssl is not None else True
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
@@ -180,7 +184,7 @@ class HttpClient:
 
     def _forget_addresses(self) -> None:
         connector = None if self._session is None else self._session.connector
-        if isinstance(connector, Pool):
+        if isinstance(connector, HttpConnectionPool):
             connector.clear_dns_cache()
 
     async def _read(self, response: aiohttp.ClientResponse) -> memoryview:

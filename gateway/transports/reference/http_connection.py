@@ -18,13 +18,13 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from gateway.concurrency.timeouts import OneTimer
+from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, address_of, too_many
+from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.exchange import failure
-from gateway.transports.http.faults import HttpFault
-from gateway.transports.http.half_close import Presence
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.request_head import (
     Version,
     first_line,
@@ -89,11 +89,11 @@ class Connection(RequestHandler):
         self._refused = refused
         self._reserve = reserve
         self._address: str | None = None
-        self._head_timer = OneTimer(loop, limits.header_timeout_s, self._head_timed_out)
+        self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._head_bytes = 0
         self._broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
-        self._presence = Presence(loop, self)
+        self._presence = HalfCloseMonitor(loop, self)
         self.behind: asyncio.Event | None = None
         self.answered = 0
         self.head_sent = False
@@ -127,8 +127,8 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or close it at once when there are too many."""
         sock = transport.get_extra_info("socket")
-        address = address_of(transport)
-        refusal = too_many(self._count, transport, address, reserve=self._reserve)
+        address = client_address(transport)
+        refusal = connection_refusal(self._count, transport, address, reserve=self._reserve)
         if refusal is not None:
             self._refused(refusal)
             transport.abort()  # type: ignore[attr-defined]  # it is a stream's
@@ -248,7 +248,7 @@ class Connection(RequestHandler):
         sent: Any = Sent(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
 
-    def _head_fault(self, error: HttpProcessingError) -> HttpFault:
+    def _head_fault(self, error: HttpProcessingError) -> HttpError:
         if isinstance(error, LineTooLong):
             return head_too_large(self._limits)
         if "Too many headers" in error.message:

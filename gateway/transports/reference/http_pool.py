@@ -93,7 +93,7 @@ class UpstreamConnection(ResponseHandler):
         self.refused = peer_refused(self._socket)
 
 
-class Pool(aiohttp.TCPConnector):
+class HttpConnectionPool(aiohttp.TCPConnector):
     """The connections to one upstream.
 
     Args:

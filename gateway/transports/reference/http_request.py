@@ -9,10 +9,10 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import Lease
+from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import Broken
-from gateway.transports.http.request_body import Pace, too_many_bytes, too_many_chunks
+from gateway.transports.http.request_body import TransferRateLimit, too_many_bytes, too_many_chunks
 from gateway.transports.http.request_head import Head, Version, read_head
 
 
@@ -38,7 +38,7 @@ class Incoming:
     """
 
     here: memoryview | None = None
-    lease: Lease | None = None
+    lease: Reservation | None = None
 
     def __init__(self, request: BaseRequest) -> None:
         self._request = request
@@ -58,7 +58,9 @@ class Incoming:
         message = self._request._message  # noqa: SLF001  # the only way to the fields as sent
         return read_head(self.method, message.path, self.version, message.raw_headers, limits)
 
-    async def body(self, length: int | None, limits: ServerLimits, lease: Lease) -> memoryview:
+    async def body(
+        self, length: int | None, limits: ServerLimits, lease: Reservation
+    ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
         payload = self._payload
         try:
@@ -77,7 +79,7 @@ class Incoming:
         length: int,
         start: int,
         limits: ServerLimits,
-        lease: Lease,
+        lease: Reservation,
         broken: Broken,
     ) -> None:
         """Return None: aiohttp's bodies are received whole."""
@@ -95,7 +97,7 @@ async def _read_sized(reader: _Reader, length: int) -> memoryview:
         buffer += piece
 
 
-async def _read_chunked(reader: _Reader, limits: ServerLimits, lease: Lease) -> memoryview:
+async def _read_chunked(reader: _Reader, limits: ServerLimits, lease: Reservation) -> memoryview:
     buffer = bytearray()
     chunks = 0
     while True:
@@ -116,7 +118,7 @@ class _Reader:
 
     def __init__(self, payload: StreamReader, limits: ServerLimits) -> None:
         self._payload = payload
-        self._pace = Pace(limits, asyncio.get_running_loop())
+        self._pace = TransferRateLimit(limits, asyncio.get_running_loop())
 
     async def next(self) -> tuple[bytes, bool]:
         """Return a piece and whether a chunk ends with it; an empty piece is the end."""

@@ -10,7 +10,7 @@ from aiohttp.web_request import BaseRequest
 
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.http.exchange import Exchange
-from gateway.transports.http.interfaces import Listener
+from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.reference.http_connection import Connection
 from gateway.transports.reference.http_request import Incoming, Sent
@@ -19,14 +19,14 @@ from gateway.transports.reference.http_request import Incoming, Sent
 class HttpServer(HttpListener):
     """A listener for HTTP/1 whose connections are aiohttp's."""
 
-    def _make(self, listener: Listener, count: ConnectionCount, *, reserve: bool) -> _Manager:
+    def _make(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> _Manager:
         return _Manager(listener, count, reserve=reserve)
 
 
 class _Manager(web.Server):
     """aiohttp's server, making our connections."""
 
-    def __init__(self, listener: Listener, count: ConnectionCount, *, reserve: bool) -> None:
+    def __init__(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> None:
         super().__init__(self._serve, handler_cancellation=True)
         self._reserve = reserve
         self._listener = listener

@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from gateway.ir.errors import NotSent, Unavailable
-from gateway.transports.admission import Slots
+from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
 from gateway.transports.net.unix_socket import PREFIX
-from gateway.transports.net.write_drain import until
+from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.stream.client_connection import UpstreamConnection
 from gateway.wire.stream import Frame, Framer
 
@@ -54,7 +54,7 @@ class StreamClient:
         self._ssl = ssl_context
         self._room = 1 if ordered else _QUESTIONS
         most = min(limits.connections * self._room, limits.in_flight)
-        self._slots = Slots("pending", most, limits.pending)
+        self._slots = ConcurrencyLimiter("pending", most, limits.pending)
         self._open: set[UpstreamConnection] = set()
         self._free: list[UpstreamConnection] = []  # with room for a question; the newest last
         self._spread = min(_SPREAD, limits.connections)
@@ -66,10 +66,10 @@ class StreamClient:
     async def send(self, wire: Frame, /, *, deadline: float | None) -> Frame:
         """Send one frame and return its answer; raises as `base.Client` says."""
         if not self._slots.take():
-            async with until(deadline, self._name):
+            async with deadline_scope(deadline, self._name):
                 await self._slots.acquire(None)
         try:
-            async with until(deadline, self._name):
+            async with deadline_scope(deadline, self._name):
                 return await self._ask(Frame(wire.payload, wire.correlation, deadline))
         finally:
             self._slots.release()

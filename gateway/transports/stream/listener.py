@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget, ConnectionCount, Slots, address_of, too_many
+from gateway.transports.admission import (
+    ConcurrencyLimiter,
+    ConnectionCount,
+    MemoryBudget,
+    client_address,
+    connection_refusal,
+)
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.sockets import tune
 from gateway.wire.stream import Framer
@@ -43,8 +49,8 @@ class Listener:
     """
 
     limits: ServerLimits
-    budget: Budget
-    slots: Slots
+    budget: MemoryBudget
+    slots: ConcurrencyLimiter
     count: ConnectionCount
     frontend: StreamFrontend
     framer: Callable[[], Framer]
@@ -65,8 +71,8 @@ class Listener:
             return None
         sock = transport.get_extra_info("socket")
         # A unix socket's clients have no addresses: each counts for itself.
-        address = address_of(transport, f"unix {id(connection)}")
-        refusal = too_many(self.count, transport, address)
+        address = client_address(transport, f"unix {id(connection)}")
+        refusal = connection_refusal(self.count, transport, address)
         if refusal is not None:
             self.refused(refusal)
             transport.abort()

@@ -18,7 +18,7 @@ _PROBE_AFTER_S = 0.05
 _CHECK_EACH_S = 0.02
 
 
-class Presence:
+class LivenessMonitor:
     """Watches the client of one connection.
 
     Args:

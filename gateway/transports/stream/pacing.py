@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gateway.transports.contract import ServerLimits
 
 
-class Pace:
+class FrameTimeouts:
     """The time limits of one connection, watched with one timer.
 
     Waiting for us costs a client nothing: the clock of a frame stands still while nothing is read.

@@ -52,12 +52,12 @@ class ConnectionServer(Protocol):
         ...
 
 
-MayBe = Callable[[bytes], bool]
+MatchesPrefix = Callable[[bytes], bool]
 """Whether a connection that begins with these bytes is of a protocol, or may still be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SharedPortProtocols:
     """What is spoken on a stream's port besides its frames.
 
     Attributes:
@@ -66,8 +66,8 @@ class Beside:
         count: Of the port's connections, which the servers count theirs in too.
     """
 
-    is_frame: MayBe
-    servers: tuple[tuple[MayBe, ConnectionServer], ...]
+    is_frame: MatchesPrefix
+    servers: tuple[tuple[MatchesPrefix, ConnectionServer], ...]
     count: ConnectionCount
 
 
@@ -81,7 +81,7 @@ def may_be_http2(first: bytes) -> bool:
     return first[: len(_PREFACE)] == _PREFACE[: len(first)]
 
 
-class Undecided(asyncio.Protocol):
+class ProtocolSniffer(asyncio.Protocol):
     """A connection of *listener* that has not said yet what it speaks.
 
     Args:
@@ -94,7 +94,7 @@ class Undecided(asyncio.Protocol):
     def __init__(
         self,
         listener: Listener,
-        beside: Beside,
+        beside: SharedPortProtocols,
         stream: Callable[[], asyncio.Protocol],
         loop: asyncio.AbstractEventLoop,
     ) -> None:

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, MemoryBudget
 from gateway.transports.contract import ServerLimits, StreamFrontend
-from gateway.transports.net.accept_backlog import take_last
+from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 from gateway.transports.stream.listener import Listener
-from gateway.transports.stream.protocol_sniffing import Beside, Undecided
+from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.stream import Framer
 
@@ -61,12 +61,12 @@ class StreamServer:
         frontend: StreamFrontend,
         *,
         limits: ServerLimits,
-        budget: Budget,
+        budget: MemoryBudget,
         ordered: bool = True,
         ssl_context: ssl.SSLContext | None = None,
         mode: int = 0o660,
         refused: Callable[[GatewayError], None] = _ignore,
-        beside: Beside | None = None,
+        beside: SharedPortProtocols | None = None,
         reuse_port: bool = False,
         sock: socket.socket | None = None,
     ) -> None:
@@ -81,7 +81,9 @@ class StreamServer:
         self._listener = Listener(
             limits=limits,
             budget=budget,
-            slots=Slots("requests_in_flight", limits.requests_in_flight, limits.requests_queued),
+            slots=ConcurrencyLimiter(
+                "requests_in_flight", limits.requests_in_flight, limits.requests_queued
+            ),
             count=count if beside is None else beside.count,
             frontend=frontend,
             framer=framer,
@@ -141,7 +143,7 @@ class StreamServer:
         stream = partial(StreamConnection, self._listener, loop)
         if self._beside is None:
             return stream
-        return partial(Undecided, self._listener, self._beside, stream, loop)
+        return partial(ProtocolSniffer, self._listener, self._beside, stream, loop)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new connections, finish what is in flight, then cancel the rest and close."""
@@ -149,7 +151,7 @@ class StreamServer:
             return
         if self._reuse_port and not self._where.startswith(PREFIX):
             connection = self._connections(asyncio.get_running_loop())
-            await take_last(self._server, connection, self._tls)
+            await drain_accept_queue(self._server, connection, self._tls)
         self._close_door()
         for each in list(self._listener.connections):
             each.drain()

@@ -17,13 +17,13 @@ from typing import Any
 import structlog
 
 from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloaded, Unavailable
-from gateway.transports.admission import Lease
+from gateway.transports.admission import Reservation
 from gateway.transports.contract import ask
 from gateway.transports.net.sockets import pause_until_taken
-from gateway.transports.net.write_drain import NotTaken, flushed
+from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import Listener
-from gateway.transports.stream.liveness import Presence
-from gateway.transports.stream.pacing import Pace
+from gateway.transports.stream.liveness import LivenessMonitor
+from gateway.transports.stream.pacing import FrameTimeouts
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame
 
@@ -42,7 +42,7 @@ class _Asked:
     """
 
     frame: Frame
-    lease: Lease
+    lease: Reservation
     late: bool
     answered: bool = False
 
@@ -54,8 +54,8 @@ class StreamConnection(asyncio.Protocol):
         self._listener = listener
         self._loop = loop
         self._framer = listener.framer()
-        self._pace = Pace(listener.limits, loop, self._too_slow)
-        self._presence = Presence(loop, self._unseen, self._probe)
+        self._pace = FrameTimeouts(listener.limits, loop, self._too_slow)
+        self._presence = LivenessMonitor(loop, self._unseen, self._probe)
         self._transport: Any = None
         self._address: str | None = None
         self._partial = self._new_lease()
@@ -154,8 +154,8 @@ class StreamConnection(asyncio.Protocol):
 
     # -- taking frames
 
-    def _new_lease(self) -> Lease:
-        return Lease(self._listener.budget, self._listener.limits.queue_wait_s)
+    def _new_lease(self) -> Reservation:
+        return Reservation(self._listener.budget, self._listener.limits.queue_wait_s)
 
     def _hold(self) -> None:
         """Reserve what the frame that has begun says it has, before it is held."""
@@ -253,7 +253,7 @@ class StreamConnection(asyncio.Protocol):
     async def _answer(self, asked: _Asked) -> None:
         try:
             await self._ask_or_give_up(asked)
-        except NotTaken as error:
+        except SlowReaderError as error:
             self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
         except OSError:  # the client has left: there is nobody to tell
             self.cut()
@@ -331,7 +331,7 @@ class StreamConnection(asyncio.Protocol):
     async def _flush(self) -> None:
         if not self._taken.is_set():
             idle_s = self._listener.limits.write_idle_timeout_s
-            await flushed(self._transport, self._taken, idle_s)
+            await drain_writes(self._transport, self._taken, idle_s)
 
     # -- ending
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import ByModel, is_shared, shared, shared_upstream
+from gateway.app.batching import PerModelService, is_shared, shared, shared_upstream
 from gateway.app.models import build_models
 from gateway.config.load import load_text
 from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig, UpstreamConfig
@@ -162,7 +162,7 @@ async def test_protocols_meet_in_a_batch(metrics: Metrics) -> None:
 
 async def test_questions_to_the_server_pass() -> None:
     """A call about no model goes to the upstream itself."""
-    assert await ByModel(ScriptedService(True), {})(ServerLiveRequest())
+    assert await PerModelService(ScriptedService(True), {})(ServerLiveRequest())
 
 
 # --- models of the gateway's own ---

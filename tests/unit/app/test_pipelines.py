@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app import Gateway, StartError
-from gateway.app.pipelines import Inside
+from gateway.app.pipelines import StepRouter
 from gateway.config.load import load_text
 from gateway.ir.calls import (
     InferRequest,
@@ -288,7 +288,7 @@ async def test_readiness_without_asking_is_that_of_the_models() -> None:
 async def test_steps_ask_models_and_nothing_else() -> None:
     """The gateway itself is no step, and before it is built nobody is."""
     with pytest.raises(Unsupported, match="a step's call names a model"):
-        await Inside()(call("sums"))
+        await StepRouter()(call("sums"))
     built = Gateway(load_text(HEAD + SUMS))
     with pytest.raises(Unsupported, match="the index of pipelines does not support InferRequest"):
         await built._pipelines.index(call("sums"))

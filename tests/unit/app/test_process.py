@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.process import take_turns_quickly
+from gateway.app.process import shorten_switch_interval
 
 
 @pytest.fixture(autouse=True)
@@ -19,5 +19,5 @@ def _as_before() -> Iterator[None]:
 
 def test_threads_take_turns_quickly() -> None:
     """A model's thread waits half a millisecond for the event loop, not five."""
-    take_turns_quickly()
+    shorten_switch_interval()
     assert 0.0005 == pytest.approx(sys.getswitchinterval())

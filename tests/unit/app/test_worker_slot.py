@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.worker_slot import ALONE, Seat, available_cores, workers_of
+from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, available_cores, workers_of
 from gateway.config.units import AUTO
 
 
@@ -17,13 +17,13 @@ from gateway.config.units import AUTO
 )
 def test_shares_add_up(total: int, count: int, shares: list[int]) -> None:
     """What is there is shared equally; nobody goes without, where there is anything at all."""
-    assert shares == [Seat(number, count).share(total) for number in range(1, count + 1)]
+    assert shares == [WorkerSlot(number, count).share(total) for number in range(1, count + 1)]
 
 
 def test_one_alone_has_all() -> None:
     """A process that serves alone has everything to itself."""
-    assert (True, 7) == (ALONE.is_alone, ALONE.share(7))
-    assert not Seat(1, 2).is_alone
+    assert (True, 7) == (SINGLE_PROCESS.is_alone, SINGLE_PROCESS.share(7))
+    assert not WorkerSlot(1, 2).is_alone
 
 
 @pytest.mark.parametrize(

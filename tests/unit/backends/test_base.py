@@ -38,7 +38,7 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
-from gateway.ir.validation import fits
+from gateway.ir.validation import shape_matches
 from tests.fakes import FakeClock, settle
 
 M = ModelRef("m", "1")
@@ -589,7 +589,7 @@ def test_there_must_be_an_instance() -> None:
 )
 def test_fits(shape: tuple[int, ...], declared: tuple[int, ...] | None, expected: bool) -> None:
     """A shape fits when every dimension is as declared or may vary."""
-    assert expected == fits(shape, declared)
+    assert expected == shape_matches(shape, declared)
 
 
 def test_load_error_has_a_code_every_protocol_knows() -> None:

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from gateway.backends.instance_pool import Places, instance_of
+from gateway.backends.instance_pool import InstancePool, instance_of
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Overloaded
 from tests.fakes import settle
 
 
-def places(instances: int, queue: int = 8) -> Places:
-    return Places(ModelRef("m", "1"), instances, queue)
+def places(instances: int, queue: int = 8) -> InstancePool:
+    return InstancePool(ModelRef("m", "1"), instances, queue)
 
 
 async def test_no_two_have_one_instance() -> None:

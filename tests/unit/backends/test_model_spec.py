@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 
 
-def plan(value: Any) -> Plan:
-    return Plan(name="m", options={"key": value})
+def plan(value: Any) -> ModelSpec:
+    return ModelSpec(name="m", options={"key": value})
 
 
-NOTHING = Plan(name="m")
+NOTHING = ModelSpec(name="m")
 
 
 def test_options_are_read_by_type() -> None:

@@ -14,7 +14,7 @@ import pytest
 import gateway.demo
 from gateway.backends import onnx
 from gateway.backends.base import Job, LoadError
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.repository import find_versions, from_plan, onnx_model
 from gateway.demo.samples import SIDE, load_scans
@@ -365,7 +365,7 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
         "instances": "2",
         "queue": "1",
     }
-    model = from_plan(Plan(name="m", path=tmp_path, options=options))
+    model = from_plan(ModelSpec(name="m", path=tmp_path, options=options))
     await model.start()
     metadata = await model(ModelMetadataRequest(model=ModelRef("m")))
     assert (("2",), 4, {"Y": ("a", "b")}) == (
@@ -379,6 +379,6 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
 def test_plan_needs_a_path(tmp_path: Path) -> None:
     """Without a path there is nothing to load; with one nothing else is needed."""
     with pytest.raises(ValueError, match="model 'm' needs 'path'"):
-        from_plan(Plan(name="m"))
+        from_plan(ModelSpec(name="m"))
     path = written(tmp_path, onnx_models.identity(1))
-    assert ["1"] == [entry.version for entry in from_plan(Plan(name="m", path=path)).entries()]
+    assert ["1"] == [entry.version for entry in from_plan(ModelSpec(name="m", path=path)).entries()]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gateway.backends.base import Backend, Job, LoadError
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.backends.python import PythonBackend, declares, from_plan
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
@@ -455,8 +455,8 @@ def test_unloaded_model_is_not_called() -> None:
         PythonBackend("m", plain).infer({}, Job(M))
 
 
-def plan(**options: Any) -> Plan:
-    return Plan(name="m", options={"callable": "gateway.backends.examples:simple", **options})
+def plan(**options: Any) -> ModelSpec:
+    return ModelSpec(name="m", options={"callable": "gateway.backends.examples:simple", **options})
 
 
 async def test_plan_makes_a_model() -> None:
@@ -470,7 +470,7 @@ async def test_plan_makes_a_model() -> None:
         "queue": "0",
         "max_batch_size": "8",
     }
-    model = from_plan(Plan(name="m", options=options, signature=signature))
+    model = from_plan(ModelSpec(name="m", options=options, signature=signature))
     await model.start()
     metadata = await model(ModelMetadataRequest(model=ModelRef("m", "3")))
     assert (("3",), X, Y, 8) == (
@@ -495,12 +495,12 @@ async def test_plan_needs_little() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Plan(name="m"), "model 'm': option 'callable' is None"),
+        (ModelSpec(name="m"), "model 'm': option 'callable' is None"),
         (plan(color="red"), "model 'm' has no option 'color'; there is: callable"),
         (plan(instances="0"), "option 'instances' is '0', needed is a whole number of at least 1"),
     ],
 )
-def test_plan_refuses_what_it_does_not_know(wrong: Plan, message: str) -> None:
+def test_plan_refuses_what_it_does_not_know(wrong: ModelSpec, message: str) -> None:
     """A mistake of the configuration is named."""
     with pytest.raises(ValueError, match=message):
         from_plan(wrong)

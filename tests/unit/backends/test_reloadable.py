@@ -9,7 +9,7 @@ import pytest
 
 from gateway.backends.base import LoadError
 from gateway.backends.python import PythonBackend
-from gateway.backends.reloadable import Loadable
+from gateway.backends.reloadable import ReloadableModel
 from gateway.backends.versions import Versions
 from gateway.ir.calls import (
     InferRequest,
@@ -55,7 +55,7 @@ def _backend(version: str | None) -> PythonBackend:
 
 async def test_unloads_and_loads() -> None:
     """An unloaded model is not ready, takes no inference and is listed as unloaded."""
-    model = Loadable(Folder("1"))
+    model = ReloadableModel(Folder("1"))
     await model.start()
     await model(UNLOAD)
     assert (False, True) == (await model(ModelReadyRequest(model=M)), model.unloaded)
@@ -73,7 +73,7 @@ async def test_unloads_and_loads() -> None:
 async def test_loading_finds_new_versions() -> None:
     """What lies in the folder now is served; what was served before is unloaded."""
     folder = Folder("1")
-    model = Loadable(folder)
+    model = ReloadableModel(folder)
     await model.start()
     folder.versions = ("1", "2")
     await model(LOAD)
@@ -85,7 +85,7 @@ async def test_loading_finds_new_versions() -> None:
 async def test_what_cannot_be_loaded_changes_nothing() -> None:
     """The versions that serve go on when the new ones fail."""
     folder = Folder("1")
-    model = Loadable(folder)
+    model = ReloadableModel(folder)
     await model.start()
     folder.versions = ("1", None)
     with pytest.raises(LoadError, match="damaged"):
@@ -109,7 +109,7 @@ async def test_a_model_that_is_being_loaded_says_so() -> None:
             "m", [Watching("m", lambda _inputs: {"VERSION": 1}, "1", inputs=(), outputs=OUT)]
         )
 
-    model = Loadable(make)
+    model = ReloadableModel(make)
     await model(UNLOAD)
     await model(LOAD)
     assert [ModelState.LOADING] == seen
@@ -119,6 +119,6 @@ async def test_a_model_that_is_being_loaded_says_so() -> None:
 
 async def test_parameters_are_refused() -> None:
     """A model of the gateway is what its configuration says."""
-    model = Loadable(Folder("1"))
+    model = ReloadableModel(Folder("1"))
     with pytest.raises(Unsupported, match="not with 'config'"):
         await model(ModelLoadRequest(model=M, parameters={"config": "{}"}))

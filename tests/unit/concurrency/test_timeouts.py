@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.concurrency.timeouts import OneTimer
+from gateway.concurrency.timeouts import RestartableTimer
 
 
 async def test_rings_once_however_often_it_is_armed() -> None:
     """Arming it again neither doubles nor delays it; having rung it can be armed anew."""
     rung = asyncio.Queue[int]()
-    timer = OneTimer(asyncio.get_running_loop(), 0.0, lambda: rung.put_nowait(1))
+    timer = RestartableTimer(asyncio.get_running_loop(), 0.0, lambda: rung.put_nowait(1))
     timer.start()
     timer.start()
     assert 1 == await asyncio.wait_for(rung.get(), 5)
@@ -24,7 +24,7 @@ async def test_does_not_ring_when_stopped() -> None:
     """Stopped in time it is silent, and stopping twice is harmless."""
     loop = asyncio.get_running_loop()
     rung: list[str] = []
-    timer = OneTimer(loop, 0.0, lambda: rung.append("stopped"))
+    timer = RestartableTimer(loop, 0.0, lambda: rung.append("stopped"))
     other = asyncio.Event()
     timer.start()
     armed = timer.armed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-from gateway.concurrency.timer_wheel import STEP_S, Wheel
+from gateway.concurrency.timer_wheel import STEP_S, TimerWheel
 
 
 class Bell:
@@ -22,7 +22,7 @@ class Bell:
 
 async def test_items_ring_in_their_time() -> None:
     """Each item rings once its time has come, whatever the order they were entered in."""
-    wheel, now = Wheel(), monotonic()
+    wheel, now = TimerWheel(), monotonic()
     bells = {delay: Bell() for delay in (0.06, 0.02, 0.04)}
     for delay, bell in bells.items():
         wheel.enter(bell, now + delay)
@@ -35,7 +35,7 @@ async def test_items_ring_in_their_time() -> None:
 
 async def test_late_items_ring_in_order() -> None:
     """A loop that was busy rings what is overdue in the order it was due."""
-    wheel, order = Wheel(), list[str]()
+    wheel, order = TimerWheel(), list[str]()
 
     class Named(Bell):
         def __init__(self, name: str) -> None:
@@ -56,7 +56,7 @@ async def test_late_items_ring_in_order() -> None:
 
 async def test_past_time_rings_soon() -> None:
     """What is late already rings in the next step."""
-    wheel, bell = Wheel(), Bell()
+    wheel, bell = TimerWheel(), Bell()
     wheel.enter(bell, monotonic() - 1)
     async with asyncio.timeout(5):
         await bell.rang.wait()
@@ -64,7 +64,7 @@ async def test_past_time_rings_soon() -> None:
 
 async def test_items_taken_back_do_not_ring() -> None:
     """One of two is taken back; taking back what rang is harmless."""
-    wheel, kept, gone = Wheel(), Bell(), Bell()
+    wheel, kept, gone = TimerWheel(), Bell(), Bell()
     when = monotonic() + STEP_S
     step = wheel.enter(kept, when)
     wheel.leave(gone, wheel.enter(gone, when))
@@ -76,10 +76,10 @@ async def test_items_taken_back_do_not_ring() -> None:
 
 async def test_closed_wheel_is_silent() -> None:
     """After closing nothing rings."""
-    wheel, bell, other = Wheel(), Bell(), Bell()
+    wheel, bell, other = TimerWheel(), Bell(), Bell()
     wheel.enter(bell, monotonic())
     wheel.close()
-    second = Wheel()
+    second = TimerWheel()
     second.enter(other, monotonic() + 2 * STEP_S)
     async with asyncio.timeout(5):
         await other.rang.wait()
@@ -88,7 +88,7 @@ async def test_closed_wheel_is_silent() -> None:
 
 def test_wheel_moves_to_another_loop() -> None:
     """On a new loop it rings, whatever the former left behind."""
-    wheel, bell = Wheel(), Bell()
+    wheel, bell = TimerWheel(), Bell()
 
     async def left_behind() -> None:
         wheel.enter(Bell(), monotonic() + 60)
@@ -105,7 +105,7 @@ def test_wheel_moves_to_another_loop() -> None:
 
 async def test_steps_that_nothing_is_left_in_are_not_kept() -> None:
     """However many times are entered and taken back, at most the last one's step stays."""
-    wheel, bell, kept = Wheel(), Bell(), Bell()
+    wheel, bell, kept = TimerWheel(), Bell(), Bell()
     when = monotonic() + 60
     step = wheel.enter(kept, when)
     for number in range(100):
@@ -118,7 +118,7 @@ async def test_steps_that_nothing_is_left_in_are_not_kept() -> None:
 
 async def test_what_rings_may_enter_what_is_due() -> None:
     """While it rings, items are entered and taken back at times that have come, and all ring."""
-    wheel, last = Wheel(), Bell()
+    wheel, last = TimerWheel(), Bell()
     now = monotonic()
 
     class Busy(Bell):

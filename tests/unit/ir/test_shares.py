@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.data import RawData, ShareData, SharedData, as_items, as_numpy, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData, as_items, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.tensor import Tensor
@@ -21,8 +21,8 @@ def tensor(data: Any, datatype: Datatype | None = None) -> Tensor:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (ShareData(WHOLE, 1), "share 1 of 6 bytes"),
-        (SharedData("r", 0, 6), "shared memory region 'r'"),
+        (SlicedData(WHOLE, 1), "share 1 of 6 bytes"),
+        (SharedMemoryData("r", 0, 6), "shared memory region 'r'"),
     ],
 )
 def test_bytes_that_are_not_here_are_not_read(data: Any, text: str) -> None:
@@ -37,15 +37,15 @@ def test_bytes_that_are_not_here_are_not_read(data: Any, text: str) -> None:
 
 def test_equal_by_what_they_refer_to() -> None:
     """Such tensors are equal when they refer to the same bytes, without reading them."""
-    assert tensor(ShareData(WHOLE, 1)) == tensor(ShareData(memoryview(b"abcdef"), 1))
-    assert tensor(ShareData(WHOLE, 1)) != tensor(ShareData(WHOLE, 0))
-    assert tensor(ShareData(WHOLE, 1, 3)) != tensor(ShareData(WHOLE, 1))
-    assert tensor(SharedData("r", 0, 6)) == tensor(SharedData("r", 0, 6))
-    assert tensor(SharedData("r", 0, 6)) != tensor(SharedData("r", 1, 6))
-    assert tensor(SharedData("r", 0, 6)) != tensor(RawData(WHOLE))
+    assert tensor(SlicedData(WHOLE, 1)) == tensor(SlicedData(memoryview(b"abcdef"), 1))
+    assert tensor(SlicedData(WHOLE, 1)) != tensor(SlicedData(WHOLE, 0))
+    assert tensor(SlicedData(WHOLE, 1, 3)) != tensor(SlicedData(WHOLE, 1))
+    assert tensor(SharedMemoryData("r", 0, 6)) == tensor(SharedMemoryData("r", 0, 6))
+    assert tensor(SharedMemoryData("r", 0, 6)) != tensor(SharedMemoryData("r", 1, 6))
+    assert tensor(SharedMemoryData("r", 0, 6)) != tensor(RawData(WHOLE))
 
 
 def test_sizes_add_up() -> None:
     """Of a shared buffer the first share counts for all; shared memory counts its size."""
-    assert [tensor(ShareData(WHOLE, index)).nbytes for index in range(3)] == [6, 0, 0]
-    assert tensor(SharedData("r", 0, 9)).nbytes == 9
+    assert [tensor(SlicedData(WHOLE, index)).nbytes for index in range(3)] == [6, 0, 0]
+    assert tensor(SharedMemoryData("r", 0, 9)).nbytes == 9

@@ -7,7 +7,14 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unavailable
-from gateway.ir.streams import Mapped, Watched, close_stream, map_stream, streams, watch
+from gateway.ir.streams import (
+    MappedStream,
+    NotifyingStream,
+    close_stream,
+    map_stream,
+    on_stream_end,
+    streams,
+)
 from tests.fakes import FakeStream
 
 MODEL = ModelRef("m")
@@ -19,7 +26,7 @@ async def test_end_is_told_once_when_the_stream_ends() -> None:
     """The end of a stream is told once, though it is closed after that."""
     told: list[BaseException | None] = []
     items = FakeStream([ITEM, ITEM])
-    watched = watch(STREAM, items, told.append)
+    watched = on_stream_end(STREAM, items, told.append)
     assert [ITEM, ITEM] == [item async for item in watched]
     await close_stream(watched)
     assert ([None], 1) == (told, items.closed)
@@ -29,7 +36,7 @@ async def test_failure_is_told_with_its_error() -> None:
     """A stream that fails tells what went wrong."""
     told: list[BaseException | None] = []
     error = Unavailable("gone")
-    watched = Watched(FakeStream([ITEM, error]), told.append)
+    watched = NotifyingStream(FakeStream([ITEM, error]), told.append)
     assert ITEM == await anext(watched)
     with pytest.raises(Unavailable):
         await anext(watched)
@@ -40,7 +47,7 @@ async def test_stream_closed_before_it_began_is_told() -> None:
     """A stream nobody reads still ends when it is closed: a generator would not notice."""
     told: list[BaseException | None] = []
     items = FakeStream([ITEM])
-    watched = Watched(items, told.append)
+    watched = NotifyingStream(items, told.append)
     await watched.aclose()
     await watched.aclose()
     assert ([None], 2) == (told, items.closed)
@@ -50,7 +57,7 @@ async def test_plain_reply_ends_at_once() -> None:
     """A reply that is no stream is complete when it is there."""
     told: list[BaseException | None] = []
     call = InferRequest(model=MODEL)
-    assert watch(call, ITEM, told.append) is ITEM
+    assert on_stream_end(call, ITEM, told.append) is ITEM
     assert [None] == told
 
 
@@ -61,7 +68,7 @@ async def test_mapped_changes_each_answer_and_closes() -> None:
         return item.changed(id="changed")
 
     items = FakeStream([ITEM])
-    mapped = map_stream(STREAM, items, lambda inner: Mapped(inner, change))
+    mapped = map_stream(STREAM, items, lambda inner: MappedStream(inner, change))
     assert ["changed"] == [item.id async for item in mapped]
     await close_stream(mapped)
     assert 1 == items.closed

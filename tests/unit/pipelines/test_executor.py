@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.pipelines.executor import flow
+from gateway.pipelines.executor import run_steps
 from gateway.pipelines.graph import Step, parsed_source
 from tests.fakes import settle
 
@@ -46,7 +46,7 @@ DIAMOND = (step("d", "b", "c"), step("b", "a"), step("c", "a"), step("a"), step(
 async def test_steps_run_as_soon_as_what_they_need_is_there() -> None:
     """There are no stages: a step waits for its own sources and for no other step."""
     steps = Steps()
-    task = asyncio.ensure_future(flow(DIAMOND, steps))
+    task = asyncio.ensure_future(run_steps(DIAMOND, steps))
     await settle()
     assert {"a", "e"} == steps.waiting.keys()
     await steps.end("a")
@@ -63,13 +63,13 @@ async def test_steps_run_as_soon_as_what_they_need_is_there() -> None:
 
 async def test_no_steps_are_done_at_once() -> None:
     """Outputs that come from the request need no step."""
-    await flow((), Steps())
+    await run_steps((), Steps())
 
 
 async def test_a_failure_cancels_the_others() -> None:
     """The first failure is told once the other steps are gone; what it kept waiting never runs."""
     steps = Steps()
-    task = asyncio.ensure_future(flow(DIAMOND, steps))
+    task = asyncio.ensure_future(run_steps(DIAMOND, steps))
     await settle()
     await steps.end("a")
     steps.waiting["b"].set_exception(ValueError("b"))
@@ -81,7 +81,7 @@ async def test_a_failure_cancels_the_others() -> None:
 async def test_of_several_failures_the_first_in_order_is_told() -> None:
     """Which one a caller hears of is no matter of chance."""
     steps = Steps()
-    task = asyncio.ensure_future(flow((step("a"), step("b")), steps))
+    task = asyncio.ensure_future(run_steps((step("a"), step("b")), steps))
     await settle()
     for name in ("b", "a"):
         steps.waiting[name].set_exception(ValueError(name))
@@ -92,7 +92,7 @@ async def test_of_several_failures_the_first_in_order_is_told() -> None:
 async def test_a_caller_who_leaves_takes_every_step_along() -> None:
     """Nothing runs for nobody."""
     steps = Steps()
-    task = asyncio.ensure_future(flow(DIAMOND, steps))
+    task = asyncio.ensure_future(run_steps(DIAMOND, steps))
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

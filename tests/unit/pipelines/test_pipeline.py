@@ -40,7 +40,7 @@ from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tenso
 from gateway.pipelines.graph import Graph, Step, parsed_source
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature import MisfitError
-from gateway.pipelines.signature_cache import Knowledge
+from gateway.pipelines.signature_cache import SignatureCache
 from tests.fakes import FakeClock, ScriptedService, settle
 
 R = TypeVar("R")
@@ -107,7 +107,7 @@ def pipeline(
     inner: Any, *, metadata: Any = None, record: Any = None, clock: Any = None, **settings: Any
 ) -> Pipeline:
     clock = clock or FakeClock()
-    knowledge = Knowledge(SPLIT, metadata or Metadata(), clock=clock, **settings)
+    knowledge = SignatureCache(SPLIT, metadata or Metadata(), clock=clock, **settings)
     return Pipeline(SPLIT, inner, knowledge, record=record, clock=clock)
 
 

@@ -17,7 +17,7 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, array_tensor
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 from gateway.pipelines.pipeline import Pipeline
-from gateway.pipelines.signature_cache import Knowledge
+from gateway.pipelines.signature_cache import SignatureCache
 
 R = TypeVar("R")
 
@@ -94,7 +94,7 @@ def test_any_graph_gives_numpys_result(
     inner = Sums(turns)
 
     async def ask() -> InferResponse:
-        pipeline = Pipeline(graph, inner, Knowledge(graph, inner))
+        pipeline = Pipeline(graph, inner, SignatureCache(graph, inner))
         own = {"a": A, "b": B}
         return await pipeline(
             InferRequest(

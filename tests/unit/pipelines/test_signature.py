@@ -10,7 +10,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.pipelines.graph import Graph, Step, parsed_source
-from gateway.pipelines.signature import MisfitError, signature_of, told, untold
+from gateway.pipelines.signature import MisfitError, missing_tensors, public_signature, signature_of
 
 FP32, INT64 = Datatype.FP32, Datatype.INT64
 
@@ -153,7 +153,7 @@ def test_models_that_tell_nothing() -> None:
         tuple(one.name for one in found.inputs),
         tuple(one.name for one in found.outputs),
     )
-    assert found == untold(CHAIN)
+    assert found == missing_tensors(CHAIN)
 
 
 GIVEN = model(
@@ -164,7 +164,7 @@ DERIVED = model([tensor("in", FP32, 2, -1)], [tensor("out", INT64, 1)], labels={
 
 def test_a_given_signature_is_told() -> None:
     """What it says wins over what the models say; the rest is theirs."""
-    found = told(CHAIN, GIVEN, DERIVED)
+    found = public_signature(CHAIN, GIVEN, DERIVED)
     assert (GIVEN.inputs, GIVEN.outputs, 16, {"out": ("a",)}, ("2",)) == (
         found.inputs,
         found.outputs,
@@ -172,9 +172,9 @@ def test_a_given_signature_is_told() -> None:
         found.labels,
         found.versions,
     )
-    only = told(CHAIN, model([], [], labels={"out": ("b",)}), DERIVED)
+    only = public_signature(CHAIN, model([], [], labels={"out": ("b",)}), DERIVED)
     assert (DERIVED.inputs, {"out": ("b",)}) == (only.inputs, only.labels)
-    assert GIVEN.inputs == told(CHAIN, GIVEN, None).inputs
+    assert GIVEN.inputs == public_signature(CHAIN, GIVEN, None).inputs
 
 
 def test_a_given_signature_that_the_models_contradict() -> None:
@@ -182,4 +182,4 @@ def test_a_given_signature_that_the_models_contradict() -> None:
     wrong = model([tensor("in", INT64)], [])
     message = r"the signature's input 'in' is INT64, the models have FP32 \[2, -1\]"
     with pytest.raises(MisfitError, match=message):
-        told(CHAIN, wrong, DERIVED)
+        public_signature(CHAIN, wrong, DERIVED)

@@ -6,13 +6,13 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrivingData, as_raw
+from gateway.ir.data import StreamedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotSent
-from gateway.ir.tensor import arriving_tensor
-from gateway.policies.buffer_body import Land
-from gateway.policies.limits.policy import Guard
-from gateway.policies.limits.retry import Retries
+from gateway.ir.tensor import streamed_tensor
+from gateway.policies.buffer_body import BufferBody
+from gateway.policies.limits.policy import CallLimits
+from gateway.policies.limits.retry import RetryBudget
 from tests.fakes import FakeArriving, FakeClock, ScriptedService
 
 MODEL = ModelRef("m")
@@ -20,16 +20,16 @@ REPLY = InferResponse(model=MODEL, outputs=())
 
 
 def waiting(source: FakeArriving) -> InferRequest:
-    data = ArrivingData(source, source.start, source.left)
+    data = StreamedData(source, source.start, source.left)
     return InferRequest(
-        model=MODEL, inputs=(arriving_tensor("a", Datatype.UINT8, (source.left,), data),)
+        model=MODEL, inputs=(streamed_tensor("a", Datatype.UINT8, (source.left,), data),)
     )
 
 
 async def test_what_is_within_sees_bytes() -> None:
     """A call is handed on when all of it has come."""
     inner = ScriptedService(REPLY)
-    assert REPLY is await Land(inner)(waiting(FakeArriving(b"xyz", 1)))
+    assert REPLY is await BufferBody(inner)(waiting(FakeArriving(b"xyz", 1)))
     (call,) = inner.calls
     assert isinstance(call, InferRequest)
     assert b"yz" == bytes(as_raw(call.inputs[0]))
@@ -39,7 +39,7 @@ async def test_a_whole_call_goes_on_as_it_is() -> None:
     """A call that waits for nothing is not touched."""
     inner = ScriptedService(REPLY)
     call = InferRequest(model=MODEL)
-    await Land(inner)(call)
+    await BufferBody(inner)(call)
     assert call is inner.calls[0]
 
 
@@ -47,7 +47,7 @@ async def test_what_was_not_passed_on_is_repeated() -> None:
     """A call that was never sent is sent again while none of its bytes have gone."""
     clock = FakeClock()
     inner = ScriptedService(NotSent("not now"), REPLY)
-    retry = Guard(inner, retries=Retries(sleep=clock.sleep, clock=clock))
+    retry = CallLimits(inner, retries=RetryBudget(sleep=clock.sleep, clock=clock))
     assert REPLY is await retry(waiting(FakeArriving(b"xyz", 1)))
     assert 2 == len(inner.calls)
 
@@ -59,5 +59,7 @@ async def test_nothing_is_repeated_that_was_passed_on() -> None:
     source.begun = True
     inner = ScriptedService(NotSent("not now"), REPLY)
     with pytest.raises(NotSent):
-        await Guard(inner, retries=Retries(sleep=clock.sleep, clock=clock))(waiting(source))
+        await CallLimits(inner, retries=RetryBudget(sleep=clock.sleep, clock=clock))(
+            waiting(source)
+        )
     assert 1 == len(inner.calls)

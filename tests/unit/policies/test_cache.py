@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin, Sequence
-from gateway.ir.data import ArrayData, ItemsData, RawData, SharedData, as_numpy, as_raw
+from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelMetadata
@@ -143,7 +143,9 @@ async def test_an_answer_larger_than_all_room_is_not_kept() -> None:
         InferResponse(
             model=M, outputs=(Tensor("y", Datatype.INT32, None, RawData(memoryview(b"1234"))),)
         ),
-        InferResponse(model=M, outputs=(Tensor("y", Datatype.INT32, (1,), SharedData("r", 0, 4)),)),
+        InferResponse(
+            model=M, outputs=(Tensor("y", Datatype.INT32, (1,), SharedMemoryData("r", 0, 4)),)
+        ),
     ],
     ids=["not final", "batch apart", "an error", "no datatype", "no shape", "elsewhere"],
 )
@@ -169,8 +171,8 @@ async def test_errors_are_not_kept() -> None:
     [
         ask(1, sequence=Sequence(7)),
         ask(1, batch_size=1),
-        ask(1).changed(inputs=(Tensor("x", Datatype.INT32, (1,), SharedData("r", 0, 4)),)),
-        ask(1, outputs=(RequestedOutput("y", shared=SharedData("r", 0, 4)),)),
+        ask(1).changed(inputs=(Tensor("x", Datatype.INT32, (1,), SharedMemoryData("r", 0, 4)),)),
+        ask(1, outputs=(RequestedOutput("y", shared=SharedMemoryData("r", 0, 4)),)),
     ],
     ids=["sequence", "batch apart", "input elsewhere", "output elsewhere"],
 )

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from gateway.ir.calls import ModelLoadRequest, ModelReadyRequest, ModelUnloadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ModelNotFound, Unavailable
-from gateway.policies.confirm_unload import Unloaded
+from gateway.policies.confirm_unload import ConfirmUnload
 from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")
@@ -17,10 +17,10 @@ UNLOAD = ModelUnloadRequest(model=M)
 
 def unloading(
     *script: object, always: object = None
-) -> tuple[Unloaded, ScriptedService, FakeClock]:
+) -> tuple[ConfirmUnload, ScriptedService, FakeClock]:
     """Return the layer around a server that answers so, and its clock."""
     clock, service = FakeClock(), ScriptedService(*script, always=always)
-    return Unloaded(service, clock=clock, sleep=clock.sleep), service, clock
+    return ConfirmUnload(service, clock=clock, sleep=clock.sleep), service, clock
 
 
 @pytest.mark.parametrize("last", [False, ModelNotFound("gone"), Unavailable("gone")])

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.policies.forward_headers import Forward
+from gateway.policies.forward_headers import ForwardHeaders
 from tests.fakes import ScriptedService
 
 
@@ -14,7 +14,7 @@ async def forwarded(
     added: dict[str, str] | None = None,
 ) -> tuple[tuple[str, str], ...]:
     service = ScriptedService(always=True)
-    policy = Forward(service, allowed, added or {})
+    policy = ForwardHeaders(service, allowed, added or {})
     await policy(InferRequest(context=Context(metadata=metadata)))
     context: Context = service.calls[0].context
     return context.metadata
@@ -46,14 +46,14 @@ async def test_the_request_id_goes_on() -> None:
     """The call's own id, in its context, and not the header it came in."""
     service = ScriptedService(always=True)
     theirs = Context(metadata=(("x-request-id", "theirs"),), request_id="ours")
-    await Forward(service, (), {})(InferRequest(context=theirs))
+    await ForwardHeaders(service, (), {})(InferRequest(context=theirs))
     assert Context(request_id="ours") == service.calls[0].context
 
 
 async def test_callers_with_other_headers_get_their_own() -> None:
     """What crossed of one caller's headers is never sent for another's."""
     service = ScriptedService(always=True)
-    policy = Forward(service, ("x-tenant",), {})
+    policy = ForwardHeaders(service, ("x-tenant",), {})
     first, second = ((("x-tenant", name), ("y", "z")) for name in "ab")
     for metadata in (first, first, second, first, ()):
         await policy(InferRequest(context=Context(metadata=metadata)))

@@ -16,7 +16,7 @@ from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ModelNotFound, NotFound, Unavailable, Unsupported
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.policies.model_config import Describe, configuration_of
+from gateway.policies.model_config import ModelConfigurationLayer, configuration_of
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")
@@ -45,14 +45,14 @@ def target(configuration: Any, metadata: Any = METADATA) -> ScriptedService:
 async def test_the_targets_own_configuration_comes_first() -> None:
     """A target that has a configuration is not asked for more."""
     service = target(TOLD)
-    assert TOLD == await Describe(service)(ModelConfigRequest(model=M))
+    assert TOLD == await ModelConfigurationLayer(service)(ModelConfigRequest(model=M))
     assert [ModelConfigRequest] == [type(call) for call in service.calls]
 
 
 @pytest.mark.parametrize("error", [Unsupported("no such question"), NotFound("no such path")])
 async def test_configuration_is_made_of_metadata(error: Exception) -> None:
     """Where it is not known how much a model batches, dimensions are whole and the size is 0."""
-    found = await Describe(target(error))(ModelConfigRequest(model=M))
+    found = await ModelConfigurationLayer(target(error))(ModelConfigRequest(model=M))
     expected = {
         "name": "m",
         "platform": "p",
@@ -76,7 +76,7 @@ async def test_whether_a_model_is_stateful_is_told_both_ways() -> None:
     """A configuration with sequence batching makes metadata that say so, and the other way round."""
     stateful = ModelConfiguration({"max_batch_size": 8, "sequence_batching": {"oldest": {}}})
     asked = ModelMetadataRequest(model=M, context=BATCHING)
-    found = [await Describe(target(told))(asked) for told in (TOLD, stateful)]
+    found = [await ModelConfigurationLayer(target(told))(asked) for told in (TOLD, stateful)]
     assert [False, True] == [one.stateful for one in found]
     assert [False, True] == [configuration_of(one).stateful for one in found]
 
@@ -85,12 +85,14 @@ async def test_a_model_that_is_not_there_has_no_configuration() -> None:
     """The metadata question decides whether the model is known at all."""
     service = target(NotFound("no such path"), ModelNotFound("no model 'm'"))
     with pytest.raises(ModelNotFound):
-        await Describe(service)(ModelConfigRequest(model=M))
+        await ModelConfigurationLayer(service)(ModelConfigRequest(model=M))
 
 
 async def test_batching_is_told_by_the_configuration() -> None:
     """Who needs to know whether a model batches gets the size from its configuration."""
-    found = await Describe(target(TOLD))(ModelMetadataRequest(model=M, context=BATCHING))
+    found = await ModelConfigurationLayer(target(TOLD))(
+        ModelMetadataRequest(model=M, context=BATCHING)
+    )
     assert METADATA.changed(max_batch_size=8) == found
 
 
@@ -107,14 +109,14 @@ async def test_nothing_more_is_asked_than_is_needed(
 ) -> None:
     """Metadata that say enough are handed on."""
     service = target(TOLD, metadata)
-    assert metadata == await Describe(service)(call)
+    assert metadata == await ModelConfigurationLayer(service)(call)
     assert [call] == service.calls
 
 
 async def test_a_target_without_configuration_leaves_batching_to_the_shapes() -> None:
     """The answer is as it was: shapes have to tell."""
     service = target(Unsupported("no such question"))
-    found = await Describe(service)(ModelMetadataRequest(model=M, context=BATCHING))
+    found = await ModelConfigurationLayer(service)(ModelMetadataRequest(model=M, context=BATCHING))
     assert METADATA == found
 
 
@@ -122,13 +124,13 @@ async def test_a_target_that_is_away_is_no_target_without_configuration() -> Non
     """An outage is told, not taken for an answer."""
     service = target(Unavailable("connection refused"))
     with pytest.raises(Unavailable):
-        await Describe(service)(ModelMetadataRequest(model=M, context=BATCHING))
+        await ModelConfigurationLayer(service)(ModelMetadataRequest(model=M, context=BATCHING))
 
 
 async def test_other_calls_pass() -> None:
     """Nothing else is looked at."""
     service = ScriptedService(True)
-    assert await Describe(service)(ModelReadyRequest(model=M))
+    assert await ModelConfigurationLayer(service)(ModelReadyRequest(model=M))
 
 
 def test_a_decoupled_model_says_so() -> None:

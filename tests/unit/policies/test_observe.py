@@ -19,8 +19,8 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streams import close_stream
-from gateway.policies.observe import Observation, Observe
-from gateway.telemetry.call_path import TAKEN, note_route, note_target
+from gateway.policies.observe import CallRecord, Observe
+from gateway.telemetry.call_path import CALL_PATH, record_route, record_target
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m", "2")
@@ -28,7 +28,7 @@ CALL = InferRequest(model=M, context=Context(protocol="oip.http", request_id="r-
 REPLY = InferResponse(model=M, outputs=())
 
 
-def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> Observation:
+def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> CallRecord:
     usual: dict[str, Any] = {
         "kind": kind,
         "model": "m",
@@ -42,16 +42,16 @@ def observation(kind: str = "InferRequest", code: str = "ok", **fields: Any) -> 
         "ended": 1000.0,
         "request_id": "r-1",
     }
-    return Observation(**{**usual, **fields})
+    return CallRecord(**{**usual, **fields})
 
 
 async def test_call_is_reported_with_route_target_and_time() -> None:
     """The report names what others chose and the time from question to answer."""
-    clock, seen = FakeClock(), list[Observation]()
+    clock, seen = FakeClock(), list[CallRecord]()
 
     def answer(_call: Call[Any]) -> InferResponse:
-        note_route("blue")
-        note_target("triton")
+        record_route("blue")
+        record_target("triton")
         clock.advance(0.25)
         return REPLY
 
@@ -74,7 +74,7 @@ async def test_call_is_reported_with_route_target_and_time() -> None:
             "request_id": "r-1",
         }
     ] == logs
-    assert TAKEN.get() is None
+    assert CALL_PATH.get() is None
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_failure_is_reported_and_rises(
     error: BaseException, code: str, limit: str | None
 ) -> None:
     """Every failure has a code, names its limit, and rises unchanged."""
-    seen: list[Observation] = []
+    seen: list[CallRecord] = []
     observe = Observe(ScriptedService(error), seen.append, clock=FakeClock())
     with capture_logs() as logs, pytest.raises(type(error)) as caught:
         await observe(CALL)
@@ -102,7 +102,7 @@ async def test_failure_is_reported_and_rises(
 
 async def test_stream_is_reported_at_its_end() -> None:
     """A stream's time runs to its last answer."""
-    clock, seen = FakeClock(), list[Observation]()
+    clock, seen = FakeClock(), list[CallRecord]()
     observe = Observe(ScriptedService(FakeStream([REPLY])), seen.append, clock=clock)
     call = StreamInferRequest(model=M, request=CALL, context=CALL.context)
     items = await observe(call)
@@ -115,7 +115,7 @@ async def test_stream_is_reported_at_its_end() -> None:
 
 async def test_probes_are_counted_and_not_logged() -> None:
     """Health questions that went well write no line; failed ones do."""
-    seen: list[Observation] = []
+    seen: list[CallRecord] = []
     observe = Observe(ScriptedService(True, Unavailable("x")), seen.append, clock=FakeClock())
     with capture_logs() as logs:
         await observe(ServerLiveRequest())
@@ -127,7 +127,7 @@ async def test_probes_are_counted_and_not_logged() -> None:
 
 async def test_log_can_be_off() -> None:
     """With no lines allowed calls are still counted."""
-    seen: list[Observation] = []
+    seen: list[CallRecord] = []
     with capture_logs() as logs:
         await Observe(ScriptedService(REPLY), seen.append, lines_per_s=0)(CALL)
     assert (1, []) == (len(seen), logs)
@@ -148,13 +148,13 @@ async def test_lines_are_sampled_under_load() -> None:
 
 async def test_calls_at_the_same_time_keep_their_own_notes() -> None:
     """Two calls in progress do not write into one another's note."""
-    seen: list[Observation] = []
+    seen: list[CallRecord] = []
 
     async def route(call: Call[Any]) -> InferResponse:
         name = call.context.request_id
-        note_route(name)
+        record_route(name)
         await asyncio.sleep(0)
-        note_target(name)
+        record_target(name)
         return REPLY
 
     observe = Observe(ScriptedService(always=route), seen.append, lines_per_s=0)

@@ -15,7 +15,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unsupported
-from gateway.policies.reject_sequences import Unsequenced
+from gateway.policies.reject_sequences import RejectSequences
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")
@@ -27,7 +27,7 @@ async def test_sequences_are_refused(call: Call[Any]) -> None:
     """The error names the model, the workers and the way out; the model is not asked."""
     inner = ScriptedService(always=True)
     with pytest.raises(Unsupported, match=r"2 workers, and model 'm' .* it needs 'workers: 1'"):
-        await Unsequenced(inner, 2)(call)
+        await RejectSequences(inner, 2)(call)
     assert [] == inner.calls
 
 
@@ -35,6 +35,6 @@ async def test_everything_else_goes_on() -> None:
     """Requests on their own and questions about the model are answered."""
     answer = InferResponse(model=M, outputs=())
     inner = ScriptedService(answer, True)
-    service = Unsequenced(inner, 2)
+    service = RejectSequences(inner, 2)
     assert answer == await service(InferRequest(model=M))
     assert await service(ModelReadyRequest(model=M))

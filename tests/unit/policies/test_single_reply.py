@@ -8,7 +8,7 @@ from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest, Str
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Decoupled, NotFound, Unsupported, UpstreamError
 from gateway.ir.tensor import items_tensor
-from gateway.policies.single_reply import Single
+from gateway.policies.single_reply import SingleReply
 from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")
@@ -24,7 +24,7 @@ async def test_a_model_that_wants_a_stream_gets_one() -> None:
     """The one answer of its stream is the answer; the next call asks with a stream at once."""
     streams = [FakeStream([ITEM]), FakeStream([ITEM, END])]
     service = ScriptedService(REFUSED, *streams)
-    single = Single(service)
+    single = SingleReply(service)
     for _ in range(2):
         assert ITEM.changed(final=True) == await single(CALL)
     assert [CALL, STREAM, STREAM] == service.calls
@@ -38,7 +38,7 @@ async def test_another_number_of_answers_is_said(items: list[InferResponse], cou
     """No answer, or several, is an error that names the way out; the stream is closed."""
     stream = FakeStream(items)
     with pytest.raises(Unsupported, match=f"'m' is decoupled and gave {count}: ask it with a str"):
-        await Single(ScriptedService(REFUSED, stream))(CALL)
+        await SingleReply(ScriptedService(REFUSED, stream))(CALL)
     assert 1 == stream.closed
 
 
@@ -46,14 +46,14 @@ async def test_an_answer_that_is_an_error_is_raised() -> None:
     """An error in the stream is the answer."""
     failed = InferResponse(model=M, outputs=(), final=False, error=UpstreamError("no"))
     with pytest.raises(UpstreamError, match="no"):
-        await Single(ScriptedService(REFUSED, FakeStream([failed])))(CALL)
+        await SingleReply(ScriptedService(REFUSED, FakeStream([failed])))(CALL)
 
 
 async def test_everything_else_passes() -> None:
     """Answers, other errors, other questions and streams are not touched."""
     stream = FakeStream([ITEM])
     service = ScriptedService(END, NotFound("none"), Unsupported("no"), True, stream)
-    single = Single(service)
+    single = SingleReply(service)
     assert END is await single(CALL)
     for kind in (NotFound, Unsupported):
         with pytest.raises(kind):
@@ -65,7 +65,7 @@ async def test_everything_else_passes() -> None:
 async def test_forgets_the_oldest_of_too_many_models() -> None:
     """What is remembered is bounded; a model that is forgotten is asked as at first."""
     service = ScriptedService(always=_refuses)
-    single = Single(service)
+    single = SingleReply(service)
     for number in range(1025):
         await single(InferRequest(model=ModelRef(f"m{number}")))
     for number, expected in ((1024, 1), (0, 2)):

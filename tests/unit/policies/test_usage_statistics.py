@@ -19,8 +19,8 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import ModelNotFound, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
 from gateway.ir.statistics import Duration, ModelStatistics
-from gateway.policies.usage_statistics import Tally
-from gateway.telemetry.call_path import TAKEN, Taken, note_queued
+from gateway.policies.usage_statistics import UsageStatistics
+from gateway.telemetry.call_path import CALL_PATH, CallPath, record_queue_time
 from gateway.telemetry.model_usage import Usage
 from tests.fakes import FakeClock, FakeStream, ScriptedService
 
@@ -56,26 +56,26 @@ class Served:
         if isinstance(call, ModelMetadataRequest):
             return ModelMetadata(name="m", versions=("1", "2"))
         self._clock.advance(1.0)
-        note_queued(0.25)
+        record_queue_time(0.25)
         if self.failure is not None:
             raise self.failure
         answer = InferResponse(model=ModelRef("inner", "2"), outputs=())
         return FakeStream([answer, answer]) if isinstance(call, StreamInferRequest) else answer
 
 
-def tally(statistics: Any = None) -> tuple[Tally, Served]:
+def tally(statistics: Any = None) -> tuple[UsageStatistics, Served]:
     """Return a tally around the router, and the router."""
     clock = FakeClock()
     served = Served(clock, statistics)
-    return Tally(served, Usage(now_ms=lambda: 5), clock=clock), served
+    return UsageStatistics(served, Usage(now_ms=lambda: 5), clock=clock), served
 
 
 async def test_counts_by_the_callers_name_and_the_answering_version() -> None:
     """Success and failure have their counts and times; waits for a place are told apart."""
     counting, served = tally()
-    token = TAKEN.set(Taken())
+    token = CALL_PATH.set(CallPath())
     await counting(INFER)
-    TAKEN.reset(token)
+    CALL_PATH.reset(token)
     served.failure = UpstreamError("failed", model=ModelRef("inner", "2"))
     with pytest.raises(UpstreamError):
         await counting(INFER)
@@ -141,4 +141,4 @@ async def test_a_version_is_told_alone() -> None:
 async def test_other_calls_pass() -> None:
     """Nothing else is looked at."""
     service = ScriptedService(ENTRIES)
-    assert ENTRIES == await Tally(service, Usage())(RepositoryIndexRequest())
+    assert ENTRIES == await UsageStatistics(service, Usage())(RepositoryIndexRequest())

@@ -17,7 +17,7 @@ from gateway.routing.balance import (
     Target,
     always_ready,
 )
-from gateway.telemetry.call_path import TAKEN, Taken
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")
@@ -34,9 +34,9 @@ async def taken_by(balance: Balance, times: int) -> str:
     """Return the names of the targets that answered, joined."""
     names = ""
     for _ in range(times):
-        token = TAKEN.set(taken := Taken())
+        token = CALL_PATH.set(taken := CallPath())
         await balance(CALL)
-        TAKEN.reset(token)
+        CALL_PATH.reset(token)
         names += taken.target
     return names
 

@@ -17,7 +17,7 @@ from gateway.ir.errors import (
     Unavailable,
 )
 from gateway.ir.streams import close_stream
-from gateway.routing.endpoints import Ejection, Endpoint, Endpoints, Picker
+from gateway.routing.endpoints import BalancingPolicy, Ejection, Endpoint, Endpoints
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 CALL = InferRequest(model=ModelRef("m"))
@@ -25,7 +25,7 @@ REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
 def several(
-    count: int, picker: Picker = Picker.ROUND_ROBIN, **settings: object
+    count: int, picker: BalancingPolicy = BalancingPolicy.ROUND_ROBIN, **settings: object
 ) -> tuple[Endpoints, list[ScriptedService], FakeClock]:
     clock = FakeClock()
     services = [ScriptedService(always=REPLY) for _ in range(count)]
@@ -75,7 +75,7 @@ async def test_least_pending_avoids_the_busy_one() -> None:
 
 async def test_idle_endpoints_share_under_least_pending() -> None:
     """Ties do not all go to the first endpoint."""
-    endpoints, services, _ = several(2, Picker.LEAST_PENDING)
+    endpoints, services, _ = several(2, BalancingPolicy.LEAST_PENDING)
     await ask(endpoints, 4)
     assert [2, 2] == counts(services)
 
@@ -178,7 +178,7 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
     endpoints = Endpoints(
         "up",
         [Endpoint("slow", slow), Endpoint("good", good)],
-        picker=Picker.ROUND_ROBIN,
+        picker=BalancingPolicy.ROUND_ROBIN,
         ejection=Ejection(errors=1),
         clock=clock,
     )

@@ -14,7 +14,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
-from gateway.routing.model_keys import Keys, Known
+from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from tests.fakes import FakeClock, ScriptedService
 
 ENTRIES = tuple(
@@ -30,9 +30,9 @@ ENTRIES = tuple(
 )
 
 
-def known(*indexes: tuple[RepositoryEntry, ...], clock: FakeClock | None = None) -> Known:
+def known(*indexes: tuple[RepositoryEntry, ...], clock: FakeClock | None = None) -> ModelKeyIndex:
     index = ScriptedService(*(indexes or (ENTRIES,)))
-    return Known(index, lambda name: name != "nobody", clock=clock or FakeClock())
+    return ModelKeyIndex(index, lambda name: name != "nobody", clock=clock or FakeClock())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ async def test_what_a_key_means(key: str, model: ModelRef) -> None:
 async def test_a_key_without_a_version_asks_nobody() -> None:
     """Most names hold no "-"."""
     index = ScriptedService()
-    assert ModelRef("m") == await Known(index, lambda _name: True).find("m")
+    assert ModelRef("m") == await ModelKeyIndex(index, lambda _name: True).find("m")
     assert [] == index.calls
 
 
@@ -82,7 +82,7 @@ async def test_a_listed_key_is_trusted_for_a_while() -> None:
     """Models are not listed for every request."""
     clock = FakeClock()
     index = ScriptedService(ENTRIES, ())
-    finds = Known(index, lambda _name: True, clock=clock)
+    finds = ModelKeyIndex(index, lambda _name: True, clock=clock)
     for _ in range(3):
         clock.advance(1.0)
         assert ModelRef("simple", "1") == await finds.find("simple-1")
@@ -110,7 +110,7 @@ async def test_only_inferences_without_a_version_have_keys(
 ) -> None:
     """Metadata is asked for by the plain name; a version that is given is one."""
     inner = ScriptedService(REPLY)
-    await Keys(inner, known())(call)
+    await ResolveModelKeys(inner, known())(call)
     assert [expected] == [seen.model for seen in inner.calls]
 
 
@@ -118,7 +118,7 @@ async def test_the_inference_of_a_stream_has_the_model_too() -> None:
     """Whoever looks at either finds name and version."""
     inner = ScriptedService(REPLY)
     request = InferRequest(model=ModelRef("simple-1"))
-    await Keys(inner, known())(StreamInferRequest(model=request.model, request=request))
+    await ResolveModelKeys(inner, known())(StreamInferRequest(model=request.model, request=request))
     (seen,) = inner.calls
     assert isinstance(seen, StreamInferRequest)
     assert (ModelRef("simple", "1"), ModelRef("simple", "1")) == (seen.model, seen.request.model)

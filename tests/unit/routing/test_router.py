@@ -15,7 +15,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import Rule
 from gateway.routing.router import Route, Router
-from gateway.telemetry.call_path import TAKEN, Taken
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import FakeStream, ScriptedService
 
 REPLY = InferResponse(model=ModelRef("m"), outputs=())
@@ -32,11 +32,11 @@ async def test_model_call_goes_to_its_route_and_is_noted() -> None:
         [Route("one", Rule(model="x"), first), Route("two", Rule(model="m*"), second)],
         ScriptedService(),
     )
-    token = TAKEN.set(taken := Taken())
+    token = CALL_PATH.set(taken := CallPath())
     try:
         assert REPLY == await router(infer("m1"))
     finally:
-        TAKEN.reset(token)
+        CALL_PATH.reset(token)
     assert ("two", [], [infer("m1")]) == (taken.route, first.calls, second.calls)
 
 

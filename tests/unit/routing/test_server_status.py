@@ -26,7 +26,7 @@ from gateway.ir.metadata import (
     Trend,
 )
 from gateway.ir.statistics import ModelStatistics
-from gateway.routing.server_status import Statuses
+from gateway.routing.server_status import ServerStatusLayer
 from tests.fakes import FakeClock, ScriptedService
 
 INDEX = (
@@ -65,7 +65,7 @@ A = ModelStatus(ModelMetadata(name="a", versions=("1", "2")), (INDEX[0], INDEX[2
 async def test_lists_models_that_can_be_described() -> None:
     """Every model of the index with its metadata and states; one without metadata is left out."""
     clock = FakeClock()
-    statuses = Statuses(router(), clock=clock)
+    statuses = ServerStatusLayer(router(), clock=clock)
     clock.advance(5)
     found = await statuses(ServerStatusRequest())
     assert found == ServerStatus(ready=True, uptime_s=5.0, models=(A,))
@@ -73,7 +73,7 @@ async def test_lists_models_that_can_be_described() -> None:
 
 async def test_tells_of_one_model() -> None:
     """A question about one model is answered with that one, or with its error."""
-    statuses = Statuses(router())
+    statuses = ServerStatusLayer(router())
     found = await statuses(ServerStatusRequest(about=ModelRef("a")))
     assert found.models == (A,)
     with pytest.raises(ModelNotFound):
@@ -84,10 +84,10 @@ async def test_tells_what_is_counted() -> None:
     """Each model has the statistics of its versions, asked about alone or among all."""
     mine = ModelStatistics(name="a", version="1", inference_count=3)
     service = router(counted=(mine, ModelStatistics(name="z", version="1")))
-    (model,) = (await Statuses(service)(ServerStatusRequest())).models
+    (model,) = (await ServerStatusLayer(service)(ServerStatusRequest())).models
     assert (mine,) == model.statistics
     (model,) = (
-        await Statuses(router(counted=(mine,)))(ServerStatusRequest(about=ModelRef("a")))
+        await ServerStatusLayer(router(counted=(mine,)))(ServerStatusRequest(about=ModelRef("a")))
     ).models
     assert (mine,) == model.statistics
 
@@ -96,14 +96,14 @@ async def test_tells_trends_where_they_are_asked_for() -> None:
     """They are the router's answer to a question of their own, which is not always asked."""
     trends = {"qps": Trend(((0, 1.0),))}
     inner = router(trends=trends)
-    found = await Statuses(inner)(ServerStatusRequest(trends=True))
+    found = await ServerStatusLayer(inner)(ServerStatusRequest(trends=True))
     assert (trends, ServerTrendsRequest) == (found.trends, type(inner.calls[-1]))
-    assert {} == (await Statuses(inner)(ServerStatusRequest())).trends
+    assert {} == (await ServerStatusLayer(inner)(ServerStatusRequest())).trends
 
 
 async def test_does_without_an_index() -> None:
     """Where nothing lists models, a known one is described and the list is empty."""
-    statuses = Statuses(router(index=Unsupported("no index")))
+    statuses = ServerStatusLayer(router(index=Unsupported("no index")))
     one = await statuses(ServerStatusRequest(about=ModelRef("a")))
     assert one.models == (ModelStatus(A.metadata),)
     assert (await statuses(ServerStatusRequest())).models == ()
@@ -118,7 +118,7 @@ async def test_slow_model_is_left_out() -> None:
         return INDEX
 
     service = ScriptedService(answer, answer)  # the questions for metadata wait for ever
-    found = await Statuses(service, timeout_s=0.01)(ServerStatusRequest())
+    found = await ServerStatusLayer(service, timeout_s=0.01)(ServerStatusRequest())
     assert found.ready is False
     assert found.models == ()
     assert service.cancelled == 3  # two models, and what is counted
@@ -126,4 +126,4 @@ async def test_slow_model_is_left_out() -> None:
 
 async def test_other_calls_go_through() -> None:
     """Anything else is the router's."""
-    assert await Statuses(router())(ServerLiveRequest()) == "passed"  # type: ignore[comparison-overlap]  # the fake says so
+    assert await ServerStatusLayer(router())(ServerLiveRequest()) == "passed"  # type: ignore[comparison-overlap]  # the fake says so

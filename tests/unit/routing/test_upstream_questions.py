@@ -19,7 +19,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import InvalidRequest, Unavailable, Unsupported
 from gateway.ir.statistics import Duration, InferStatistics, ModelStatistics
-from gateway.routing.upstream_questions import Relisting, Targets
+from gateway.routing.upstream_questions import RefreshModelIndex, UpstreamQuestions
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")
@@ -27,10 +27,10 @@ LACKS = Unsupported("no such question")
 DOWN = Unavailable("connection refused")
 
 
-def targets(*answers: Any) -> Targets:
+def targets(*answers: Any) -> UpstreamQuestions:
     """Return the question's way to upstreams that answer so, in their order."""
     upstreams = {f"u{n}": ScriptedService(always=answer) for n, answer in enumerate(answers)}
-    return Targets(ScriptedService(always=True), upstreams, lambda name: name != "hidden")
+    return UpstreamQuestions(ScriptedService(always=True), upstreams, lambda name: name != "hidden")
 
 
 def used(name: str, count: int, version: str = "1") -> ModelStatistics:
@@ -99,7 +99,9 @@ async def test_questions_to_the_gateway_stay_here(call: Call[Any]) -> None:
 async def test_loading_has_models_listed_anew() -> None:
     """After a load, good or bad, the index is asked for again; nothing else has that effect."""
     forgotten: list[str] = []
-    relisting = Relisting(ScriptedService(None, True, DOWN), lambda: forgotten.append("now"))
+    relisting = RefreshModelIndex(
+        ScriptedService(None, True, DOWN), lambda: forgotten.append("now")
+    )
     await relisting(ModelLoadRequest(model=M))
     await relisting(ModelReadyRequest(model=M))
     with pytest.raises(Unavailable):

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.aggregation import (
     Figures,
-    Totals,
+    MetricsAggregator,
     counter,
-    figures_of,
     gauge,
+    snapshot,
     total_of,
     write_page,
 )
@@ -31,7 +31,7 @@ def counted(calls: int, *, model: str = "m", ready: bool = True) -> Figures:
         metrics.call(("r", model, "oip.http", "InferRequest", "ok"), "", 0.001)
     metrics.upstream_ready("up", "h:1", ready)
     metrics.watch("gateway_in_flight_bytes", "Bytes.", lambda: 10.0 * calls)
-    found: Figures = orjson.loads(orjson.dumps(figures_of(metrics.registry)))
+    found: Figures = orjson.loads(orjson.dumps(snapshot(metrics.registry)))
     return found
 
 
@@ -53,7 +53,7 @@ BUCKET = "gateway_request_duration_seconds_bucket,kind=InferRequest,le={},protoc
 
 def test_counters_and_histograms_are_added_up() -> None:
     """What two processes have counted is one total, bucket by bucket."""
-    totals = Totals()
+    totals = MetricsAggregator()
     totals.saw("one", counted(3))
     totals.saw("other", counted(4))
     found = values(totals.collect())
@@ -66,7 +66,7 @@ def test_counters_and_histograms_are_added_up() -> None:
 
 def test_labels_of_either_are_there() -> None:
     """What only one process has seen is not lost beside the other."""
-    totals = Totals()
+    totals = MetricsAggregator()
     totals.saw("one", counted(3, model="a"))
     totals.saw("other", counted(4, model="b"))
     found = values(totals.collect())
@@ -75,7 +75,7 @@ def test_labels_of_either_are_there() -> None:
 
 def test_gauges_mean_what_they_say() -> None:
     """Bytes are added up; an upstream is ready where all find it ready; a version is a version."""
-    totals = Totals()
+    totals = MetricsAggregator()
     totals.saw("one", counted(1))
     totals.saw("other", counted(2, ready=False))
     found = values(totals.collect())
@@ -86,7 +86,7 @@ def test_gauges_mean_what_they_say() -> None:
 
 def test_what_the_dead_have_counted_stays() -> None:
     """Totals go on growing when a process ends and another takes its place; its gauges are gone."""
-    totals = Totals()
+    totals = MetricsAggregator()
     totals.saw("first", counted(5))
     totals.ended("first")
     found = values(totals.collect())
@@ -103,7 +103,7 @@ def test_what_the_dead_have_counted_stays() -> None:
 
 def test_one_that_ends_unseen_changes_nothing() -> None:
     """A process that never said anything leaves nothing."""
-    totals = Totals()
+    totals = MetricsAggregator()
     totals.ended("nobody")
     assert [] == totals.collect()
 
@@ -111,8 +111,8 @@ def test_one_that_ends_unseen_changes_nothing() -> None:
 def test_the_page_is_what_prometheus_reads() -> None:
     """A page of one process is the same as that process's own."""
     metrics = Metrics("1")
-    totals = Totals()
-    totals.saw("one", figures_of(metrics.registry))
+    totals = MetricsAggregator()
+    totals.saw("one", snapshot(metrics.registry))
     accept = "application/openmetrics-text; version=1.0.0"
     for wanted in ("", accept):
         assert metrics.page(wanted) == write_page(totals.collect(), wanted)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from gateway.telemetry.call_path import TAKEN, Taken, note_route, note_target
+from gateway.telemetry.call_path import CALL_PATH, CallPath, record_route, record_target
 
 
 def test_notes_reach_who_asked_for_them() -> None:
     """Route and target are written into the note of the call in progress."""
-    token = TAKEN.set(Taken())
+    token = CALL_PATH.set(CallPath())
     try:
-        note_route("blue")
-        note_target("triton")
-        assert Taken("blue", "triton") == TAKEN.get()
+        record_route("blue")
+        record_target("triton")
+        assert CallPath("blue", "triton") == CALL_PATH.get()
     finally:
-        TAKEN.reset(token)
+        CALL_PATH.reset(token)
 
 
 def test_notes_are_dropped_when_nobody_asked() -> None:
     """Without an observer there is no note, and noting is harmless."""
-    note_route("blue")
-    note_target("triton")
-    assert TAKEN.get() is None
+    record_route("blue")
+    record_target("triton")
+    assert CALL_PATH.get() is None

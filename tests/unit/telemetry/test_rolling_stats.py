@@ -8,14 +8,14 @@ from gateway.telemetry.rolling_stats import (
     LATENCY_CDF,
     LATENCY_MAX,
     QPS,
-    Trends,
+    RollingStats,
 )
 from tests.fakes import FakeClock
 
 SECOND, MINUTE, HOUR, DAY = 173, 113, 53, 29
 
 
-def values(trends: Trends, name: str) -> list[float]:
+def values(trends: RollingStats, name: str) -> list[float]:
     """Return the points of a trend, which are numbered in their order."""
     points = trends.read()[name].points
     assert list(range(174)) == [place for place, _ in points]
@@ -24,7 +24,7 @@ def values(trends: Trends, name: str) -> list[float]:
 
 def test_nothing_is_zeros() -> None:
     """Before the first inference every trend is flat."""
-    trends = Trends(FakeClock())
+    trends = RollingStats(FakeClock())
     for name in (QPS, FAIL_RATE, LATENCY_AVG, LATENCY_MAX):
         assert [0.0] * 174 == values(trends, name)
     assert {0.0} == {value for _, value in trends.read()[LATENCY_CDF].points}
@@ -33,7 +33,7 @@ def test_nothing_is_zeros() -> None:
 def test_a_second_is_told_once_it_is_over() -> None:
     """Rate, failures, mean and longest of the last whole second."""
     clock = FakeClock(7200.0)
-    trends = Trends(clock)
+    trends = RollingStats(clock)
     for seconds, failed in ((0.010, False), (0.030, True)):
         trends.add(seconds, failed=failed, at=clock())
     assert 0.0 == values(trends, QPS)[SECOND]
@@ -50,7 +50,7 @@ def test_a_second_is_told_once_it_is_over() -> None:
 def test_seconds_become_minutes_hours_and_days() -> None:
     """One inference a second for a minute is one a second in it, and less in what is longer."""
     clock = FakeClock(86400.0)
-    trends = Trends(clock)
+    trends = RollingStats(clock)
     for _ in range(60):
         trends.add(0.001, failed=False, at=clock())
         clock.advance(1.0)
@@ -68,7 +68,7 @@ def test_seconds_become_minutes_hours_and_days() -> None:
 def test_reading_in_between_loses_nothing() -> None:
     """What is looked at often is the same as what is looked at once."""
     clock = FakeClock(3600.0)
-    often, once = Trends(clock), Trends(clock)
+    often, once = RollingStats(clock), RollingStats(clock)
     for step in range(200):
         for trends in (often, once):
             trends.add(step / 1000, failed=step % 7 == 0, at=clock())
@@ -79,7 +79,7 @@ def test_reading_in_between_loses_nothing() -> None:
 
 def test_the_distribution_of_latencies() -> None:
     """So many percent took no longer than that; 100 and 101 stand for 99.9 and 99.99."""
-    trends = Trends(FakeClock())
+    trends = RollingStats(FakeClock())
     for number in range(1000, 0, -1):
         trends.add(number / 1000, failed=False, at=1000.0)
     found = trends.read()[LATENCY_CDF]

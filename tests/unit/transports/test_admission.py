@@ -7,12 +7,17 @@ import asyncio
 import pytest
 
 from gateway.ir.errors import Overloaded
-from gateway.transports.admission import Budget, ConnectionCount, Lease, Slots
+from gateway.transports.admission import (
+    ConcurrencyLimiter,
+    ConnectionCount,
+    MemoryBudget,
+    Reservation,
+)
 
 
 def test_budget_at_its_limit() -> None:
     """Exactly the limit may be used; a byte more is refused and takes nothing."""
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     assert budget.reserve(10)
     assert not budget.reserve(1)
     assert budget.used_bytes == 10
@@ -22,7 +27,7 @@ def test_budget_at_its_limit() -> None:
 
 async def test_waiter_gets_what_is_released() -> None:
     """A waiter is served when there is room, before those that came later."""
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.reserve(10)
     first = asyncio.create_task(budget.acquire(6, 5))
     await asyncio.sleep(0)
@@ -38,7 +43,7 @@ async def test_waiter_gets_what_is_released() -> None:
 
 async def test_waiter_that_gives_up_lets_others_pass() -> None:
     """When the first in line times out, the next is tried at once."""
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.reserve(6)
     big = asyncio.create_task(budget.acquire(9, 0.02))
     await asyncio.sleep(0)
@@ -51,7 +56,7 @@ async def test_waiter_that_gives_up_lets_others_pass() -> None:
 
 async def test_cancelled_waiter_keeps_nothing() -> None:
     """A waiter cancelled in the moment it is served gives its share back."""
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.reserve(10)
     waiter = asyncio.create_task(budget.acquire(10, 5))
     await asyncio.sleep(0)
@@ -63,8 +68,8 @@ async def test_cancelled_waiter_keeps_nothing() -> None:
 
 async def test_lease_gives_all_back_once() -> None:
     """What a lease grew to is released, and only once."""
-    budget = Budget(10)
-    lease = Lease(budget, 0)
+    budget = MemoryBudget(10)
+    lease = Reservation(budget, 0)
     await lease.grow(3)
     await lease.grow(4)
     assert budget.used_bytes == 7
@@ -77,7 +82,7 @@ async def test_lease_gives_all_back_once() -> None:
 
 async def test_slots_and_their_queue() -> None:
     """Places, then the queue, then refusal; released places go to who waits longest."""
-    slots = Slots("requests_in_flight", 1, 2)
+    slots = ConcurrencyLimiter("requests_in_flight", 1, 2)
     await slots.acquire(None)
     order: list[int] = []
 
@@ -98,7 +103,7 @@ async def test_slots_and_their_queue() -> None:
 
 async def test_slot_wait_ends() -> None:
     """A wait for a place is bounded, and leaves no trace in the queue."""
-    slots = Slots("requests_in_flight", 1, 1)
+    slots = ConcurrencyLimiter("requests_in_flight", 1, 1)
     await slots.acquire(None)
     for _ in range(3):
         with pytest.raises(Overloaded):
@@ -109,7 +114,7 @@ async def test_slot_wait_ends() -> None:
 
 async def test_cancelled_slot_is_passed_on() -> None:
     """A place granted to someone who is cancelled at that moment is free again."""
-    slots = Slots("requests_in_flight", 1, 1)
+    slots = ConcurrencyLimiter("requests_in_flight", 1, 1)
     await slots.acquire(None)
     waiter = asyncio.create_task(slots.acquire(5))
     await asyncio.sleep(0)

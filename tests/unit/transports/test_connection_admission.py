@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.admission import ConnectionCount, address_of, too_many
+from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
 
 
 class Transport:
@@ -22,21 +22,21 @@ class Transport:
 )
 def test_clients_without_an_address_count_as_they_are_told(peer: object, address: str) -> None:
     """A TCP client counts for its address, a unix socket's for what the listener says."""
-    assert address == address_of(Transport(peer), "other")
+    assert address == client_address(Transport(peer), "other")
 
 
 def test_limits_are_named() -> None:
     """Up to the limits there is room, beyond them the refusal says which one."""
     transport = Transport(None)
     count = ConnectionCount(2, 1)
-    assert too_many(count, transport, "a") is None
+    assert connection_refusal(count, transport, "a") is None
     count.enter("a")
-    refusal = too_many(count, transport, "a")
+    refusal = connection_refusal(count, transport, "a")
     assert refusal is not None
     assert "connections_per_address" == refusal.limit
-    assert too_many(count, transport, "b") is None
+    assert connection_refusal(count, transport, "b") is None
     count.enter("b")
-    refusal = too_many(count, transport, "c")
+    refusal = connection_refusal(count, transport, "c")
     assert refusal is not None
     assert "connections" == refusal.limit
 
@@ -47,5 +47,5 @@ def test_last_descriptors_are_kept_in_reserve(
 ) -> None:
     """When descriptors are short, only who may use the reserve is taken in."""
     monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
-    refusal = too_many(ConnectionCount(9, 9), Transport(None), "a", reserve=reserve)
+    refusal = connection_refusal(ConnectionCount(9, 9), Transport(None), "a", reserve=reserve)
     assert limit == (None if refusal is None else refusal.limit)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ir.streaming_body import Taker
-from gateway.wire.interleaved_body import Interleaved
+from gateway.ir.streaming_body import BodySink
+from gateway.wire.interleaved_body import InterleavedBody
 from tests.fakes import FakeArriving
 
 INSERTS = ((4, b"<one>"), (7, b"<two>"), (9, b"<three>"))
@@ -15,7 +15,7 @@ EXPECTED = b"ab<one>cde<two>fg<three>h"
 class Cup:
     """Takes what is poured, and notes how much was left each time."""
 
-    def __init__(self, poured: Interleaved) -> None:
+    def __init__(self, poured: InterleavedBody) -> None:
         self.poured = poured
         self.content = b""
         self.left: list[int] = []
@@ -33,7 +33,7 @@ class Pieces(FakeArriving):
         self._size = size
         self.calls: list[str] = []
 
-    def pour(self, taker: Taker, /) -> None:
+    def pour(self, taker: BodySink, /) -> None:
         self.begun = True
         for at in range(self.start, self.end, self._size):
             piece = memoryview(self.body)[at : at + self._size]
@@ -53,7 +53,7 @@ class Pieces(FakeArriving):
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 def test_everything_stands_where_it_belongs(size: int) -> None:
     """Whatever the pieces, each insert comes before its place; what is left is known throughout."""
-    poured = Interleaved(Pieces(b"..abcdefgh", 2, size), INSERTS)
+    poured = InterleavedBody(Pieces(b"..abcdefgh", 2, size), INSERTS)
     assert len(EXPECTED) == poured.left
     assert poured.left == poured.end - poured.start
     cup = Cup(poured)
@@ -66,7 +66,9 @@ def test_everything_stands_where_it_belongs(size: int) -> None:
 
 def test_an_insert_at_the_end() -> None:
     """Nothing of the source may follow the last ones."""
-    poured = Interleaved(Pieces(b"..abc", 2, 2), ((4, b"<one>"), (5, b"<two>"), (5, b"<three>")))
+    poured = InterleavedBody(
+        Pieces(b"..abc", 2, 2), ((4, b"<one>"), (5, b"<two>"), (5, b"<three>"))
+    )
     cup = Cup(poured)
     poured.pour(cup)
     assert b"ab<one>c<two><three>" == cup.content
@@ -75,7 +77,7 @@ def test_an_insert_at_the_end() -> None:
 
 def test_an_insert_at_the_beginning() -> None:
     """The first place may be where the source begins."""
-    poured = Interleaved(Pieces(b"..abc", 2, 2), ((2, b"<first>"),))
+    poured = InterleavedBody(Pieces(b"..abc", 2, 2), ((2, b"<first>"),))
     cup = Cup(poured)
     poured.pour(cup)
     assert b"<first>abc" == cup.content
@@ -84,7 +86,7 @@ def test_an_insert_at_the_beginning() -> None:
 async def test_all_else_is_the_sources() -> None:
     """Holding, going on and leaving are its affair, and so is the whole."""
     source = Pieces(b"..abc", 2, 2)
-    poured = Interleaved(source, ())
+    poured = InterleavedBody(source, ())
     source.moved = 7.0
     assert 7.0 == poured.moved
     assert b"..abc" == bytes(await poured.whole())

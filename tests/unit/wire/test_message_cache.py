@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.wire.message_cache import Outlines, Remembered
+from gateway.wire.message_cache import MaskedMessageCache, ParseCache
 
 
-def shown(memory: Remembered[int], *keys: bytes) -> None:
+def shown(memory: ParseCache[int], *keys: bytes) -> None:
     """Show keys to *memory* twice each, and keep what it wants."""
     for key in keys:
         memory.wants(key)
@@ -15,7 +15,7 @@ def shown(memory: Remembered[int], *keys: bytes) -> None:
 
 def test_a_key_is_wanted_when_it_comes_again() -> None:
     """What comes once and never again takes no place."""
-    memory: Remembered[int] = Remembered(4, 8)
+    memory: ParseCache[int] = ParseCache(4, 8)
     assert (False, True) == (memory.wants(b"a"), memory.wants(b"a"))
     memory.keep(b"a", 1)
     assert 1 == memory.get(b"a")
@@ -25,7 +25,7 @@ def test_a_key_is_wanted_when_it_comes_again() -> None:
 
 def test_only_so_many_are_kept() -> None:
     """The oldest goes, the others stay."""
-    memory: Remembered[int] = Remembered(2, 8)
+    memory: ParseCache[int] = ParseCache(2, 8)
     shown(memory, b"a", b"bb", b"ccc")
     assert 2 == len(memory)
     assert [None, 2, 3] == [memory.get(key) for key in (b"a", b"bb", b"ccc")]
@@ -33,22 +33,24 @@ def test_only_so_many_are_kept() -> None:
 
 def test_a_long_key_is_not_kept() -> None:
     """Bytes are bounded, not only entries."""
-    memory: Remembered[int] = Remembered(2, 8)
+    memory: ParseCache[int] = ParseCache(2, 8)
     assert not any(memory.wants(bytes(9)) for _ in range(3))
 
 
 def test_keys_that_came_once_are_bounded_too() -> None:
     """Of many keys that come once, the first is forgotten, and may come once more."""
-    memory: Remembered[int] = Remembered(2, 8)
+    memory: ParseCache[int] = ParseCache(2, 8)
     for key in (b"a", b"b", b"c"):
         memory.wants(key)
     assert not memory.wants(b"a")
     assert memory.wants(b"c")
 
 
-def outlined(*messages: bytes, holes: tuple[slice, ...], entries: int = 8) -> Outlines[bytes]:
+def outlined(
+    *messages: bytes, holes: tuple[slice, ...], entries: int = 8
+) -> MaskedMessageCache[bytes]:
     """Return a memory that keeps each message, as saying itself."""
-    memory: Outlines[bytes] = Outlines(entries, 8)
+    memory: MaskedMessageCache[bytes] = MaskedMessageCache(entries, 8)
     for message in messages:
         memory.keep(memoryview(message), holes, message)
     return memory
@@ -73,7 +75,7 @@ def test_another_byte_or_length_is_another_message(other: bytes) -> None:
 
 def test_messages_of_one_length_may_have_their_holes_elsewhere() -> None:
     """Up to four outlines of one length are tried; a fifth takes the place of the first."""
-    memory: Outlines[int] = Outlines(8, 8)
+    memory: MaskedMessageCache[int] = MaskedMessageCache(8, 8)
     messages = [bytes(range(at, at + 6)) for at in range(0, 50, 10)]
     for at, message in enumerate(messages):
         memory.keep(memoryview(message), (slice(at, at + 1),), at)
@@ -91,7 +93,7 @@ def test_outlines_are_bounded() -> None:
 
 def test_messages_that_come_once_are_not_wanted_and_are_bounded_too() -> None:
     """The second of a mark is; of many marks that come once few are known."""
-    memory: Outlines[bytes] = Outlines(2, 8)
+    memory: MaskedMessageCache[bytes] = MaskedMessageCache(2, 8)
     assert [False, True, True] == [memory.wants(1) for _ in range(3)]
     assert not any(memory.wants(number) for number in range(2, 11))
     assert 2 >= len(memory._once)

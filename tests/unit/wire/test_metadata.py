@@ -5,7 +5,13 @@ import pytest
 from gateway.ir.context import Context, Need
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
-from gateway.wire.metadata import grpc_context, grpc_metadata, http_context, http_headers, sane_id
+from gateway.wire.metadata import (
+    grpc_context,
+    grpc_metadata,
+    http_context,
+    http_headers,
+    valid_request_id,
+)
 
 NEEDS = frozenset({Need.NAMES})
 
@@ -36,7 +42,7 @@ def test_metadata_becomes_a_context() -> None:
 @pytest.mark.parametrize("bad", ["a\nb", "é", "x" * 129])
 def test_an_id_that_would_harm_a_log_is_none(bad: str) -> None:
     """The gateway makes one instead."""
-    assert "" == sane_id(bad)
+    assert "" == valid_request_id(bad)
     wire = HttpRequest("GET", "/", headers=Headers([("x-request-id", bad)]))
     assert "" == http_context(wire, "c", NEEDS).request_id
     assert (

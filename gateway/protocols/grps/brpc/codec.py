@@ -27,7 +27,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.brpc.compression import NAMES, NONE, NUMBERS, compress, decompress
 from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
-from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import (
     NoMethod,
     NoService,
@@ -42,7 +42,7 @@ from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
 from gateway.wire.http import Buffer, view_of
-from gateway.wire.metadata import sane_id
+from gateway.wire.metadata import valid_request_id
 from gateway.wire.stream import Frame
 
 R = TypeVar("R")
@@ -57,7 +57,7 @@ _SHOWN: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UpstreamErrorText:
     """What an upstream's error code and text were, for a caller of this protocol."""
 
     code: int
@@ -102,8 +102,8 @@ class BrpcCodec:
         meta, rest = split_frame(view_of(wire.payload))
         method = _method_of(meta.request)
         message = self._message(meta, rest)
-        request_id = sane_id(words(meta.request.request_id))
-        origin = Origin(NAME, wire, Asked(message.form))
+        request_id = valid_request_id(words(meta.request.request_id))
+        origin = Origin(NAME, wire, ReplyFormat(message.form))
         context = Context(NAME, (), request_id, wire.deadline, None, calls.REPLY_NEEDS, origin)
         return calls.decode_method(method, message, context, self._settings, self._limits)
 
@@ -130,7 +130,7 @@ class BrpcCodec:
         """
         correlation = None if call is None else _correlation(call)
         said = None if error.origin is None else error.origin.form
-        if isinstance(said, Said):
+        if isinstance(said, UpstreamErrorText):
             return _refusal(said, correlation)
         # Before a service was asked: what is shutting down says so with ELOGOFF, and clients that
         # may ask another server do.
@@ -139,7 +139,7 @@ class BrpcCodec:
             return _answer(calls.failure_of(error, self._limits), correlation)
         code = brpc_code_of(error)
         text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)
-        return _refusal(Said(code, text), correlation)
+        return _refusal(UpstreamErrorText(code, text), correlation)
 
     def encode_call(self, call: Call[Any], /) -> Frame:
         """Write a frame to an upstream; without compression, large float tensors are not copied.
@@ -172,7 +172,7 @@ class BrpcCodec:
         if response.error_code:
             text = clip(words(response.error_text), self._limits.error_text_bytes)
             text = text or f"upstream answered with the code {response.error_code}"
-            origin = Origin(NAME, wire, Said(response.error_code, text))
+            origin = Origin(NAME, wire, UpstreamErrorText(response.error_code, text))
             kind = error_class_of_brpc(response.error_code)
             raise kind(text, model=call.model, origin=origin)
         origin = Origin(NAME, wire)
@@ -240,7 +240,7 @@ def _answer(message: GrpsMessage, correlation: int | None) -> Frame:
     return Frame(frame_bytes(_OK_META, list(write_message(message))), correlation)
 
 
-def _refusal(said: Said, correlation: int | None) -> Frame:
+def _refusal(said: UpstreamErrorText, correlation: int | None) -> Frame:
     response = RpcResponseMeta(error_code=said.code, error_text=said.text)
     meta = RpcMeta(response=response, compress_type=NONE)
     return Frame(frame_bytes(meta.SerializeToString(), []), correlation)
@@ -253,11 +253,11 @@ def _correlation(call: Call[Any]) -> int | None:
     return None
 
 
-def _asked(call: Call[Any]) -> Asked:
+def _asked(call: Call[Any]) -> ReplyFormat:
     origin = call.context.origin
-    if origin is not None and isinstance(origin.form, Asked):
+    if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form
-    return Asked()
+    return ReplyFormat()
 
 
 def _no_streams(call: Call[Any]) -> Unsupported:

@@ -44,7 +44,7 @@ def read_place(text: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def find(document: Any, place: tuple[Step, ...]) -> Any:
+def lookup(document: Any, place: tuple[Step, ...]) -> Any:
     """Return what stands at *place*; `MISSING` when nothing does."""
     for step in place:
         if isinstance(step, str):
@@ -69,7 +69,7 @@ def names_in(template: Any) -> set[str]:
     return set()
 
 
-def fill(template: Any, values: Mapping[str, Any]) -> Any:
+def render(template: Any, values: Mapping[str, Any]) -> Any:
     """Return *template* with names replaced by *values*.
 
     Raises:
@@ -81,9 +81,9 @@ def fill(template: Any, values: Mapping[str, Any]) -> Any:
             return _element(whole, values)
         return _FILL.sub(lambda match: _text(_element(match, values)), template)
     if isinstance(template, Mapping):
-        return {key: fill(value, values) for key, value in template.items()}
+        return {key: render(value, values) for key, value in template.items()}
     if isinstance(template, list):
-        return [fill(value, values) for value in template]
+        return [render(value, values) for value in template]
     return template
 
 
@@ -127,7 +127,7 @@ def _element(match: re.Match[str], values: Mapping[str, Any]) -> Any:
     if name not in values:
         there = ", ".join(map(repr, values)) or "none"
         raise Unconvertible(f"the answer has no output {name!r}, there is {there}")
-    found = find(values[name], tuple([int(index) for index in _INDEX.findall(match.group(2))]))
+    found = lookup(values[name], tuple([int(index) for index in _INDEX.findall(match.group(2))]))
     if found is MISSING:
         raise Unconvertible(f"output {name!r} has no element {match.group(2)}")
     return found

@@ -24,7 +24,7 @@ from gateway.ir.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Tensor
-from gateway.protocols.grps.custom.json_path import MISSING, Step, find, names_in, read_place
+from gateway.protocols.grps.custom.json_path import MISSING, Step, lookup, names_in, read_place
 from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
 from gateway.protocols.grps.json.elements import read_data
@@ -111,7 +111,7 @@ def route_content(
     tensors = tuple([_tensor(one, document, limits) for one in route.inputs])
     parameters: dict[str, Parameter] = {}
     for name, place in route.parameters.items():
-        value = find(document, place)
+        value = lookup(document, place)
         if value is MISSING or value is None:
             continue
         if not isinstance(value, bool | int | float | str):
@@ -136,7 +136,7 @@ def read_routes(key: str, value: Any) -> tuple[CustomRoute, ...]:
 
 
 def _tensor(one: CustomInput, document: Mapping[str, Any], limits: MessageLimits) -> Tensor:
-    value = find(document, one.place)
+    value = lookup(document, one.place)
     if value is MISSING or value is None:
         value = one.default
     if value is MISSING:

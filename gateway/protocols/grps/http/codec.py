@@ -23,11 +23,11 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
 from gateway.protocols.grps.errors import clip, is_failure_code
 from gateway.protocols.grps.http import responses as answers
-from gateway.protocols.grps.http.json_stream import PieceSplitter
+from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.protocols.grps.http.paths import METHOD_PATHS, Route, Surface, find_route, is_brpc
 from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
 from gateway.protocols.grps.json.document import read_leniently
@@ -73,9 +73,9 @@ class HttpCodec:
         """Tensors are sent with a datatype; names may be left out, all of them."""
         return calls.NEEDS
 
-    def splitter(self) -> PieceSplitter:
+    def splitter(self) -> JsonStreamSplitter:
         """Return what cuts one streamed answer of an upstream into messages."""
-        return PieceSplitter(self._limits)
+        return JsonStreamSplitter(self._limits)
 
     @property
     def first_error_ends(self) -> bool:
@@ -249,12 +249,12 @@ class HttpCodec:
         return None if message.status is None else message
 
 
-def _asked(call: Call[Any]) -> Asked:
+def _asked(call: Call[Any]) -> ReplyFormat:
     origin = call.context.origin
-    if origin is not None and isinstance(origin.form, Asked):
+    if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form
-    return Asked()
+    return ReplyFormat()
 
 
-def _route(asked: Asked) -> Route | None:
+def _route(asked: ReplyFormat) -> Route | None:
     return asked.route if isinstance(asked.route, Route) else None

@@ -24,7 +24,7 @@ _SPACE: Final = b" \t\r\n"
 _OPENING: Final = b"{["
 
 
-class PieceSplitter:
+class JsonStreamSplitter:
     """Turns the parts of one streamed answer into whole messages.
 
     Args:

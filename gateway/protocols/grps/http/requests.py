@@ -19,7 +19,7 @@ from gateway.ir.calls import (
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.content import Asked
+from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.errors import Unreadable
 from gateway.protocols.grps.http.paths import Route, Surface, read_query
@@ -77,10 +77,10 @@ class Reader:
 
     def _shown(self, route: Route, wire: HttpRequest) -> Call[Any]:
         if route.surface is Surface.PAGE:
-            context = http_context(wire, NAME, frozenset(), Asked(route=route))
+            context = http_context(wire, NAME, frozenset(), ReplyFormat(route=route))
             return ServerStatusRequest(context=context, trends=True)
         route = route.called(read_query(wire.query).get("name", ""))
-        context = http_context(wire, NAME, frozenset(), Asked(route=route))
+        context = http_context(wire, NAME, frozenset(), ReplyFormat(route=route))
         return ServerTrendsRequest(context=context)
 
     def _predict(self, route: Route, wire: HttpRequest) -> Call[Any]:
@@ -143,7 +143,9 @@ class Reader:
     def _call(
         self, route: Route, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
     ) -> Call[Any]:
-        context = http_context(wire, NAME, calls.REPLY_NEEDS, Asked(message.form, ndarray, route))
+        context = http_context(
+            wire, NAME, calls.REPLY_NEEDS, ReplyFormat(message.form, ndarray, route)
+        )
         return calls.decode_method(route.method, message, context, self.settings, self.limits)
 
     def _document(self, wire: HttpRequest) -> dict[str, Any]:
@@ -159,7 +161,7 @@ class Reader:
         stream = custom.stream
         streaming = stream is not None and stream.switch.asked(query, wire.headers, document)
         route = route.streamed() if streaming else route
-        context = http_context(wire, NAME, calls.REPLY_NEEDS, Asked(None, route=route))
+        context = http_context(wire, NAME, calls.REPLY_NEEDS, ReplyFormat(None, route=route))
         model = custom.model
         if model is None:
             model = calls.model_of(query.get("model", ""), self.settings, self.limits)

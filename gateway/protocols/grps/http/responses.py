@@ -18,8 +18,8 @@ from gateway.ir.errors import ErrorCode, GatewayError, NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import Trend
 from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.content import Asked, reply_message
-from gateway.protocols.grps.custom.json_path import fill, plain
+from gateway.protocols.grps.content import ReplyFormat, reply_message
+from gateway.protocols.grps.custom.json_path import plain, render
 from gateway.protocols.grps.custom.routes import CustomRoute
 from gateway.protocols.grps.errors import (
     OK,
@@ -43,7 +43,9 @@ _PAGE_HEADERS: Final = Headers((("Content-Type", "text/html; charset=utf-8"),))
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
-def encode_answer(call: Call[Any], reply: Any, asked: Asked, route: Route | None) -> HttpResponse:
+def encode_answer(
+    call: Call[Any], reply: Any, asked: ReplyFormat, route: Route | None
+) -> HttpResponse:
     """Return the answer to *call*.
 
     Args:
@@ -62,7 +64,7 @@ def encode_answer(call: Call[Any], reply: Any, asked: Asked, route: Route | None
     if route is not None and surface is Surface.SERIES:
         return HttpResponse(OK, JSON_HEADERS, (_series(reply, route.name),), compressible=True)
     if route is not None and route.custom is not None and surface is Surface.CUSTOM:
-        document = fill(route.custom.answer, _values(reply))
+        document = render(route.custom.answer, _values(reply))
         return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), compressible=True)
     message = calls.encode_method_reply(call, reply, asked)
     if surface is Surface.BRPC and route is not None:
@@ -83,7 +85,7 @@ def _series(trends: Mapping[str, Trend], name: str) -> bytes:
 
 
 def encode_part(
-    item: InferResponse, asked: Asked, route: Route | None, content_type: str
+    item: InferResponse, asked: ReplyFormat, route: Route | None, content_type: str
 ) -> HttpResponse:
     """Return one answer of a stream as a part of an HTTP response.
 
@@ -94,7 +96,7 @@ def encode_part(
     if custom is not None and custom.stream is not None:
         stream = custom.stream
         template = custom.answer if stream.answer is None else stream.answer
-        text = _framed(custom, _dumped(fill(template, _values(item))))
+        text = _framed(custom, _dumped(render(template, _values(item))))
         headers = Headers((("Content-Type", stream.switch.content_type),))
         return HttpResponse(OK, headers, (text,))
     message = reply_message(asked, item)
@@ -153,7 +155,7 @@ def encode_failure(
     text = write_json(message)
     custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
     if custom is not None and custom.error is not None:
-        text = _dumped(fill(custom.error, {"code": status.code, "message": status.msg}))
+        text = _dumped(render(custom.error, {"code": status.code, "message": status.msg}))
     if custom is not None and late:
         text = _framed(custom, text)
     return HttpResponse(OK if always_200 else status.code, headers, (text,))

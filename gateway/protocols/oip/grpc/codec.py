@@ -42,7 +42,12 @@ from gateway.ir.errors import (
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.protocols.oip.errors import clip
-from gateway.protocols.oip.extension_policy import advertised, allowed, check_asked, check_on
+from gateway.protocols.oip.extension_policy import (
+    advertised_extensions,
+    apply_policy,
+    check_asked,
+    require_enabled,
+)
 from gateway.protocols.oip.grpc import management as messages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc.dialects import DIALECTS, check_version
@@ -125,12 +130,12 @@ class GrpcCodec:
         found = CALL_READERS.get(wire.method)
         if found is not None:
             kind, read = found
-            check_on(kind, self._extensions)
-            return allowed(read(wire.view, context_of(wire), self._limits), self._extensions)
+            require_enabled(kind, self._extensions)
+            return apply_policy(read(wire.view, context_of(wire), self._limits), self._extensions)
         plain = messages.CALL_READERS.get(wire.method)
         if plain is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        return allowed(plain(wire.view, context_of(wire), self._limits), self._extensions)
+        return apply_policy(plain(wire.view, context_of(wire), self._limits), self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the answer to *call*; the data of large tensors are not copied."""
@@ -143,7 +148,9 @@ class GrpcCodec:
         if write is None:
             raise _cannot(call)
         if isinstance(reply, ServerMetadata):
-            return GrpcResponse((_written(write, advertised(reply, self._extensions), call),))
+            return GrpcResponse(
+                (_written(write, advertised_extensions(reply, self._extensions), call),)
+            )
         return GrpcResponse((_written(write, reply, call),))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:

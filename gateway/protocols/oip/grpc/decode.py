@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gateway.ir.data import RawData, SharedData, TensorData, split_items
+from gateway.ir.data import RawData, SharedMemoryData, TensorData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
@@ -27,9 +27,9 @@ from gateway.protocols.oip.grpc.scan import (
     RAW_INPUTS,
     RAW_OUTPUTS,
     Columns,
-    Described,
     InferMessage,
-    Scanner,
+    InferMessageScanner,
+    TensorDescription,
 )
 from gateway.protocols.oip.grpc.typed_contents import typed_data
 from gateway.protocols.oip.shared_memory import KEYS, located
@@ -41,7 +41,7 @@ Read = tuple[InferMessage, str, tuple[Tensor, ...]]
 M = TypeVar("M", bound=Message)
 
 _NOTHING = memoryview(b"")
-NOWHERE: Mapping[str, SharedData] = {}
+NOWHERE: Mapping[str, SharedMemoryData] = {}
 
 
 class InferReader:
@@ -53,7 +53,7 @@ class InferReader:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        self._scanner = Scanner(limits)
+        self._scanner = InferMessageScanner(limits)
 
     def request(self, view: memoryview, *, rewritten: bool = False) -> Read:
         """Read a ModelInferRequest; tensors share *view*'s memory.
@@ -81,7 +81,7 @@ class InferReader:
     def response(
         self,
         view: memoryview,
-        placed: Mapping[str, SharedData] = NOWHERE,
+        placed: Mapping[str, SharedMemoryData] = NOWHERE,
         *,
         rewritten: bool = False,
     ) -> Read:
@@ -100,7 +100,9 @@ class InferReader:
             _check_for_library(error, ModelInferResponse, rewritten=rewritten)
         return self.response(_by_library(view, ModelInferResponse), placed, rewritten=True)
 
-    def _inputs(self, found: Sequence[Described], raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
+    def _inputs(
+        self, found: Sequence[TensorDescription], raws: Sequence[memoryview]
+    ) -> tuple[Tensor, ...]:
         for one in found:
             if one.parameters and not KEYS.isdisjoint(one.parameters):
                 return self._with_shared(found, raws)
@@ -118,7 +120,7 @@ class InferReader:
         return tuple(tensors)
 
     def _with_shared(
-        self, found: Sequence[Described], raws: Sequence[memoryview]
+        self, found: Sequence[TensorDescription], raws: Sequence[memoryview]
     ) -> tuple[Tensor, ...]:
         """Return the inputs, some in shared memory: raw contents are numbered without these."""
         left = iter(raws)
@@ -144,7 +146,7 @@ class InferReader:
             raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
         return tuple(tensors)
 
-    def _typed_input(self, one: Described) -> Tensor:
+    def _typed_input(self, one: TensorDescription) -> Tensor:
         data = _data(one, self._limits)
         if data is not None:
             return _tensor(one, data)
@@ -155,7 +157,7 @@ class InferReader:
             )
         return _tensor(one, RawData(_NOTHING))
 
-    def _check_raw_input(self, one: Described, raws: int) -> None:
+    def _check_raw_input(self, one: TensorDescription, raws: int) -> None:
         if len(one.contents) and _data(one, self._limits) is not None:
             raise InvalidTensor(
                 f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
@@ -164,9 +166,9 @@ class InferReader:
 
     def _outputs(
         self,
-        described: Sequence[Described],
+        described: Sequence[TensorDescription],
         raws: Sequence[memoryview],
-        placed: Mapping[str, SharedData],
+        placed: Mapping[str, SharedMemoryData],
     ) -> tuple[Tensor, ...]:
         limits = self._limits
         # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
@@ -225,13 +227,13 @@ def _wrong_raw_count(found: int, needed: int, what: str) -> InvalidTensor:
     return InvalidTensor(f"message has {found} raw contents for {needed} {what}")
 
 
-def _data(described: Described, limits: MessageLimits) -> TensorData | None:
+def _data(described: TensorDescription, limits: MessageLimits) -> TensorData | None:
     return typed_data(
         described.name, described.datatype, described.count, described.contents, limits
     )
 
 
-def _tensor(described: Described, data: TensorData) -> Tensor:
+def _tensor(described: TensorDescription, data: TensorData) -> Tensor:
     return Tensor(described.name, described.datatype, described.shape, data, described.parameters)
 
 
@@ -241,13 +243,13 @@ def _plain(columns: Columns, raws: tuple[memoryview, ...]) -> tuple[Tensor, ...]
     return tuple(map(Tensor, names, datatypes, shapes, map(RawData, raws), parameters))
 
 
-def _placed(described: Described, place: SharedData) -> Tensor:
+def _placed(described: TensorDescription, place: SharedMemoryData) -> Tensor:
     """Return an output that was put where it was wanted; a server says so once more."""
     parameters = {key: value for key, value in described.parameters.items() if key not in KEYS}
     return Tensor(described.name, described.datatype, described.shape, place, parameters)
 
 
-def _raw(described: Described, raw: memoryview, limits: MessageLimits) -> Tensor:
+def _raw(described: TensorDescription, raw: memoryview, limits: MessageLimits) -> Tensor:
     if len(raw) == described.size_bytes:
         return _tensor(described, RawData(raw))
     datatype = described.datatype

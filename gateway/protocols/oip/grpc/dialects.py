@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Parameters
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.protocols.oip.extension_policy import check_extended
@@ -93,7 +93,7 @@ def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Paramet
                 f"input {tensor.name!r} is BF16, which the dialect {dialect.name!r} does not know",
                 model=request.model,
             )
-        if type(tensor.data) is SharedData:
+        if type(tensor.data) is SharedMemoryData:
             check_extended(f"input {tensor.name!r}", None, dialect)
         if tensor.parameters:
             _check_parameters(dialect, f"input {tensor.name!r}", tensor.parameters)

@@ -3,7 +3,7 @@
 Here lives the writing of ModelInferRequest and ModelInferResponse: one small head, and the raw
 data of large tensors behind it as they are, never joined.  Data go out raw always, as Triton and
 tritonclient do it: it is the only form that has every datatype.  `InferWriter` writes all there is,
-`PlainWriter` what most messages hold, from memory and in half the time.  Not here: reading
+`FastInferEncoder` what most messages hold, from memory and in half the time.  Not here: reading
 (proto.py).
 
 Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5. Tensors over gRPC".
@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
-from gateway.ir.data import ArrayData, ArrivingData, RawData, SharedData, as_raw
+from gateway.ir.data import ArrayData, RawData, SharedMemoryData, StreamedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
@@ -62,7 +62,7 @@ _BOOL, _INT64, _STRING = _key(1, VARINT), _key(2, VARINT), _key(3)
 _DOUBLE, _UINT64 = _key(4, I64), _key(5, VARINT)
 
 
-class InferWriter:
+class InferEncoder:
     """Writes inference messages, tensors in order.
 
     Descriptions of tensors repeat from message to message: the last few hundred are remembered.
@@ -130,7 +130,7 @@ class InferWriter:
                     f"tensor {tensor.name!r} has no {missing}, Open Inference needs one"
                 )
             own = tensor.parameters
-            if type(tensor.data) is SharedData:
+            if type(tensor.data) is SharedMemoryData:
                 own = {**own, **join_shared(tensor.data)}
             if own:
                 inner = _description(tensor.name, datatype, shape)
@@ -148,7 +148,7 @@ _Settled = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
 _NOT_HERE: Final[_Settled] = (b"", b"", -1, None)
 
 
-class PlainWriter:
+class FastInferEncoder:
     """Writes most inference messages: a model, an id, outputs by their names, and raw tensors.
 
     The bytes are those of `InferWriter`, in one piece but for large data. What follows from the
@@ -268,7 +268,7 @@ def between(tensors: Iterable[Tensor]) -> list[tuple[int, bytes]]:
 
     See `wire.interleaved`: what comes before the first ends the message's own bytes.
     """
-    waiting = [tensor.data for tensor in tensors if isinstance(tensor.data, ArrivingData)]
+    waiting = [tensor.data for tensor in tensors if isinstance(tensor.data, StreamedData)]
     return [(data.start, RAW_INPUTS + varint(data.size_bytes)) for data in waiting[1:]]
 
 
@@ -281,10 +281,10 @@ def _with_data(
         data = tensor.data
         if type(data) is RawData:
             put_tail(parts, key, data.view)
-        elif type(data) is ArrivingData:  # its bytes follow the message, with what is `between`
+        elif type(data) is StreamedData:  # its bytes follow the message, with what is `between`
             put_tail_head(parts, key, data.size_bytes)
             break
-        elif type(data) is not SharedData:
+        elif type(data) is not SharedMemoryData:
             put_tail(parts, key, as_raw(tensor))
         elif shared is not None:
             put_tail(parts, key, shared)

@@ -21,7 +21,12 @@ from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.grpc.context import NAME, NEEDS
 from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer, check_version
-from gateway.protocols.oip.grpc.encode import RAW_INPUTS, RAW_OUTPUTS, InferWriter, PlainWriter
+from gateway.protocols.oip.grpc.encode import (
+    RAW_INPUTS,
+    RAW_OUTPUTS,
+    FastInferEncoder,
+    InferEncoder,
+)
 from gateway.protocols.oip.grpc.management import named_model
 from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, said_final
 from gateway.protocols.oip.outputs import requested_output, with_c_values
@@ -48,15 +53,17 @@ class Inferences:
     """
 
     def __init__(self, limits: MessageLimits, dialect: GrpcDialect) -> None:
-        self.writer = InferWriter()
+        self.writer = InferEncoder()
         self._limits = limits
         self._dialect = dialect
         self._reader = InferReader(limits)
-        self._plain_replies = PlainWriter(RAW_OUTPUTS)
+        self._plain_replies = FastInferEncoder(RAW_OUTPUTS)
         # None where each request needs an id, or its model a look.
-        self._plain_calls: PlainWriter | None = None
+        self._plain_calls: FastInferEncoder | None = None
         if dialect.versions and not dialect.needs_id:
-            self._plain_calls = PlainWriter(RAW_INPUTS, None if dialect.bf16 else Datatype.BF16)
+            self._plain_calls = FastInferEncoder(
+                RAW_INPUTS, None if dialect.bf16 else Datatype.BF16
+            )
 
     def decode_call(self, wire: GrpcRequest, spare_id: str = "") -> InferRequest:
         """Read a client's request; tensors are views into its message.

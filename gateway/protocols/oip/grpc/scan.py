@@ -23,7 +23,7 @@ from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, T
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import Shape
 from gateway.protocols.oip.datatypes import parse_datatype
-from gateway.wire.message_cache import Outlines
+from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.protobuf import (
     I64,
     LEN,
@@ -69,7 +69,7 @@ _OTHER_FIELDS = 1024
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
 
 
-class Described(Struct, frozen=True):
+class TensorDescription(Struct, frozen=True):
     """A tensor without its data.
 
     Attributes:
@@ -101,7 +101,7 @@ class InferMessage(Struct, frozen=True):
 
     model: ModelRef
     parameters: Parameters
-    tensors: list[Described]
+    tensors: list[TensorDescription]
     outputs: list[tuple[str, Parameters]]
     columns: Columns | None
 
@@ -110,7 +110,7 @@ Scanned = tuple[InferMessage, str, tuple[memoryview, ...]]
 """What a message says, its id, and its raw contents in order."""
 
 
-class Scanner:
+class InferMessageScanner:
     """Finds and describes what inference messages hold; all data stay views of the message.
 
     Messages repeat but for their raw contents and their id: what the rest says is remembered, and
@@ -126,8 +126,9 @@ class Scanner:
         self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
         self._remembered = lru_cache(_REMEMBERED)(self._without_contents)
         # By the tag of raw contents, with whether there is an id, which is the first hole then.
-        self._outlines: dict[int, Outlines[tuple[InferMessage, bool]]] = {
-            raw_tag: Outlines(_OUTLINES, _OUTLINE_BYTES) for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
+        self._outlines: dict[int, MaskedMessageCache[tuple[InferMessage, bool]]] = {
+            raw_tag: MaskedMessageCache(_OUTLINES, _OUTLINE_BYTES)
+            for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
         }
 
     def scan(self, view: memoryview, raw_tag: int) -> Scanned:
@@ -219,7 +220,7 @@ class Scanner:
         )
         return message, request_id, tuple(raws)
 
-    def _described(self, tensors: list[memoryview]) -> list[Described]:
+    def _described(self, tensors: list[memoryview]) -> list[TensorDescription]:
         check_count("tensors", len(tensors), self._limits.tensors, "tensors")
         found = []
         for view in tensors:
@@ -228,7 +229,7 @@ class Scanner:
         _check_unique("tensor", [described.name for described in found])
         return found
 
-    def _without_contents(self, data: bytes) -> Described | None:
+    def _without_contents(self, data: bytes) -> TensorDescription | None:
         """Describe a tensor that has no contents; one that has is to be read where it lies."""
         described = _describe(memoryview(data), self._limits)
         return None if len(described.contents) else described
@@ -243,7 +244,7 @@ def _mark(scanned: Scanned, size_bytes: int) -> int:
     return hash((size_bytes, message.model, *message.parameters.items(), *map(len, raws)))
 
 
-def _columns(found: list[Described], raws: list[memoryview]) -> Columns | None:
+def _columns(found: list[TensorDescription], raws: list[memoryview]) -> Columns | None:
     if [one.size_bytes for one in found] != [len(raw) for raw in raws]:
         return None
     return (
@@ -269,7 +270,7 @@ def _check_unique(kind: str, names: list[str]) -> None:
         raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
 
 
-def _describe(view: memoryview, limits: MessageLimits) -> Described:
+def _describe(view: memoryview, limits: MessageLimits) -> TensorDescription:
     name = spelled = ""
     dims: list[int] = []
     entries: list[memoryview] = []
@@ -295,7 +296,7 @@ def _describe(view: memoryview, limits: MessageLimits) -> Described:
     count = check_shape(name, datatype, shape, limits)
     parameters = _custom(_parameters(entries, limits))
     plain = not parameters and contents is None and datatype not in _LOOKED_INTO
-    return Described(
+    return TensorDescription(
         name,
         datatype,
         shape,

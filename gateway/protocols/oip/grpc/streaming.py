@@ -20,7 +20,7 @@ from gateway.ir.errors import GatewayError, ModelNotFound, UpstreamError
 from gateway.protocols.oip.errors import GRPC_STATUS, clip
 from gateway.protocols.oip.grpc.context import NAME
 from gateway.protocols.oip.grpc.decode import parse
-from gateway.protocols.oip.grpc.encode import InferWriter
+from gateway.protocols.oip.grpc.encode import InferEncoder
 from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.schema import open_inference_pb2 as pb
@@ -67,7 +67,7 @@ class StreamWriter:
         error_text_bytes: Longest text of an error.
     """
 
-    def __init__(self, writer: InferWriter, error_text_bytes: int) -> None:
+    def __init__(self, writer: InferEncoder, error_text_bytes: int) -> None:
         self._writer = writer
         self._error_text_bytes = error_text_bytes
 

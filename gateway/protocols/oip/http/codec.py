@@ -39,7 +39,12 @@ from gateway.protocols.oip.errors import (
     HTTP_STATUS,
     NOT_READY_STATUSES,
 )
-from gateway.protocols.oip.extension_policy import advertised, allowed, check_asked, check_on
+from gateway.protocols.oip.extension_policy import (
+    advertised_extensions,
+    apply_policy,
+    check_asked,
+    require_enabled,
+)
 from gateway.protocols.oip.http import management as answers
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.errors import error_of_status, error_response
@@ -58,7 +63,7 @@ from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path,
 from gateway.protocols.oip.http.sse import EVENT_STREAM, EventSplitter
 from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
 from gateway.protocols.oip.json.parse import dump
-from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.options import read_extensions
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
@@ -108,8 +113,8 @@ class HttpCodec:
         )
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
-        self._requests: RequestMoulds = Moulds("input", limits)
-        self._replies: ReplyMoulds = Moulds("output", limits)
+        self._requests: RequestMoulds = JsonTemplateCache("input", limits)
+        self._replies: ReplyMoulds = JsonTemplateCache("output", limits)
         # Clients ask for the same few paths again and again.
         self._find_route = partial(find_route, limits=limits)
         self._remembered = lru_cache(_REMEMBERED)(self._find_route)
@@ -157,18 +162,18 @@ class HttpCodec:
         if model is not None and route.call in (InferRequest, StreamInferRequest):
             return decode_inference(route, model, wire, self._requests, request_id)
         if path == INDEX_PATH:
-            check_on(route.call, self._extensions)
+            require_enabled(route.call, self._extensions)
             ready_only = answers.decode_index_request(wire, self._limits)
             call: Call[Any] = RepositoryIndexRequest(
                 ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
             )
         elif route.call in EXTENSIONS:
-            check_on(route.call, self._extensions)
+            require_enabled(route.call, self._extensions)
             read = EXTENSIONS[route.call].read_call
             call = read(route, wire, context_of(wire, None), self._limits)
         else:  # GET /v2/models among them: only names, which anybody may know
             return route.call(model=model, context=context_of(wire, None))
-        return allowed(call, self._extensions)
+        return apply_policy(call, self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the answer to *call*; binary outputs are not copied.
@@ -188,7 +193,7 @@ class HttpCodec:
                 key, healthy=answer, unhealthy_status=status, model=call.model
             )
         if isinstance(call, ServerMetadataRequest):
-            return answers.encode_server_metadata(advertised(answer, self._extensions))
+            return answers.encode_server_metadata(advertised_extensions(answer, self._extensions))
         if isinstance(call, ModelMetadataRequest):
             return answers.encode_model_metadata(answer)
         if isinstance(call, RepositoryIndexRequest):

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from gateway.ir.context import Context, Need, Origin
 from gateway.protocols.oip.json.binary_tensors import told_length
 from gateway.wire.http import Headers, HttpRequest
-from gateway.wire.metadata import http_context, sender_of
+from gateway.wire.metadata import http_context, sender_metadata
 
 NAME: Final = "oip.http"
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
@@ -38,7 +38,7 @@ def fields_of(headers: Headers) -> Fields:
     Raises:
         MalformedMessage: The length of the JSON is no length.
     """
-    return Fields(*sender_of(headers), told_length(headers))
+    return Fields(*sender_metadata(headers), told_length(headers))
 
 
 def inference_context(wire: HttpRequest, fields: Fields, form: Any, request_id: str) -> Context:

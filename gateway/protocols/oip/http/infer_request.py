@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter
-from gateway.ir.data import ArrivingData, RawData, SharedData, as_items
+from gateway.ir.data import RawData, SharedMemoryData, StreamedData, as_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count
@@ -33,7 +33,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     too_short,
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_document
-from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import (
     TensorReader,
     list_member,
@@ -43,12 +43,12 @@ from gateway.protocols.oip.json.tensors import (
     text_member,
 )
 from gateway.protocols.oip.json.write import (
-    Taker,
-    described,
+    JsonTarget,
+    append_elements,
     described_binary,
     gathered,
     put_binary,
-    put_elements,
+    tensor_prefix,
 )
 from gateway.protocols.oip.outputs import output_parameters, requested_output
 from gateway.protocols.oip.parameters import (
@@ -88,7 +88,7 @@ ALL_JSON = ReplyForm()
 ALL_BINARY = ReplyForm(default=True)
 
 
-class RequestSaid(Struct, frozen=True):
+class ParsedRequest(Struct, frozen=True):
     """What a request says beside its id and its inputs."""
 
     parameters: RequestParameters
@@ -96,7 +96,7 @@ class RequestSaid(Struct, frozen=True):
     form: ReplyForm
 
 
-RequestMoulds = Moulds[RequestSaid]
+RequestMoulds = JsonTemplateCache[ParsedRequest]
 
 
 def decode_request(
@@ -150,7 +150,7 @@ def decode_request(
 
 def _read(
     document: Document, binary: BinaryPart, limits: MessageLimits
-) -> tuple[RequestSaid, str, tuple[Tensor, ...]]:
+) -> tuple[ParsedRequest, str, tuple[Tensor, ...]]:
     """Read a request that no mould is known of."""
     members = document.members
     parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
@@ -159,7 +159,7 @@ def _read(
     form = ALL_JSON
     if parameters.binary_data_output or True in listed.values():
         form = ReplyForm(parameters.binary_data_output, listed)
-    return RequestSaid(parameters, outputs, form), text_member(members, "id", limits), inputs
+    return ParsedRequest(parameters, outputs, form), text_member(members, "id", limits), inputs
 
 
 def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> Document:
@@ -256,7 +256,7 @@ def encode_request(
     else:
         text.append(b"]}")
     whole = gathered(text) if is_long else (b"".join(text),)
-    if inputs and type(inputs[-1].data) is ArrivingData:
+    if inputs and type(inputs[-1].data) is StreamedData:
         return binary_headers(size_of(whole)), (*whole, *[view for view in binary if len(view)])
     return body_of(whole, binary, always=True)
 
@@ -285,11 +285,11 @@ def _put_input(
     parameters = tensor.parameters
     if parameters:
         _check_parameters(f"input {tensor.name!r}", parameters, dialect)
-    if type(data) is SharedData:
+    if type(data) is SharedMemoryData:
         check_extended(f"input {tensor.name!r}", None, dialect)
         parameters = {**parameters, **join_shared(data)}
-        text += (described("input", tensor.name, datatype, shape, parameters), b"}")
-    elif type(data) is ArrivingData:  # last, after all that is here
+        text += (tensor_prefix("input", tensor.name, datatype, shape, parameters), b"}")
+    elif type(data) is StreamedData:  # last, after all that is here
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
     elif dialect.binary:
         if dialect.text_only and datatype is Datatype.BYTES:
@@ -297,8 +297,8 @@ def _put_input(
         put_binary(text, binary, "input", tensor, datatype, shape)
     else:
         hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
-        taker = Taker("input", hint, half=dialect.half_in_json)
-        return put_elements(text, taker, tensor, datatype, shape)
+        taker = JsonTarget("input", hint, half=dialect.half_in_json)
+        return append_elements(text, taker, tensor, datatype, shape)
     return False
 
 

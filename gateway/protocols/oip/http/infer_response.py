@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor
@@ -30,9 +30,15 @@ from gateway.protocols.oip.json.binary_tensors import (
     too_short,
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_leniently
-from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, read_parameters, text_member
-from gateway.protocols.oip.json.write import Taker, described, gathered, put_binary, put_elements
+from gateway.protocols.oip.json.write import (
+    JsonTarget,
+    append_elements,
+    gathered,
+    put_binary,
+    tensor_prefix,
+)
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.shared_memory import placed
 from gateway.wire.http import HttpResponse, view_of
@@ -45,17 +51,17 @@ _USE_BINARY = (
     "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
 )
-_CLIENT = Taker("output", _USE_BINARY, nan=True)
+_CLIENT = JsonTarget("output", _USE_BINARY, nan=True)
 
 
-class ReplySaid(Struct, frozen=True):
+class ParsedResponse(Struct, frozen=True):
     """What an answer says beside its id and its outputs; the model's name may be ""."""
 
     model: ModelRef
     parameters: Parameters
 
 
-ReplyMoulds = Moulds[ReplySaid]
+ReplyMoulds = JsonTemplateCache[ParsedResponse]
 
 
 def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -> HttpResponse:
@@ -83,11 +89,11 @@ def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -
             )
         text.append(before)
         before = b","
-        if type(tensor.data) is SharedData:
-            text += (described("output", name, datatype, shape, tensor.parameters), b"}")
+        if type(tensor.data) is SharedMemoryData:
+            text += (tensor_prefix("output", name, datatype, shape, tensor.parameters), b"}")
         elif form.listed.get(name, form.default):
             put_binary(text, binary, "output", tensor, datatype, shape)
-        elif put_elements(text, _CLIENT, tensor, datatype, shape):
+        elif append_elements(text, _CLIENT, tensor, datatype, shape):
             is_long = True
     text.append(b"]}" if outputs else b'"outputs":[]}')
     whole = gathered(text) if is_long else (b"".join(text),)
@@ -159,8 +165,8 @@ def _read(
     document: Document,
     binary: BinaryPart,
     limits: MessageLimits,
-    places: Mapping[str, SharedData],
-) -> tuple[ReplySaid, tuple[Tensor, ...]]:
+    places: Mapping[str, SharedMemoryData],
+) -> tuple[ParsedResponse, tuple[Tensor, ...]]:
     """Read an answer that no mould is known of."""
     members = document.members
     reader = TensorReader("output", binary, limits, lenient=True, placed=places)
@@ -169,7 +175,7 @@ def _read(
         text_member(members, "model_name", limits), text_member(members, "model_version", limits)
     )
     parameters = read_parameters(members.get("parameters"), _WHAT, limits, lenient=True)
-    return ReplySaid(model, parameters), outputs
+    return ParsedResponse(model, parameters), outputs
 
 
 def _check_id(call: InferRequest, sent_id: str, found: str) -> None:

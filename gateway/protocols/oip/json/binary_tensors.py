@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from gateway.ir.data import ArrivingData
+from gateway.ir.data import StreamedData
 from gateway.ir.errors import InvalidTensor, MalformedMessage
-from gateway.ir.streaming_body import Arriving
+from gateway.ir.streaming_body import StreamingBody
 from gateway.wire.http import Buffer, Headers, size_of
 
 BINARY_SIZE = "binary_data_size"
@@ -81,7 +81,7 @@ class BinaryPart:
     """
 
     def __init__(
-        self, kind: str, view: memoryview, *, has_header: bool, rest: Arriving | None = None
+        self, kind: str, view: memoryview, *, has_header: bool, rest: StreamingBody | None = None
     ) -> None:
         self._kind = kind
         self._view = view
@@ -91,11 +91,11 @@ class BinaryPart:
         self._size = view.nbytes if rest is None else rest.end - rest.start
         self.arrives = rest is not None
 
-    def await_(self, name: str, size: Any) -> ArrivingData:
+    def await_(self, name: str, size: Any) -> StreamedData:
         """Return the next *size* bytes as what they will be; otherwise as `take`."""
         self._pass(name, size)
         assert self._rest is not None  # noqa: S101  # they are still to come
-        return ArrivingData(self._rest, self._rest.start + self._at - size, size)
+        return StreamedData(self._rest, self._rest.start + self._at - size, size)
 
     def take(self, name: str, size: Any) -> memoryview:
         """Return the next *size* bytes, which are the tensor *name*.

@@ -30,7 +30,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.oip.json.elements import packer, unnested
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES, text_of
-from gateway.wire.message_cache import Remembered
+from gateway.wire.message_cache import ParseCache
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class _Slot(Struct, frozen=True):
     stop: int
 
 
-class _Mould(Struct, Generic[T], frozen=True):
+class _Template(Struct, Generic[T], frozen=True):
     """What a text says beside its holes.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Mould(Struct, Generic[T], frozen=True):
     slots: tuple[_Slot, ...]
 
 
-class Moulds(Generic[T]):
+class JsonTemplateCache(Generic[T]):
     """The moulds of one kind of message.
 
     Args:
@@ -109,7 +109,7 @@ class Moulds(Generic[T]):
         self.limits = limits
         self._tensors = f"{kind}s"
         self._most_bytes = min(SIMD_FROM_BYTES - 1, limits.json_bytes)
-        self._kept: Remembered[_Mould[T] | None] = Remembered(_MOULDS, _MOULD_BYTES)
+        self._kept: ParseCache[_Template[T] | None] = ParseCache(_MOULDS, _MOULD_BYTES)
         self._kept_for = self._kept.get
 
     def __len__(self) -> int:
@@ -143,7 +143,9 @@ class Moulds(Generic[T]):
             return None, cut
         return self._read(mould, holes, tail), cut
 
-    def _read(self, mould: _Mould[T], holes: Sequence[bytes], tail: memoryview) -> Read[T] | None:
+    def _read(
+        self, mould: _Template[T], holes: Sequence[bytes], tail: memoryview
+    ) -> Read[T] | None:
         """Fill a mould; None where what lies in a hole does not fit."""
         request_id = mould.id
         if mould.id_hole is not None:
@@ -191,7 +193,7 @@ class Moulds(Generic[T]):
             pass  # it was read leniently, or an element is in no hole
         else:
             if not marks and tail.nbytes == sum(slot.stop - slot.start for slot in slots):
-                mould = _Mould(said, request_id, id_hole, len(holes), tail.nbytes, slots)
+                mould = _Template(said, request_id, id_hole, len(holes), tail.nbytes, slots)
         # None is kept too: it says that this text has no mould, and need not be looked at again.
         self._kept.keep(key, mould)
 

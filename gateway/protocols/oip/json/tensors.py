@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.ir.context import NO_PARAMETERS, Parameter
-from gateway.ir.data import RawData, SharedData, split_items
+from gateway.ir.data import RawData, SharedMemoryData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import Shape, Tensor, arriving_tensor, raw_tensor
+from gateway.ir.tensor import Shape, Tensor, raw_tensor, streamed_tensor
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE, BinaryPart, NeededWhole
 from gateway.protocols.oip.json.elements import ElementReader
@@ -25,7 +25,7 @@ from gateway.protocols.oip.parameters import check_integer
 from gateway.protocols.oip.shared_memory import KEYS, located
 
 NOTHING = RawData(memoryview(b""))
-NOWHERE: Mapping[str, SharedData] = {}
+NOWHERE: Mapping[str, SharedMemoryData] = {}
 _INT = {int}
 _SHOWN = 40
 
@@ -48,7 +48,7 @@ class TensorReader:
         limits: MessageLimits,
         *,
         lenient: bool = False,
-        placed: Mapping[str, SharedData] = NOWHERE,
+        placed: Mapping[str, SharedMemoryData] = NOWHERE,
     ) -> None:
         self._kind = kind
         self._placed = placed
@@ -110,7 +110,7 @@ class TensorReader:
                 if datatype is Datatype.BYTES or datatype is Datatype.BOOL:
                     raise NeededWhole
                 awaited = self._binary.await_(name, parameters[BINARY_SIZE])
-                return arriving_tensor(name, datatype, shape, awaited, custom)
+                return streamed_tensor(name, datatype, shape, awaited, custom)
             view = self._binary.take(name, parameters[BINARY_SIZE])
             return self._raw(name, datatype, shape, count, view, custom)
         if data is None:

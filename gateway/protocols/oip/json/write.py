@@ -43,7 +43,7 @@ _COPIED_BYTES: Final = 1 << 16
 _INTEGERS: Final = {datatype: code for datatype, code in CODES.items() if datatype.is_integer}
 
 
-def described(
+def tensor_prefix(
     kind: str, name: str, datatype: Datatype, shape: Shape, parameters: Parameters
 ) -> bytes:
     """Return what is said of a tensor before its data; the object stays open.
@@ -66,7 +66,7 @@ def described_binary(
     if not tensor.parameters:
         return _described_binary(kind, tensor.name, datatype, shape, size)
     parameters = {**tensor.parameters, BINARY_SIZE: size}
-    return described(kind, tensor.name, datatype, shape, parameters) + b"}"
+    return tensor_prefix(kind, tensor.name, datatype, shape, parameters) + b"}"
 
 
 @lru_cache(_REMEMBERED)  # the same few, message for message
@@ -78,7 +78,7 @@ def _described(kind: str, name: str, datatype: Datatype, shape: Shape) -> bytes:
 
 @lru_cache(_REMEMBERED)
 def _described_binary(kind: str, name: str, datatype: Datatype, shape: Shape, size: int) -> bytes:
-    return described(kind, name, datatype, shape, {BINARY_SIZE: size}) + b"}"
+    return tensor_prefix(kind, name, datatype, shape, {BINARY_SIZE: size}) + b"}"
 
 
 def put_binary(
@@ -99,7 +99,7 @@ def put_binary(
         text.append(_described_binary(kind, tensor.name, datatype, shape, len(view)))
 
 
-class Taker(Struct, frozen=True):
+class JsonTarget(Struct, frozen=True):
     """Who gets elements in JSON, and what it takes; see `elements_for_json`."""
 
     kind: str
@@ -108,8 +108,8 @@ class Taker(Struct, frozen=True):
     nan: bool = False
 
 
-def put_elements(
-    text: list[bytes], taker: Taker, tensor: Tensor, datatype: Datatype, shape: Shape
+def append_elements(
+    text: list[bytes], taker: JsonTarget, tensor: Tensor, datatype: Datatype, shape: Shape
 ) -> bool:
     """Append the object of a tensor to *text*, its elements within; as `elements_for_json`.
 
@@ -129,7 +129,7 @@ def put_elements(
             if few is not None:
                 text += (few[0], orjson.dumps(data.array.ravel().tolist()), b"}")
                 return False
-    opened = described(kind, tensor.name, datatype, shape, tensor.parameters)
+    opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
     elements = elements_text(kind, tensor, taker.hint, half=taker.half, nan=taker.nan)
     text += (opened, b',"data":', elements, b"}")
     return len(elements) > _COPIED_BYTES

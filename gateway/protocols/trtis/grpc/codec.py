@@ -50,7 +50,7 @@ from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
-from gateway.protocols.trtis.grpc.single_reply import OneAnswer
+from gateway.protocols.trtis.grpc.single_reply import SingleReplySplitter
 from gateway.protocols.trtis.http.paths import checked_version
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
 from gateway.protocols.trtis.infer_request_header import (
@@ -62,9 +62,9 @@ from gateway.protocols.trtis.infer_request_header import (
 from gateway.protocols.trtis.infer_response import read_reply
 from gateway.protocols.trtis.management import SERVICE
 from gateway.protocols.trtis.options import read_options
-from gateway.protocols.trtis.response_header_cache import HeadWriter
+from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.protocols.trtis.status_replies import (
-    CONTROLS,
+    MODEL_CONTROL_CALLS,
     STATUS_READERS,
     error_of,
     named,
@@ -123,7 +123,7 @@ class GrpcCodec:
         self._limits = limits
         self._options = read_options(options)
         self._headers = HeaderReader(limits)
-        self._heads = HeadWriter()
+        self._heads = ResponseHeaderCache()
         self._numbers = itertools.count(1)
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
@@ -238,9 +238,9 @@ class GrpcCodec:
             raise MalformedMessage(f"the answer has the id {header.id}, the request {asked}")
         return reply
 
-    def splitter(self) -> OneAnswer:
+    def splitter(self) -> SingleReplySplitter:
         """Return what sees to it that a stream of one request has one answer."""
-        return OneAnswer()
+        return SingleReplySplitter()
 
     def _head(self, code: int, text: str) -> bytearray:
         status = pb.RequestStatus(
@@ -324,7 +324,7 @@ class GrpcCodec:
             found = shared.shared_memory_status
             regions = found.shared_memory_region or found.declared_region
             return messages.read_shared_status(regions, self._limits)
-        if type(call) not in CONTROLS:
+        if type(call) not in MODEL_CONTROL_CALLS:
             raise unknown(call)
         control = messages.parse(wire.view, pb.ModelControlResponse)
         self._check(call, control.request_status, wire)

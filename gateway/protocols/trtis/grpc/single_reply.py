@@ -11,7 +11,7 @@ from gateway.ir.errors import MalformedMessage
 from gateway.wire.grpc import GrpcResponse
 
 
-class OneAnswer:
+class SingleReplySplitter:
     """Gives the answers as they come, and notices when there is none or a second one."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import MessageLimits
-from gateway.ir.streaming_body import arriving_in, can_pass
+from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.trtis.errors import (
     HTTP_ERROR,
     HTTP_METHOD_NOT_ALLOWED,
@@ -58,9 +58,9 @@ from gateway.protocols.trtis.infer_request import request_of, tensors_of_body
 from gateway.protocols.trtis.infer_request_header import HeaderReader, id_of_text, number_of
 from gateway.protocols.trtis.management import write_index, write_shared_status
 from gateway.protocols.trtis.options import read_options
-from gateway.protocols.trtis.response_header_cache import HeadWriter
+from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.protocols.trtis.server_status import write_status
-from gateway.protocols.trtis.status_replies import CONTROLS
+from gateway.protocols.trtis.status_replies import MODEL_CONTROL_CALLS
 from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -108,7 +108,7 @@ class HttpCodec:
         self._limits = limits
         self._options = read_options(options)
         self._headers = HeaderReader(limits)
-        self._heads = HeadWriter()
+        self._heads = ResponseHeaderCache()
         self._numbers = itertools.count(1)
         self._told = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix("0")
 
@@ -137,7 +137,7 @@ class HttpCodec:
             return self._decode_infer(wire, infer, query)
         match, read = paths.find_call(wire.method, wire.path)
         form = ReplyForm(_format_of(query, wire))
-        asked = paths.Asked(match, query, wire.view, context_of(wire, form), self._limits)
+        asked = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
         call = read(asked)
         check_allowed(call, self._options)
         return call
@@ -163,7 +163,7 @@ class HttpCodec:
         if isinstance(call, SharedStatusRequest):
             regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(answer))
             return self._document(regions, form)
-        if type(call) in CONTROLS:
+        if type(call) in MODEL_CONTROL_CALLS:
             return HttpResponse(HTTP_OK, Headers((self._success(),)))
         raise _unknown(call)
 
@@ -205,9 +205,9 @@ class HttpCodec:
 
     def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request whose last inputs are still arriving; None where it must be whole."""
-        if not isinstance(call, InferRequest) or not can_pass(call):
+        if not isinstance(call, InferRequest) or not can_cut_through(call):
             return None
-        return self.encode_call(call).ending_in(arriving_in(call))
+        return self.encode_call(call).ending_in(streaming_body_of(call))
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's answer to *call*; outputs are views of its body.
@@ -241,7 +241,7 @@ class HttpCodec:
         try:
             if text is None:
                 raise HeaderMissing("an inference needs the header NV-InferRequest")
-            asked = paths.Asked(match, query, wire.view, context_of(wire, form), self._limits)
+            asked = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
             header = self._headers.text(text)
             inputs = tensors_of_body(header, asked.body)
             return request_of(asked.model(), asked.context, header, inputs)

@@ -40,7 +40,7 @@ _SEGMENT = re.compile(r"[!$&'()*+,;=:@A-Za-z0-9._~%-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedPath:
     """What a path asks.
 
     Attributes:
@@ -77,20 +77,20 @@ def _canonical(version: str) -> str:
     return version.lstrip("0") or "0"
 
 
-def _live(asked: Asked) -> Call[Any]:
+def _live(asked: ParsedPath) -> Call[Any]:
     return ServerLiveRequest(context=asked.context)
 
 
-def _ready(asked: Asked) -> Call[Any]:
+def _ready(asked: ParsedPath) -> Call[Any]:
     return ServerReadyRequest(context=asked.context)
 
 
-def _status(asked: Asked) -> Call[Any]:
+def _status(asked: ParsedPath) -> Call[Any]:
     about = asked.model() if asked.match["model"] else None
     return ServerStatusRequest(about=about, context=asked.context)
 
 
-def _profile(asked: Asked) -> Call[Any]:
+def _profile(asked: ParsedPath) -> Call[Any]:
     """Do nothing, as servers do from 1.5 on; that the server lives is all there is to say."""
     command = asked.query.get("cmd", "")
     if command not in ("start", "stop"):
@@ -98,15 +98,15 @@ def _profile(asked: Asked) -> Call[Any]:
     return ServerLiveRequest(context=asked.context)
 
 
-def _load(asked: Asked) -> Call[Any]:
+def _load(asked: ParsedPath) -> Call[Any]:
     return ModelLoadRequest(model=asked.model(), context=asked.context)
 
 
-def _unload(asked: Asked) -> Call[Any]:
+def _unload(asked: ParsedPath) -> Call[Any]:
     return ModelUnloadRequest(model=asked.model(), context=asked.context)
 
 
-def _register(asked: Asked) -> Call[Any]:
+def _register(asked: ParsedPath) -> Call[Any]:
     region = SharedRegion(
         name=asked.name("name", "region"),
         size_bytes=_number("byte_size", asked.match["size"], _UINT64_END),
@@ -116,7 +116,7 @@ def _register(asked: Asked) -> Call[Any]:
     return SharedRegisterRequest(region=region, context=asked.context)
 
 
-def _cuda_register(asked: Asked) -> Call[Any]:
+def _cuda_register(asked: ParsedPath) -> Call[Any]:
     if asked.body.nbytes != CUDA_HANDLE_BYTES:
         raise InvalidRequest(
             f"body has {asked.body.nbytes} bytes, a CUDA handle has {CUDA_HANDLE_BYTES}"
@@ -130,19 +130,19 @@ def _cuda_register(asked: Asked) -> Call[Any]:
     return SharedRegisterRequest(region=region, context=asked.context)
 
 
-def _unregister(asked: Asked) -> Call[Any]:
+def _unregister(asked: ParsedPath) -> Call[Any]:
     return SharedUnregisterRequest(region=asked.name("name", "region"), context=asked.context)
 
 
-def _unregister_all(asked: Asked) -> Call[Any]:
+def _unregister_all(asked: ParsedPath) -> Call[Any]:
     return SharedUnregisterRequest(context=asked.context)
 
 
-def _shared_status(asked: Asked) -> Call[Any]:
+def _shared_status(asked: ParsedPath) -> Call[Any]:
     return SharedStatusRequest(context=asked.context)
 
 
-def _index(asked: Asked) -> Call[Any]:
+def _index(asked: ParsedPath) -> Call[Any]:
     return RepositoryIndexRequest(context=asked.context)
 
 
@@ -153,7 +153,7 @@ def _number(what: str, digits: str, end: int) -> int:
     return number
 
 
-Read = Callable[[Asked], Call[Any]]
+Read = Callable[[ParsedPath], Call[Any]]
 
 _INFER = re.compile(r"/api/infer/(?P<model>[^/]+)(?:/(?P<version>[0-9]+))?")
 _SHARED = "/api/sharedmemorycontrol"

@@ -37,7 +37,7 @@ from gateway.protocols.trtis.infer_response import read_reply, sizes_in_band
 from gateway.protocols.trtis.management import parse, read_shared_status
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.status_replies import (
-    CONTROLS,
+    MODEL_CONTROL_CALLS,
     STATUS_READERS,
     error_of,
     named,
@@ -141,7 +141,7 @@ def decode_reply(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> 
     if isinstance(call, SharedStatusRequest):
         regions = parse(wire.view, pb.SharedMemoryStatus).shared_memory_region
         return read_shared_status(regions, limits)
-    if type(call) in CONTROLS:
+    if type(call) in MODEL_CONTROL_CALLS:
         return None
     raise unknown(call)
 

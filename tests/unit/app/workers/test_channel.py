@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.worker_slot import Seat
+from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.channel import Channel, Message, Orders, open_channel, read_orders
 from gateway.config.load import load_file, load_text
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
 EXAMPLES = sorted((Path(__file__).parents[4] / "config").glob("*.yaml"))
-ORDERS = Orders(LOADED, Seat(2, 2), first=True)
+ORDERS = Orders(LOADED, WorkerSlot(2, 2), first=True)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def test_any_configuration_can_be_ordered(path: Path) -> None:
     loaded = load_file(path, environment={})
     ours, theirs = socket.socketpair()
     supervisor = await open_channel(ours)
-    supervisor.order(Orders(loaded, Seat(1, 2), first=False))
+    supervisor.order(Orders(loaded, WorkerSlot(1, 2), first=False))
     with theirs:
         assert loaded.config == read_orders(theirs).loaded.config
     await supervisor.close()

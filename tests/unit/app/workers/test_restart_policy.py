@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.app.workers.restart_policy import Pace, Restarts
+from gateway.app.workers.restart_policy import RestartPolicy, Restarts
 
-PACE = Pace(first_s=0.5, factor=2.0, longest_s=3.0, well_s=30.0, most=6)
+PACE = RestartPolicy(first_s=0.5, factor=2.0, longest_s=3.0, well_s=30.0, most=6)
 
 
 def test_waits_grow_to_a_bound() -> None:
@@ -38,7 +38,7 @@ def test_one_that_leaves_at_once_again_and_again_is_given_up() -> None:
 
 def test_patience_is_half_a_minute() -> None:
     """With the usual numbers a worker that never starts is given up after about half a minute."""
-    restarts = Restarts(Pace())
+    restarts = Restarts(RestartPolicy())
     waits = []
     while (wait_s := restarts.ended(served_s=0.0, in_order=False)) is not None:
         waits.append(wait_s)

@@ -12,14 +12,14 @@ import structlog
 
 from gateway.app.errors import StartError
 from gateway.app.workers.channel import Orders
-from gateway.app.workers.restart_policy import Pace
+from gateway.app.workers.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Supervisor
 from gateway.config.load import LoadedConfig, load_text
 from gateway.telemetry.aggregation import Figures
 from tests.fakes import FakeClock, settle
 
 LOADED = load_text("version: 1\nlisteners: [{http: 0}]\nlifecycle: {pre_stop: 0s, drain: 0s}\n")
-AT_ONCE = Pace(first_s=0.0, longest_s=0.0, most=3)
+AT_ONCE = RestartPolicy(first_s=0.0, longest_s=0.0, most=3)
 ADDRESSES = {"main.http": "127.0.0.1:8000"}
 KILLED = -signal.SIGKILL
 

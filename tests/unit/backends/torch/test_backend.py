@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.base import Job, LoadError
-from gateway.backends.model_spec import Plan
+from gateway.backends.model_spec import ModelSpec
 from gateway.backends.torch.archive_check import Kind
 from gateway.backends.torch.backend import TorchBackend, TorchOptions, from_plan
 from gateway.backends.torch.programs import open_program
@@ -645,7 +645,7 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
         "instances": "2",
         "queue": "1",
     }
-    plan = Plan(
+    plan = ModelSpec(
         name="m", path=tmp_path, options=options, signature=signature("a b", "sum difference")
     )
     model = from_plan(plan)
@@ -676,10 +676,10 @@ def test_plan_refuses_what_it_does_not_know(
     """Options that are wrong are named with what is needed."""
     (tmp_path / "1").mkdir()
     with pytest.raises(ValueError, match=re.escape(message)):
-        from_plan(Plan(name="m", path=tmp_path, options=options))
+        from_plan(ModelSpec(name="m", path=tmp_path, options=options))
 
 
 def test_plan_needs_a_path() -> None:
     """There is no model without a file."""
     with pytest.raises(ValueError, match="model 'm' needs 'path'"):
-        from_plan(Plan(name="m"))
+        from_plan(ModelSpec(name="m"))

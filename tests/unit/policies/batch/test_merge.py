@@ -14,8 +14,8 @@ from gateway.ir.data import (
     ArrayData,
     ItemsData,
     RawData,
-    ShareData,
-    SharedData,
+    SharedMemoryData,
+    SlicedData,
     TensorData,
     as_items,
     as_numpy,
@@ -24,7 +24,7 @@ from gateway.ir.data import (
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
-from gateway.policies.batch.merge import WHOLE, joined, key_of, parts, rows_of
+from gateway.policies.batch.merge import WHOLE, batch_key, merge_requests, row_count, split_reply
 
 M = ModelRef("m")
 
@@ -53,7 +53,7 @@ def text(*rows: bytes) -> Tensor:
 
 def test_rows_are_the_first_axis() -> None:
     """The batch axis of all inputs is the number of rows."""
-    assert 3 == rows_of(ask(ints(1, 2, 3), text(b"a", b"b", b"c")))
+    assert 3 == row_count(ask(ints(1, 2, 3), text(b"a", b"b", b"c")))
 
 
 def elsewhere(data: TensorData) -> Tensor:
@@ -70,11 +70,11 @@ def elsewhere(data: TensorData) -> Tensor:
         ask(ints(1), ints(1)),
         ask(Tensor("x", None, (1, 1), RawData(memoryview(b"1234")))),
         ask(Tensor("x", Datatype.INT32, None, RawData(memoryview(b"1234")))),
-        ask(elsewhere(ShareData(memoryview(b"12345678"), 0))),
-        ask(elsewhere(SharedData("region", 0, 8))),
+        ask(elsewhere(SlicedData(memoryview(b"12345678"), 0))),
+        ask(elsewhere(SharedMemoryData("region", 0, 8))),
         ask(ints(1), sequence=Sequence(7)),
         ask(ints(1), batch_size=1),
-        ask(ints(1), outputs=(RequestedOutput("y", shared=SharedData("region", 0, 8)),)),
+        ask(ints(1), outputs=(RequestedOutput("y", shared=SharedMemoryData("region", 0, 8)),)),
     ],
     ids=[
         "no inputs",
@@ -93,7 +93,7 @@ def elsewhere(data: TensorData) -> Tensor:
 )
 def test_cannot_be_joined(call: InferRequest) -> None:
     """What has no batch axis of its own, or a place in something else, stays alone."""
-    assert 0 == rows_of(call)
+    assert 0 == row_count(call)
 
 
 def test_same_key_for_other_rows_ids_times_and_order() -> None:
@@ -105,7 +105,7 @@ def test_same_key_for_other_rows_ids_times_and_order() -> None:
     there = Context(protocol="trtis.grpc", metadata=(("x-request-id", "2"),))
     one = ask(ints(1), y, id="a", context=here, timeout_us=5)
     two = ask(raw("y", np.ones((3, 4), np.float32)), ints(7, 8, 9), id="b", context=there)
-    assert key_of(one) == key_of(two)
+    assert batch_key(one) == batch_key(two)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_same_key_for_other_rows_ids_times_and_order() -> None:
 )
 def test_other_keys(other: InferRequest) -> None:
     """All that the target may answer by keeps requests apart."""
-    assert key_of(ask(ints(1))) != key_of(other)
+    assert batch_key(ask(ints(1))) != batch_key(other)
 
 
 @pytest.mark.parametrize("pair", [(1, True), (0, False), (1, 1.0), (1, "1")])
 def test_parameters_of_other_types_are_others(pair: tuple[Any, Any]) -> None:
     """Python takes 1 for true; a target does not."""
-    one, two = (key_of(ask(ints(1), parameters={"p": value})) for value in pair)
+    one, two = (batch_key(ask(ints(1), parameters={"p": value})) for value in pair)
     assert one != two
 
 
@@ -155,21 +155,21 @@ def test_parameters_of_other_types_are_others(pair: tuple[Any, Any]) -> None:
 def test_rows_are_laid_end_to_end() -> None:
     """The joined call has everybody's rows in order, and is nobody's."""
     calls = [ask(ints(1, 2), id="a"), ask(ints(3), id="b"), ask(ints(4, 5, 6))]
-    found = joined(calls)
+    found = merge_requests(calls)
     assert ask(ints(1, 2, 3, 4, 5, 6)).changed(context=Context(needs=WHOLE)) == found
 
 
 def test_inputs_in_another_order_meet_by_name() -> None:
     """The first request's order holds; the others' tensors are found by their names."""
     y, z = raw("y", np.array([[1.0]])), raw("y", np.array([[2.0]]))
-    found = joined([ask(ints(1), y), ask(z, ints(2))])
+    found = merge_requests([ask(ints(1), y), ask(z, ints(2))])
     assert (ints(1, 2), raw("y", np.array([[1.0], [2.0]]))) == found.inputs
 
 
 def test_mixed_forms_become_one_array() -> None:
     """Arrays and raw bytes are joined, with one copy."""
     array = array_tensor("x", np.array([[2], [3]], np.int32)[::-1])
-    (found,) = joined([ask(ints(1)), ask(array)]).inputs
+    (found,) = merge_requests([ask(ints(1)), ask(array)]).inputs
     assert [[1], [3], [2]] == as_numpy(found).tolist()
     assert Datatype.INT32 == found.datatype
 
@@ -178,12 +178,12 @@ def test_texts_are_joined_in_either_form() -> None:
     """BYTES come as elements or in wire form; elements are passed on, not copied."""
     one, two = text(b"a", b""), text(b"ccc")
     wired = raw_tensor("t", Datatype.BYTES, (1, 1), as_raw(two))
-    (mixed,) = joined([ask(one), ask(wired)]).inputs
+    (mixed,) = merge_requests([ask(one), ask(wired)]).inputs
     assert [b"a", b"", b"ccc"] == [bytes(item) for item in as_items(mixed)]
     assert isinstance(mixed.data, ItemsData)
     assert as_items(one)[0] is as_items(mixed)[0]
     both = [ask(raw_tensor("t", Datatype.BYTES, (2, 1), as_raw(one))), ask(wired)]
-    (found,) = joined(both).inputs
+    (found,) = merge_requests(both).inputs
     assert mixed == found
     assert isinstance(found.data, RawData)
 
@@ -196,7 +196,7 @@ def test_time_is_that_of_the_most_patient(
 ) -> None:
     """Nobody's call ends because another's time is over."""
     calls = [ask(ints(1), context=Context(deadline=deadline)) for deadline in deadlines]
-    assert expected == joined(calls).context.deadline
+    assert expected == merge_requests(calls).context.deadline
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_time_is_that_of_the_most_patient(
 def test_so_is_the_queue_timeout(timeouts: tuple[int | None, ...], expected: int | None) -> None:
     """The target must not give up on a batch that somebody still waits for."""
     calls = [ask(ints(1), timeout_us=timeout) for timeout in timeouts]
-    assert expected == joined(calls).timeout_us
+    assert expected == merge_requests(calls).timeout_us
 
 
 def test_what_was_asked_goes_on() -> None:
@@ -217,7 +217,7 @@ def test_what_was_asked_goes_on() -> None:
         "context": Context(metadata=(("x-tenant", "a"),), request_id="first", session=4),
     }
     expected = ask(ints(1, 2), **fields).within(needs=WHOLE, session=None)
-    assert expected == joined([ask(ints(1), **fields), ask(ints(2), **fields)])
+    assert expected == merge_requests([ask(ints(1), **fields), ask(ints(2), **fields)])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_what_was_asked_goes_on() -> None:
 def test_data_that_would_move_others_rows_is_refused(broken: Tensor) -> None:
     """A tensor that holds less than its shape says must not be filled up from a neighbour."""
     with pytest.raises(InvalidTensor, match="tensor 'x'"):
-        joined([ask(broken), ask(broken)])
+        merge_requests([ask(broken), ask(broken)])
 
 
 # --- one as many ---
@@ -247,7 +247,7 @@ def test_everybody_gets_own_rows_as_views() -> None:
     """Outputs are divided along the first axis, and nothing is copied."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
     whole = raw("y", array)
-    found = parts(reply(whole, array_tensor("z", array)), [1, 2, 3])
+    found = split_reply(reply(whole, array_tensor("z", array)), [1, 2, 3])
     assert [array[:1].tolist(), array[1:3].tolist(), array[3:].tolist()] == [
         as_numpy(outputs[0]).tolist() for outputs in found
     ]
@@ -264,10 +264,10 @@ def test_texts_are_divided_in_either_form() -> None:
     items = items_tensor("t", (3, 2), [b"a", b"bb", b"", b"dddd", b"e", b"f"])
     wired = raw_tensor("t", Datatype.BYTES, (3, 2), as_raw(items))
     for tensor in (items, wired):
-        (one,), (two,) = parts(reply(tensor), [1, 2])
+        (one,), (two,) = split_reply(reply(tensor), [1, 2])
         assert items_tensor("t", (1, 2), [b"a", b"bb"]) == one
         assert items_tensor("t", (2, 2), [b"", b"dddd", b"e", b"f"]) == two
-    (one,), _ = parts(reply(wired), [1, 2])
+    (one,), _ = split_reply(reply(wired), [1, 2])
     assert np.shares_memory(
         np.frombuffer(as_raw(one), np.uint8), np.frombuffer(as_raw(wired), "u1")
     )
@@ -276,12 +276,12 @@ def test_texts_are_divided_in_either_form() -> None:
 def test_rows_of_nothing() -> None:
     """Inner shapes without elements, and answers without outputs, are divided too."""
     empty = raw("y", np.zeros((3, 0), np.float32))
-    assert [(1, 0), (2, 0)] == [one.shape for (one,) in parts(reply(empty), [1, 2])]
+    assert [(1, 0), (2, 0)] == [one.shape for (one,) in split_reply(reply(empty), [1, 2])]
     nothing = items_tensor("t", (3, 0), [])
     wired = raw_tensor("t", Datatype.BYTES, (3, 0), memoryview(b""))
     for tensor in (nothing, wired):
-        assert [(1, 0), (2, 0)] == [one.shape for (one,) in parts(reply(tensor), [1, 2])]
-    assert [(), ()] == parts(reply(), [1, 2])
+        assert [(1, 0), (2, 0)] == [one.shape for (one,) in split_reply(reply(tensor), [1, 2])]
+    assert [(), ()] == split_reply(reply(), [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -291,17 +291,20 @@ def test_rows_of_nothing() -> None:
         (raw("x", np.array(3, np.int32)), r"has shape \[\] for 3 rows"),
         (Tensor("x", Datatype.INT32, None, RawData(memoryview(b""))), "has no shape for 3 rows"),
         (Tensor("x", Datatype.INT32, (3, 1), RawData(memoryview(b"1234"))), "has 4 bytes"),
-        (Tensor("x", Datatype.INT32, (3,), SharedData("r", 0, 12)), "lies in the shared memory"),
+        (
+            Tensor("x", Datatype.INT32, (3,), SharedMemoryData("r", 0, 12)),
+            "lies in the shared memory",
+        ),
     ],
     ids=["other rows", "scalar", "no shape", "too short", "elsewhere"],
 )
 def test_answers_that_cannot_be_divided(output: Tensor, found: str) -> None:
     """The error names the output, what it has and what was needed."""
     with pytest.raises(UpstreamProtocolError, match=found):
-        parts(reply(output), [1, 2])
+        split_reply(reply(output), [1, 2])
 
 
 def test_batch_size_apart_is_no_answer_here() -> None:
     """Shapes of one item must not be taken for those of a batch."""
     with pytest.raises(UpstreamProtocolError, match="keeps its batch size apart"):
-        parts(reply(ints(1, 2, 3), batch_size=3), [1, 2])
+        split_reply(reply(ints(1, 2, 3), batch_size=3), [1, 2])

@@ -14,12 +14,12 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, SharedData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.policies.batch.normalize import Alike
+from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.metadata_cache import Known
 from tests.fakes import FakeStream, ScriptedService
 
@@ -41,9 +41,9 @@ def ask(*outputs: Any) -> InferRequest:
     return InferRequest(model=M, outputs=tuple(wanted))
 
 
-def made(metadata: Any = METADATA) -> tuple[Alike, ScriptedService, ScriptedService]:
+def made(metadata: Any = METADATA) -> tuple[NormalizeOutputs, ScriptedService, ScriptedService]:
     target, told = ScriptedService(always=REPLY), ScriptedService(always=metadata)
-    return Alike(target, Known(told)), target, told
+    return NormalizeOutputs(target, Known(told)), target, told
 
 
 async def test_every_output_by_name_is_all_of_them() -> None:
@@ -61,7 +61,7 @@ async def test_every_output_by_name_is_all_of_them() -> None:
         ask("y", "z", "other"),
         ask("y", RequestedOutput("z", 3)),
         ask("y", RequestedOutput("z", parameters={"p": 1})),
-        ask("y", RequestedOutput("z", shared=SharedData("r", 0, 1))),
+        ask("y", RequestedOutput("z", shared=SharedMemoryData("r", 0, 1))),
     ],
     ids=["some", "unknown", "classes", "parameters", "elsewhere"],
 )

@@ -41,7 +41,7 @@ from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.service import Service
-from gateway.telemetry.call_path import TAKEN, Taken
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -251,14 +251,14 @@ async def test_one_alone_goes_as_it_came() -> None:
 
 async def test_no_note_is_taken_for_another() -> None:
     """The joined call runs in a context of its own: what is noted there is nobody's."""
-    seen: list[Taken | None] = []
+    seen: list[CallPath | None] = []
 
     def answer(call: InferRequest) -> InferResponse:
-        seen.append(TAKEN.get())
+        seen.append(CALL_PATH.get())
         return tenfold(call)
 
     bench = Bench(always=answer, max_batch_size=2)
-    TAKEN.set(Taken())
+    CALL_PATH.set(CallPath())
     await outcomes(await bench.start(ask(1), ask(2)))
     assert [None] == seen
 

@@ -9,12 +9,17 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, ShareData, SharedData, as_items, as_numpy, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData, as_items, as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor
-from gateway.policies.complete.batch_axis import joined_reply, settled, split_reply, split_request
+from gateway.policies.complete.batch_axis import (
+    apply_batch_size,
+    merge_batch_size,
+    split_reply,
+    split_request,
+)
 
 M = ModelRef("m")
 
@@ -29,7 +34,7 @@ def request(*inputs: Tensor, batch_size: int | None = 1) -> InferRequest:
 
 
 def share(name: str, whole: bytes, index: int, dims: Any = None, given: Any = None) -> Tensor:
-    return Tensor(name, None, dims, ShareData(memoryview(whole), index, given))
+    return Tensor(name, None, dims, SlicedData(memoryview(whole), index, given))
 
 
 TWO = model(a=(Datatype.INT32, (-1, 2)), b=(Datatype.UINT8, (-1, 3)))
@@ -39,12 +44,12 @@ TWO_BYTES = np.array([1, 2, 3, 4], "<i4").tobytes() + bytes(range(6))
 def test_shares_are_cut_by_datatype_and_batch() -> None:
     """Each input gets its own view of the buffer, in order, without a copy."""
     call = request(share("a", TWO_BYTES, 0), share("b", TWO_BYTES, 1, (3,)), batch_size=2)
-    found = settled(call, TWO, whole=False)
+    found = apply_batch_size(call, TWO, whole=False)
     assert [(one.name, one.datatype, one.shape) for one in found.inputs] == [
         ("a", Datatype.INT32, (2,)),
         ("b", Datatype.UINT8, (3,)),
     ]
-    whole = settled(call, TWO, whole=True)
+    whole = apply_batch_size(call, TWO, whole=True)
     assert whole.batch_size is None
     first, second = (as_numpy(one) for one in whole.inputs)
     np.testing.assert_array_equal([[1, 2], [3, 4]], first)
@@ -55,7 +60,7 @@ def test_shares_are_cut_by_datatype_and_batch() -> None:
 def test_the_request_decides_the_order_of_shares() -> None:
     """A buffer is cut in the order of the request's inputs, which need not be the model's."""
     body = bytes(range(3)) + np.array([7, 8], "<i4").tobytes()
-    found = settled(request(share("b", body, 0), share("a", body, 1)), TWO, whole=False)
+    found = apply_batch_size(request(share("b", body, 0), share("a", body, 1)), TWO, whole=False)
     assert [7, 8] == as_numpy(found.inputs[1]).tolist()
 
 
@@ -64,7 +69,9 @@ def test_buffer_of_another_size_is_refused(size: int) -> None:
     """A buffer that is shorter or longer than the inputs need is refused with both sizes."""
     body = bytes(size)
     with pytest.raises(InvalidTensor, match=r"bytes"):
-        settled(request(share("a", body, 0), share("b", body, 1), batch_size=2), TWO, whole=False)
+        apply_batch_size(
+            request(share("a", body, 0), share("b", body, 1), batch_size=2), TWO, whole=False
+        )
 
 
 def test_bytes_share_has_the_size_it_was_told() -> None:
@@ -73,21 +80,21 @@ def test_bytes_share_has_the_size_it_was_told() -> None:
     texts = model(t=(Datatype.BYTES, (-1, 1)), n=(Datatype.UINT8, (-1, 1)))
     body = text + b"\x05\x06"
     inputs = (share("t", body, 0, (1,), len(text)), share("n", body, 1, (1,)))
-    found = settled(request(*inputs, batch_size=2), texts, whole=False)
+    found = apply_batch_size(request(*inputs, batch_size=2), texts, whole=False)
     assert [b"a", b"bc"] == [bytes(item) for item in as_items(found.inputs[0])]
     assert b"\x05\x06" == bytes(as_raw(found.inputs[1]))
     untold = (share("t", body, 0, (1,)), share("n", body, 1, (1,)))
     with pytest.raises(InvalidTensor, match="batch_byte_size"):
-        settled(request(*untold, batch_size=2), texts, whole=False)
+        apply_batch_size(request(*untold, batch_size=2), texts, whole=False)
     broken = (share("t", body, 0, (1,), 4), share("n", body, 1, (1,)))
     with pytest.raises(InvalidTensor, match="BYTES elements"):
-        settled(request(*broken, batch_size=2), texts, whole=False)
+        apply_batch_size(request(*broken, batch_size=2), texts, whole=False)
 
 
 def test_told_size_of_a_fixed_type_must_be_the_computed_one() -> None:
     """A size that is told for a fixed-size type is checked."""
     with pytest.raises(InvalidTensor, match=r"has 9 bytes, batch size 2 .* needs 16"):
-        settled(request(share("a", TWO_BYTES, 0, (2,), 9), batch_size=2), TWO, whole=False)
+        apply_batch_size(request(share("a", TWO_BYTES, 0, (2,), 9), batch_size=2), TWO, whole=False)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +107,16 @@ def test_told_size_of_a_fixed_type_must_be_the_computed_one() -> None:
 def test_dims_must_fit_the_model(dims: tuple[int, ...], text: str) -> None:
     """Rank and fixed dimensions are the model's."""
     with pytest.raises(InvalidRequest, match=text):
-        settled(request(Tensor("a", None, dims, RawData(memoryview(bytes(8))))), TWO, whole=False)
+        apply_batch_size(
+            request(Tensor("a", None, dims, RawData(memoryview(bytes(8))))), TWO, whole=False
+        )
 
 
 def test_missing_dims_must_be_fixed_in_the_model() -> None:
     """Without dims those of the model hold, when they are numbers."""
     variable = model(a=(Datatype.INT32, (-1, -1)))
     with pytest.raises(InvalidRequest, match="without dims"):
-        settled(
+        apply_batch_size(
             request(Tensor("a", None, None, RawData(memoryview(bytes(8))))), variable, whole=False
         )
 
@@ -123,26 +132,28 @@ def test_missing_dims_must_be_fixed_in_the_model() -> None:
 def test_batch_size_must_be_the_models(metadata: ModelMetadata, size: int, text: str) -> None:
     """The batch is from 1 to the model's maximum; a model that does not batch takes 1."""
     with pytest.raises(InvalidRequest, match=text):
-        settled(request(batch_size=size), metadata, whole=False)
+        apply_batch_size(request(batch_size=size), metadata, whole=False)
 
 
 def test_unknown_input_is_named() -> None:
     """An input that the model has not is refused with those it has."""
     with pytest.raises(InvalidRequest, match="no input 'x'; its inputs are 'a', 'b'"):
-        settled(request(Tensor("x", None, (1,), RawData(memoryview(b"1")))), TWO, whole=False)
+        apply_batch_size(
+            request(Tensor("x", None, (1,), RawData(memoryview(b"1")))), TWO, whole=False
+        )
 
 
 def test_untold_datatype_is_named() -> None:
     """Where the metadata tell no datatype, nothing can be cut."""
     with pytest.raises(InvalidRequest, match="does not tell the datatype of input 'a'"):
-        settled(request(share("a", b"", 0)), model(a=(None, (-1, 2))), whole=False)
+        apply_batch_size(request(share("a", b"", 0)), model(a=(None, (-1, 2))), whole=False)
 
 
 def test_bool_bytes_are_0_or_1() -> None:
     """A BOOL byte other than 0 and 1 is refused."""
     flags = model(f=(Datatype.BOOL, (-1, 2)))
     with pytest.raises(InvalidTensor, match="BOOL"):
-        settled(
+        apply_batch_size(
             request(Tensor("f", None, (2,), RawData(memoryview(b"\x01\x02")))), flags, whole=False
         )
 
@@ -151,18 +162,24 @@ def test_one_scalar_for_an_item_is_written_as_one_element() -> None:
     """Dims [1] fit a model whose items are scalars, both ways."""
     scalars = model(a=(Datatype.INT32, (-1,)))
     data = RawData(memoryview(bytes(8)))
-    call = settled(request(Tensor("a", None, (1,), data), batch_size=2), scalars, whole=True)
+    call = apply_batch_size(
+        request(Tensor("a", None, (1,), data), batch_size=2), scalars, whole=True
+    )
     assert (2,) == call.inputs[0].shape
     reply = InferResponse(model=M, outputs=(Tensor("a", None, (1,), data),), batch_size=2)
-    assert (2,) == joined_reply(reply, scalars).outputs[0].shape
+    assert (2,) == merge_batch_size(reply, scalars).outputs[0].shape
 
 
 def test_shared_memory_is_checked_by_its_size() -> None:
     """An input in shared memory stays there; its size must be the computed one."""
-    there = Tensor("a", None, (2,), SharedData("r", 0, 8))
-    assert settled(request(there), TWO, whole=False).inputs[0].data == SharedData("r", 0, 8)
+    there = Tensor("a", None, (2,), SharedMemoryData("r", 0, 8))
+    assert apply_batch_size(request(there), TWO, whole=False).inputs[0].data == SharedMemoryData(
+        "r", 0, 8
+    )
     with pytest.raises(InvalidTensor, match="has 9 bytes"):
-        settled(request(Tensor("a", None, (2,), SharedData("r", 0, 9))), TWO, whole=False)
+        apply_batch_size(
+            request(Tensor("a", None, (2,), SharedMemoryData("r", 0, 9))), TWO, whole=False
+        )
 
 
 def test_text_in_shared_memory_is_not_looked_at() -> None:
@@ -170,8 +187,10 @@ def test_text_in_shared_memory_is_not_looked_at() -> None:
     texts = ModelMetadata(
         name="m", inputs=(TensorMetadata("a", Datatype.BYTES, (-1, 2)),), max_batch_size=4
     )
-    there = Tensor("a", None, (2,), SharedData("r", 0, 11))
-    assert settled(request(there), texts, whole=True).inputs[0].data == SharedData("r", 0, 11)
+    there = Tensor("a", None, (2,), SharedMemoryData("r", 0, 11))
+    assert apply_batch_size(request(there), texts, whole=True).inputs[0].data == SharedMemoryData(
+        "r", 0, 11
+    )
 
 
 def test_whole_request_is_split() -> None:
@@ -201,7 +220,7 @@ def test_answer_is_split_and_joined() -> None:
     whole = InferResponse(model=M, outputs=(array_tensor("a", np.ones((3, 2), "<i4")),))
     apart = split_reply(whole, TWO, 3)
     assert (apart.batch_size, apart.outputs[0].shape) == (3, (2,))
-    assert whole == joined_reply(apart, TWO)
+    assert whole == merge_batch_size(apart, TWO)
     with pytest.raises(UpstreamProtocolError, match="batch size 3, the request 2"):
         split_reply(whole, TWO, 2)
 
@@ -217,7 +236,7 @@ def test_answer_of_a_model_that_does_not_batch_keeps_its_shapes() -> None:
     whole = InferResponse(model=M, outputs=(array_tensor("a", np.ones((3, 2), "<i4")),))
     apart = split_reply(whole, unbatched, 1)
     assert (apart.batch_size, apart.outputs[0].shape) == (1, (3, 2))
-    assert whole == joined_reply(apart, unbatched)
+    assert whole == merge_batch_size(apart, unbatched)
 
 
 @pytest.mark.parametrize(
@@ -240,15 +259,15 @@ def test_inputs_of_unknown_shape_keep_their_own() -> None:
     """Where the metadata tell no shape, the request's dims hold; without them there are none."""
     untold = model(0, a=(Datatype.UINT8, None))
     data = RawData(memoryview(b"ab"))
-    found = settled(request(Tensor("a", None, (2,), data)), untold, whole=True)
+    found = apply_batch_size(request(Tensor("a", None, (2,), data)), untold, whole=True)
     assert found.inputs[0].shape == (2,)
     with pytest.raises(InvalidRequest, match="those of the model are unknown"):
-        settled(request(Tensor("a", None, None, data)), untold, whole=True)
+        apply_batch_size(request(Tensor("a", None, None, data)), untold, whole=True)
 
 
 def test_shares_are_told_from_inputs_in_shared_memory() -> None:
     """Inputs in shared memory take nothing of the buffer."""
-    there = Tensor("b", None, (3,), SharedData("r", 0, 3))
-    found = settled(request(there, share("a", bytes(8), 0)), TWO, whole=False)
-    assert found.inputs[0].data == SharedData("r", 0, 3)
+    there = Tensor("b", None, (3,), SharedMemoryData("r", 0, 3))
+    found = apply_batch_size(request(there, share("a", bytes(8), 0)), TWO, whole=False)
+    assert found.inputs[0].data == SharedMemoryData("r", 0, 3)
     assert as_raw(found.inputs[1]) == bytes(8)

@@ -15,7 +15,12 @@ from gateway.ir.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.errors import GatewayError, InvalidRequest, Unavailable, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
-from gateway.policies.complete.datatypes import StandIns, in_order, may_stand_in, stand_ins_in
+from gateway.policies.complete.datatypes import (
+    DatatypeRestorer,
+    in_order,
+    may_be_substitute,
+    substitute_kind,
+)
 from gateway.policies.complete.policy import Complete
 from tests.fakes import ScriptedService
 
@@ -29,7 +34,7 @@ DECLARED = (
 )
 STAND_INS = frozenset({Need.STAND_INS})
 IN_ORDER = frozenset({Need.OUTPUTS})
-INPUTS = StandIns("input", M, DECLARED, InvalidRequest)
+INPUTS = DatatypeRestorer("input", M, DECLARED, InvalidRequest)
 
 BYTES = array_tensor("mask", np.array([0, 1, 1], np.uint8))
 FLOATS = np.array([-0.0, 1.5, -np.inf, np.nan, 3.3895313892515355e38], np.float32)
@@ -114,21 +119,24 @@ def test_tensors_without_names_go_by_place() -> None:
 def test_only_some_datatypes_can_stand_in() -> None:
     """What can mean nothing else needs no metadata."""
     assert (True, False) == (
-        may_stand_in((BYTES,)),
-        may_stand_in((array_tensor("x", np.zeros(1, np.int32)),)),
+        may_be_substitute((BYTES,)),
+        may_be_substitute((array_tensor("x", np.zeros(1, np.int32)),)),
     )
 
 
 def test_integers_may_stand_in_where_the_protocol_widens() -> None:
     """Only there is an INT32 looked up."""
     integer = array_tensor("x", np.zeros(1, np.int32))
-    assert (False, True) == (may_stand_in((integer,)), may_stand_in((integer,), Need.WIDENED))
+    assert (False, True) == (
+        may_be_substitute((integer,)),
+        may_be_substitute((integer,), Need.WIDENED),
+    )
     assert [None, Need.STAND_INS, Need.WIDENED] == [
-        stand_ins_in(frozenset(needs)) for needs in ((), (Need.STAND_INS,), (Need.WIDENED,))
+        substitute_kind(frozenset(needs)) for needs in ((), (Need.STAND_INS,), (Need.WIDENED,))
     ]
 
 
-WIDENED = StandIns(
+WIDENED = DatatypeRestorer(
     "input",
     M,
     tuple(

@@ -13,14 +13,14 @@ from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.policies.complete.parameters import taken_apart
+from gateway.policies.complete.parameters import split_flat_members
 
 M = ModelRef("m")
 
 
 def apart(members: dict[str, Any], *inputs: TensorMetadata) -> InferRequest:
     call = InferRequest(model=M, members=members, parameters={"kept": 1})
-    return taken_apart(call, ModelMetadata(name="m", inputs=inputs, outputs=()))
+    return split_flat_members(call, ModelMetadata(name="m", inputs=inputs, outputs=()))
 
 
 def declared(datatype: Datatype | None, shape: tuple[int, ...] | None) -> TensorMetadata:

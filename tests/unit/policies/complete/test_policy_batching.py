@@ -9,7 +9,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import RawData, ShareData, as_numpy
+from gateway.ir.data import RawData, SlicedData, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -27,7 +27,10 @@ TENSORS = (
 )
 METADATA = ModelMetadata(name="m", inputs=TENSORS, outputs=TENSORS[:1], max_batch_size=4)
 BODY = memoryview(np.arange(6, dtype="<i4").tobytes())
-SHARES = (Tensor("a", None, None, ShareData(BODY, 0)), Tensor("b", None, (1,), ShareData(BODY, 1)))
+SHARES = (
+    Tensor("a", None, None, SlicedData(BODY, 0)),
+    Tensor("b", None, (1,), SlicedData(BODY, 1)),
+)
 
 
 def answering(reply: InferResponse) -> ScriptedService:

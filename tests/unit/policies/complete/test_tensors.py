@@ -14,7 +14,12 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import Tensor, items_tensor, raw_tensor
-from gateway.policies.complete.tensors import ALL_NEEDS, Filling, is_bare, lacks
+from gateway.policies.complete.tensors import (
+    ALL_NEEDS,
+    TensorCompleter,
+    is_incomplete,
+    is_raw_binary_request,
+)
 
 INT32, FP32, BYTES = Datatype.INT32, Datatype.FP32, Datatype.BYTES
 A = TensorMetadata("A", INT32, (-1, 2))
@@ -174,7 +179,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_fills_what_is_missing(case: Case) -> None:
     """What is missing comes from the metadata, and the data is the same memory."""
-    filling = Filling("input", ModelRef("m"), case.declared, case.batches, InvalidRequest)
+    filling = TensorCompleter("input", ModelRef("m"), case.declared, case.batches, InvalidRequest)
     assert case.expected == filling.fill(case.given, case.needs)
 
 
@@ -283,7 +288,7 @@ def test_names_what_does_not_fit(
     case: Misfit, failure: type[InvalidRequest | UpstreamProtocolError]
 ) -> None:
     """The error is of the side at fault and names what was found and what was needed."""
-    filling = Filling(case.kind, ModelRef("m", "2"), case.declared, case.batches, failure)
+    filling = TensorCompleter(case.kind, ModelRef("m", "2"), case.declared, case.batches, failure)
     with pytest.raises(failure, match=f"^{re.escape(case.message)}$"):
         filling.fill(case.given, case.needs)
 
@@ -291,7 +296,7 @@ def test_names_what_does_not_fit(
 def test_broken_text_is_refused() -> None:
     """Length prefixes that lie are found while elements are counted."""
     with pytest.raises(InvalidTensor, match="hold only 0 whole BYTES elements"):
-        Filling("input", ModelRef("m"), (T,), False, InvalidRequest).fill(
+        TensorCompleter("input", ModelRef("m"), (T,), False, InvalidRequest).fill(
             (raw(b"\xff\0\0\0a", "T"),), ALL_NEEDS
         )
 
@@ -310,7 +315,7 @@ def test_broken_text_is_refused() -> None:
 )
 def test_lacks_only_what_is_needed(tensor: Tensor, needs: frozenset[Need], expected: bool) -> None:
     """Something absent counts only when it is needed."""
-    assert expected == lacks([tensor], needs)
+    assert expected == is_incomplete([tensor], needs)
 
 
 @pytest.mark.parametrize(
@@ -326,4 +331,4 @@ def test_lacks_only_what_is_needed(tensor: Tensor, needs: frozenset[Need], expec
 )
 def test_bare_is_one_tensor_of_nothing_but_bytes(tensors: list[Tensor], expected: bool) -> None:
     """Only a single tensor without name, datatype and shape is a raw binary request."""
-    assert expected == is_bare(tensors)
+    assert expected == is_raw_binary_request(tensors)

@@ -10,7 +10,7 @@ from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata
 from gateway.policies.complete.policy import Complete
-from gateway.policies.complete.versions import meant
+from gateway.policies.complete.versions import resolve_version
 from tests.fakes import ScriptedService
 
 
@@ -31,7 +31,7 @@ def test_one_stands_for_what_has_no_number(
     version: str, versions: tuple[str, ...], expected: str
 ) -> None:
     """1 is what is told of a model without versions or numbers; any other number is itself."""
-    assert expected == meant(version, versions)
+    assert expected == resolve_version(version, versions)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest, Str
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streams import close_stream
-from gateway.policies.limits.concurrency import Places
-from gateway.policies.limits.policy import Guard
+from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -22,7 +22,7 @@ REPLY = InferResponse(model=M, outputs=())
 async def test_so_many_run_and_the_rest_wait_in_order() -> None:
     """Only as many as there are places reach the service; the rest come in their order."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=2, wait_s=5))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=2, wait_s=5))
     tasks = [asyncio.ensure_future(limit(CALL.changed(id=str(n)))) for n in range(4)]
     await settle()
     assert ["0", "1"] == [c.id for c in service.calls if isinstance(c, InferRequest)]
@@ -37,7 +37,7 @@ async def test_so_many_run_and_the_rest_wait_in_order() -> None:
 async def test_full_queue_refuses_at_once(queue: int) -> None:
     """One more than places and queue is refused, naming route and limit; the last is not."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, queue=queue, wait_s=5))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=queue, wait_s=5))
     tasks = [asyncio.ensure_future(limit(CALL)) for _ in range(1 + queue)]
     await settle()
     with pytest.raises(Overloaded) as caught:
@@ -55,7 +55,7 @@ async def test_full_queue_refuses_at_once(queue: int) -> None:
 async def test_wait_is_short() -> None:
     """Who waits too long is refused, and its place in the queue is free again."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, queue=1, wait_s=0.01))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=1, wait_s=0.01))
     first = asyncio.ensure_future(limit(CALL))
     await settle()
     for _ in range(2):
@@ -68,7 +68,9 @@ async def test_wait_is_short() -> None:
 @pytest.mark.parametrize("error", [Unavailable("down"), RuntimeError("bug")])
 async def test_failure_frees_the_place(error: Exception) -> None:
     """A failed call gives its place back."""
-    limit = Guard(ScriptedService(error, REPLY), places=Places("r", in_flight=1, queue=0))
+    limit = CallLimits(
+        ScriptedService(error, REPLY), places=ConcurrencyLimit("r", in_flight=1, queue=0)
+    )
     with pytest.raises(type(error)):
         await limit(CALL)
     assert REPLY == await limit(CALL)
@@ -77,7 +79,7 @@ async def test_failure_frees_the_place(error: Exception) -> None:
 async def test_cancelled_call_frees_the_place() -> None:
     """A caller that leaves gives its place to the next."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, wait_s=5))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second = (asyncio.ensure_future(limit(CALL)) for _ in range(2))
     await settle()
     first.cancel()
@@ -89,7 +91,7 @@ async def test_cancelled_call_frees_the_place() -> None:
 async def test_cancelled_waiter_leaves_the_queue() -> None:
     """A waiter that leaves is passed over, and does not fill the queue."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, queue=1, wait_s=5))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=1, wait_s=5))
     first, second = (asyncio.ensure_future(limit(CALL)) for _ in range(2))
     await settle()
     second.cancel()
@@ -105,7 +107,7 @@ async def test_cancelled_waiter_leaves_the_queue() -> None:
 async def test_waiter_cancelled_as_it_gets_its_place_passes_it_on() -> None:
     """A place given to one who leaves in the same moment is not lost."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, wait_s=5))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
     await settle()
     limit._places.waiting[0].set_result(None)  # as `leave` does ...
@@ -121,7 +123,7 @@ async def test_waiter_cancelled_as_it_gets_its_place_passes_it_on() -> None:
 async def test_place_is_not_given_to_one_who_left() -> None:
     """A waiter cancelled just before a place comes free is passed over."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, wait_s=5))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, wait_s=5))
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
     await settle()
     second.cancel()
@@ -136,8 +138,9 @@ async def test_place_is_not_given_to_one_who_left() -> None:
 
 async def test_stream_holds_its_place_until_it_ends() -> None:
     """While a stream is open its place is taken."""
-    limit = Guard(
-        ScriptedService(FakeStream([REPLY]), REPLY), places=Places("r", in_flight=1, queue=0)
+    limit = CallLimits(
+        ScriptedService(FakeStream([REPLY]), REPLY),
+        places=ConcurrencyLimit("r", in_flight=1, queue=0),
     )
     items = await limit(StreamInferRequest(model=M, request=CALL))
     with pytest.raises(Overloaded):
@@ -149,7 +152,7 @@ async def test_stream_holds_its_place_until_it_ends() -> None:
 async def test_questions_about_health_pass() -> None:
     """A full route still says whether its model is ready."""
     service = ScriptedService()
-    limit = Guard(service, places=Places("r", in_flight=1, queue=0))
+    limit = CallLimits(service, places=ConcurrencyLimit("r", in_flight=1, queue=0))
     task = asyncio.ensure_future(limit(CALL))
     await settle()
     ready = asyncio.ensure_future(limit(ModelReadyRequest(model=M)))
@@ -162,4 +165,4 @@ async def test_questions_about_health_pass() -> None:
 def test_there_must_be_a_place() -> None:
     """A route without places is a mistake of the configuration."""
     with pytest.raises(ValueError, match="route 'r': in_flight is 0, at least 1 is needed"):
-        Guard(ScriptedService(), places=Places("r", in_flight=0))
+        CallLimits(ScriptedService(), places=ConcurrencyLimit("r", in_flight=0))

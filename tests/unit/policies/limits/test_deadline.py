@@ -18,7 +18,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
-from gateway.policies.limits.policy import Guard
+from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -42,7 +42,7 @@ async def test_earliest_deadline_is_passed_on(
 ) -> None:
     """Route, caller and request may each set a time; the earliest holds."""
     service = ScriptedService(REPLY)
-    timeout = Guard(service, route_s, clock=FakeClock(1000.0))
+    timeout = CallLimits(service, route_s, clock=FakeClock(1000.0))
     call = InferRequest(model=M, timeout_us=request_us, context=Context(deadline=caller))
     assert REPLY == await timeout(call)
     assert [expected] == [asked.context.deadline for asked in service.calls]
@@ -59,7 +59,7 @@ async def test_a_stream_is_told_what_its_caller_set(
     service = ScriptedService(FakeStream([]))
     request = InferRequest(model=M, timeout_us=request_us)
     call = StreamInferRequest(model=M, request=request, context=Context(deadline=caller))
-    await Guard(service, 1.0, clock=FakeClock(1000.0))(call)
+    await CallLimits(service, 1.0, clock=FakeClock(1000.0))(call)
     assert [expected] == [asked.context.deadline for asked in service.calls]
 
 
@@ -67,7 +67,7 @@ async def test_origin_survives_a_deadline() -> None:
     """A deadline does not change what the wire form says, so the wire form stays."""
     service = ScriptedService(REPLY)
     call = InferRequest(model=M, context=Context(protocol="p"))
-    await Guard(service, 1.0)(call)
+    await CallLimits(service, 1.0)(call)
     assert "p" == service.calls[0].context.protocol
 
 
@@ -77,7 +77,7 @@ async def test_past_deadline_asks_nobody(left_s: float) -> None:
     service = ScriptedService()
     call = InferRequest(model=M, context=Context(deadline=1000.0 + left_s))
     with pytest.raises(DeadlineExceeded, match="had passed when the call came"):
-        await Guard(service, 5.0, clock=FakeClock(1000.0))(call)
+        await CallLimits(service, 5.0, clock=FakeClock(1000.0))(call)
     assert [] == service.calls
 
 
@@ -86,7 +86,7 @@ async def test_late_answer_is_cancelled() -> None:
     service = ScriptedService()
     begun = time.monotonic()
     with pytest.raises(DeadlineExceeded) as caught:
-        await Guard(service, 0.02)(InferRequest(model=M))
+        await CallLimits(service, 0.02)(InferRequest(model=M))
     assert 0.02 <= time.monotonic() - begun < 1
     assert ("no answer from model 'm' before the deadline", 1) == (
         caught.value.message,
@@ -97,15 +97,15 @@ async def test_late_answer_is_cancelled() -> None:
 async def test_server_is_named_in_the_error() -> None:
     """A question to the server that comes too late says so."""
     with pytest.raises(DeadlineExceeded, match="no answer from the gateway before the deadline"):
-        await Guard(ScriptedService(), 0.005)(ServerLiveRequest())
+        await CallLimits(ScriptedService(), 0.005)(ServerLiveRequest())
 
 
 async def test_timeout_error_of_others_is_not_ours() -> None:
     """A TimeoutError from within is a bug there, and no deadline of ours."""
     with pytest.raises(TimeoutError, match="theirs"):
-        await Guard(ScriptedService(TimeoutError("theirs")), 5.0)(InferRequest(model=M))
+        await CallLimits(ScriptedService(TimeoutError("theirs")), 5.0)(InferRequest(model=M))
     stream = FakeStream([TimeoutError("theirs")])
-    items = await Guard(ScriptedService(stream), 5.0)(
+    items = await CallLimits(ScriptedService(stream), 5.0)(
         StreamInferRequest(model=M, request=InferRequest(model=M))
     )
     with pytest.raises(TimeoutError, match="theirs"):
@@ -115,7 +115,7 @@ async def test_timeout_error_of_others_is_not_ours() -> None:
 async def test_caller_that_leaves_cancels() -> None:
     """A cancelled caller cancels the work, and is not told of a deadline."""
     service = ScriptedService()
-    task = asyncio.ensure_future(Guard(service, 5.0)(InferRequest(model=M)))
+    task = asyncio.ensure_future(CallLimits(service, 5.0)(InferRequest(model=M)))
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -140,7 +140,7 @@ async def stuck(
     """Return a stream that is stuck after so many answers, beneath and timed."""
     stream = Stuck([REPLY] * answers)
     deadline = None if deadline_s is None else time.monotonic() + deadline_s
-    timeout = Guard(ScriptedService(stream), times.pop("timeout_s", None), **times)
+    timeout = CallLimits(ScriptedService(stream), times.pop("timeout_s", None), **times)
     request = InferRequest(model=M)
     call = StreamInferRequest(model=M, request=request, context=Context(deadline=deadline))
     return stream, await timeout(call)
@@ -180,7 +180,7 @@ async def test_a_begun_stream_outlives_the_routes_time() -> None:
     """However long ago the first answer came."""
     clock = FakeClock(1000.0)
     stream = FakeStream([REPLY, REPLY])
-    timeout = Guard(ScriptedService(stream), 1.0, stream_idle_s=2.0, clock=clock)
+    timeout = CallLimits(ScriptedService(stream), 1.0, stream_idle_s=2.0, clock=clock)
     items = await timeout(StreamInferRequest(model=M, request=InferRequest(model=M)))
     assert REPLY == await anext(items)
     clock.advance(1000.0)
@@ -190,7 +190,7 @@ async def test_a_begun_stream_outlives_the_routes_time() -> None:
 async def test_without_times_a_stream_may_take_any() -> None:
     """Nobody gives up a stream that no time was set for."""
     clock = FakeClock(1000.0)
-    guard = Guard(ScriptedService(FakeStream([REPLY, REPLY])), clock=clock)
+    guard = CallLimits(ScriptedService(FakeStream([REPLY, REPLY])), clock=clock)
     items = await guard(StreamInferRequest(model=M, request=InferRequest(model=M)))
     for _ in range(2):
         clock.advance(1e9)
@@ -203,13 +203,13 @@ async def test_other_calls_have_only_route_and_caller() -> None:
     def answer(call: Call[Any]) -> bool:
         return call.context.deadline == 1001.0
 
-    timeout = Guard(ScriptedService(answer), 1.0, clock=FakeClock(1000.0))
+    timeout = CallLimits(ScriptedService(answer), 1.0, clock=FakeClock(1000.0))
     assert await timeout(ServerLiveRequest()) is True
 
 
 async def test_stream_in_time_is_whole() -> None:
     """A stream that ends before the deadline is passed on whole."""
-    items = await Guard(ScriptedService(FakeStream([REPLY, REPLY])), 5.0)(
+    items = await CallLimits(ScriptedService(FakeStream([REPLY, REPLY])), 5.0)(
         StreamInferRequest(model=M, request=InferRequest(model=M))
     )
     assert [REPLY, REPLY] == [item async for item in items]

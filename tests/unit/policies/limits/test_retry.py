@@ -10,8 +10,8 @@ from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Sequence
 from gateway.ir.errors import GatewayError, NotSent, Overloaded, Unavailable
 from gateway.ir.streams import close_stream
-from gateway.policies.limits.policy import Guard
-from gateway.policies.limits.retry import Fresh, Retries
+from gateway.policies.limits.policy import CallLimits
+from gateway.policies.limits.retry import RetryBudget, RetryUnsentStream
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -21,10 +21,10 @@ REPLY = InferResponse(model=M, outputs=())
 UNSENT = NotSent("refused")
 
 
-def retrying(service: ScriptedService, draw: float = 0.0) -> tuple[Guard, FakeClock]:
+def retrying(service: ScriptedService, draw: float = 0.0) -> tuple[CallLimits, FakeClock]:
     clock = FakeClock()
-    retries = Retries(draw=lambda: draw, sleep=clock.sleep, clock=clock)
-    return Guard(service, retries=retries, clock=clock), clock
+    retries = RetryBudget(draw=lambda: draw, sleep=clock.sleep, clock=clock)
+    return CallLimits(service, retries=retries, clock=clock), clock
 
 
 @pytest.mark.parametrize(("draw", "pause_s"), [(0.0, 0.025), (0.5, 0.1375), (1.0, 0.25)])
@@ -87,7 +87,7 @@ async def test_retries_at_a_time_are_few(calls: int, retries: int) -> None:
     async def sleep(_seconds: float) -> None:
         await asleep.wait()
 
-    retry = Guard(service, retries=Retries(sleep=sleep))
+    retry = CallLimits(service, retries=RetryBudget(sleep=sleep))
     tasks = [asyncio.ensure_future(retry(CALL)) for _ in range(calls)]
     await settle()
     for future in service.waiting:
@@ -152,4 +152,4 @@ async def test_fresh_stream_can_be_iterated_by_itself() -> None:
     async def never(error: NotSent) -> None:
         raise AssertionError from error
 
-    assert [REPLY] == [item async for item in Fresh(FakeStream([REPLY]), never)]
+    assert [REPLY] == [item async for item in RetryUnsentStream(FakeStream([REPLY]), never)]

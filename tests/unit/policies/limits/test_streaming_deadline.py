@@ -10,11 +10,11 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import ArrivingData
+from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import DeadlineExceeded
-from gateway.ir.tensor import arriving_tensor
-from gateway.policies.limits.policy import Guard
+from gateway.ir.tensor import streamed_tensor
+from gateway.policies.limits.policy import CallLimits
 from tests.fakes import FakeArriving, FakeClock, ScriptedService
 
 M = ModelRef("m")
@@ -22,8 +22,8 @@ REPLY = InferResponse(model=M, outputs=())
 
 
 def waiting(source: FakeArriving, deadline: float | None = None) -> InferRequest:
-    data = ArrivingData(source, 0, source.end)
-    tensor = arriving_tensor("a", Datatype.UINT8, (source.end,), data)
+    data = StreamedData(source, 0, source.end)
+    tensor = streamed_tensor("a", Datatype.UINT8, (source.end,), data)
     return InferRequest(model=M, inputs=(tensor,), context=Context(deadline=deadline))
 
 
@@ -37,14 +37,14 @@ async def test_the_routes_time_begins_anew_while_bytes_move() -> None:
             source.moved = time.monotonic()
         return REPLY
 
-    assert REPLY is await Guard(ScriptedService(slow), 0.1)(waiting(source))
+    assert REPLY is await CallLimits(ScriptedService(slow), 0.1)(waiting(source))
 
 
 async def test_a_call_of_which_nothing_moves_is_given_up() -> None:
     """The route's time holds from when the last of it moved."""
     source = FakeArriving(b"xyz", 0)
     service = ScriptedService()
-    asking = asyncio.ensure_future(Guard(service, 0.1)(waiting(source)))
+    asking = asyncio.ensure_future(CallLimits(service, 0.1)(waiting(source)))
     await asyncio.sleep(0.06)
     source.moved = time.monotonic()
     began = time.monotonic()
@@ -60,12 +60,12 @@ async def test_what_the_caller_set_holds_for_all_of_it() -> None:
     source.moved = time.monotonic() + 60
     call = waiting(source, time.monotonic() + 0.05)
     with pytest.raises(DeadlineExceeded):
-        await Guard(ScriptedService(), 10.0)(call)
+        await CallLimits(ScriptedService(), 10.0)(call)
 
 
 @pytest.mark.parametrize("asked", [None, 1003.0])
 async def test_an_upstream_is_told_what_the_caller_set(asked: float | None) -> None:
     """When the route's time ends is not known before all has come."""
     service = ScriptedService(REPLY)
-    await Guard(service, 5.0, clock=FakeClock(1000.0))(waiting(FakeArriving(b"x", 0), asked))
+    await CallLimits(service, 5.0, clock=FakeClock(1000.0))(waiting(FakeArriving(b"x", 0), asked))
     assert [asked] == [call.context.deadline for call in service.calls]

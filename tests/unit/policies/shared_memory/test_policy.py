@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.data import RawData, SharedData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -36,12 +36,17 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
-from gateway.policies.shared_memory.policy import Forwarded, Mapped, Refused, SharedMemory
+from gateway.policies.shared_memory.policy import (
+    CopyRegions,
+    ForwardRegions,
+    SharedMemory,
+    SharedMemoryOff,
+)
 from gateway.policies.shared_memory.regions import Regions
 from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")
-IN, OUT = SharedData("r", 0, 16), SharedData("r", 16, 32)
+IN, OUT = SharedMemoryData("r", 0, 16), SharedMemoryData("r", 16, 32)
 X = Tensor("x", Datatype.INT32, (4,), IN)
 PLAIN = array_tensor("p", np.arange(2, dtype="<i4"))
 CALL = InferRequest(
@@ -92,14 +97,14 @@ def mapped(segment: Path, inner: ScriptedService, **settings: Any) -> tuple[Shar
     regions = Regions(folder=str(segment.parent))
     regions.register(REGION)
     room = settings.pop("room", Room())
-    memory = Mapped(regions, room, settings.pop("message_bytes", 1000))
+    memory = CopyRegions(regions, room, settings.pop("message_bytes", 1000))
     return SharedMemory(inner, memory), room
 
 
 async def test_other_calls_go_through() -> None:
     """Nothing is changed in calls that share no memory."""
     inner = ScriptedService(REPLY, True)
-    service = SharedMemory(inner, Refused())
+    service = SharedMemory(inner, SharedMemoryOff())
     call = InferRequest(model=M, inputs=(PLAIN,), outputs=(RequestedOutput("z"),))
     assert await service(call) is REPLY
     assert inner.calls[0] is call
@@ -117,7 +122,7 @@ async def test_other_calls_go_through() -> None:
 async def test_off_knows_no_region(call: Any, text: str) -> None:
     """Where nothing is shared, a tensor in shared memory is in a region that is not there."""
     with pytest.raises(RegionNotFound, match=text):
-        await SharedMemory(ScriptedService(), Refused())(call)
+        await SharedMemory(ScriptedService(), SharedMemoryOff())(call)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +131,12 @@ async def test_off_knows_no_region(call: Any, text: str) -> None:
 async def test_off_takes_no_region(call: Any) -> None:
     """Where nothing is shared, nothing is registered."""
     with pytest.raises(Unsupported, match="not enabled here"):
-        await SharedMemory(ScriptedService(), Refused())(call)
+        await SharedMemory(ScriptedService(), SharedMemoryOff())(call)
 
 
 async def test_off_changes_no_answer() -> None:
     """What was answered all the same is passed on."""
-    assert await Refused().placed(CALL, REPLY) is REPLY
+    assert await SharedMemoryOff().placed(CALL, REPLY) is REPLY
 
 
 async def test_map_brings_inputs_and_takes_outputs(segment: Path) -> None:
@@ -147,7 +152,7 @@ async def test_map_brings_inputs_and_takes_outputs(segment: Path) -> None:
     assert bytes(as_raw(sent.inputs[0])) == bytes(range(16))
     assert sent.inputs[1] is PLAIN
     assert [output.name for output in sent.outputs] == ["y", "z"]
-    assert reply.outputs == (Z, Tensor("y", Datatype.INT32, (4,), SharedData("r", 16, 16)))
+    assert reply.outputs == (Z, Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16)))
     after = content(segment)
     assert after[16:32] == np.arange(4, dtype="<i4").tobytes()
     assert after[:16] + after[32:] == bytes(range(16)) + bytes(range(32, 64))
@@ -172,12 +177,12 @@ async def test_map_answers_about_its_regions(segment: Path) -> None:
     ("call", "settings", "failure"),
     [
         (
-            CALL.changed(inputs=(Tensor("x", None, None, SharedData("q", 0, 1)),)),
+            CALL.changed(inputs=(Tensor("x", None, None, SharedMemoryData("q", 0, 1)),)),
             {},
             RegionNotFound,
         ),
         (
-            CALL.changed(outputs=(RequestedOutput("y", shared=SharedData("r", 60, 5)),)),
+            CALL.changed(outputs=(RequestedOutput("y", shared=SharedMemoryData("r", 60, 5)),)),
             {},
             InvalidRequest,
         ),
@@ -199,7 +204,7 @@ async def test_map_refuses_before_it_asks(
 async def test_map_refuses_outputs_that_do_not_fit(segment: Path) -> None:
     """An output that is larger than its place is an error of its own; nothing is written."""
     service, room = mapped(segment, ScriptedService(REPLY))
-    small = RequestedOutput("y", shared=SharedData("r", 16, 15))
+    small = RequestedOutput("y", shared=SharedMemoryData("r", 16, 15))
     with pytest.raises(RegionUnusable, match="16 bytes, the request gives it 15"):
         await service(CALL.changed(outputs=(small,)))
     assert content(segment) == bytes(range(64))
@@ -239,7 +244,7 @@ async def test_map_serves_streams(segment: Path) -> None:
     assert isinstance(sent, StreamInferRequest)
     assert not sent.request.shares_memory
     found = [await anext(items), await anext(items)]
-    assert [item.outputs[1].data for item in found] == [SharedData("r", 16, 16)] * 2
+    assert [item.outputs[1].data for item in found] == [SharedMemoryData("r", 16, 16)] * 2
     assert room.used == 16
     await close_stream(items)
     assert room.used == 0
@@ -255,10 +260,10 @@ async def test_map_gives_back_when_a_stream_is_not_opened(segment: Path) -> None
 
 async def test_forward_leaves_tensors_where_they_are() -> None:
     """The call goes on as it is, and the answer's outputs stay in shared memory."""
-    placed = Tensor("y", Datatype.INT32, (4,), SharedData("r", 16, 16))
+    placed = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16))
     reply = InferResponse(model=M, outputs=(placed, Z))
     inner = ScriptedService(reply, FakeStream([reply]))
-    service = SharedMemory(inner, Forwarded([]))
+    service = SharedMemory(inner, ForwardRegions([]))
     assert await service(CALL) is reply
     stream = StreamInferRequest(model=M, request=CALL)
     items = await service(stream)
@@ -269,13 +274,13 @@ async def test_forward_leaves_tensors_where_they_are() -> None:
 async def test_forward_notices_targets_without_shared_memory() -> None:
     """An output that comes in the answer instead would break the client's reading of it."""
     with pytest.raises(Unsupported, match="output 'y' was to be put into shared memory"):
-        await SharedMemory(ScriptedService(REPLY), Forwarded([]))(CALL)
+        await SharedMemory(ScriptedService(REPLY), ForwardRegions([]))(CALL)
 
 
 async def test_forward_registers_everywhere() -> None:
     """Every upstream is told; those that have no shared memory are no matter."""
     takes, cannot = ScriptedService(always=lambda _: None), ScriptedService(Unsupported("no"))
-    service = SharedMemory(ScriptedService(), Forwarded([cannot, takes]))
+    service = SharedMemory(ScriptedService(), ForwardRegions([cannot, takes]))
     await service(REGISTER)
     assert (takes.calls, cannot.calls) == ([REGISTER], [REGISTER])
 
@@ -285,7 +290,7 @@ async def test_forward_joins_what_upstreams_have() -> None:
     other = SharedRegion(name="a", size_bytes=1, key="/a")
     twin = SharedRegion(name="r", size_bytes=9, key="/twin")
     upstreams = [ScriptedService((REGION,)), ScriptedService((twin, other))]
-    found = await SharedMemory(ScriptedService(), Forwarded(upstreams))(SharedStatusRequest())
+    found = await SharedMemory(ScriptedService(), ForwardRegions(upstreams))(SharedStatusRequest())
     assert (other, REGION) == found
 
 
@@ -304,7 +309,7 @@ async def test_forward_says_why_nobody_took_a_region(
     """The first upstream that could have done it says what was wrong; a bug stays a bug."""
     upstreams = [ScriptedService(answer) for answer in answers]
     with pytest.raises(failure):
-        await SharedMemory(ScriptedService(), Forwarded(upstreams))(REGISTER)
+        await SharedMemory(ScriptedService(), ForwardRegions(upstreams))(REGISTER)
 
 
 def test_a_request_says_whether_it_shares_memory() -> None:
@@ -323,8 +328,8 @@ def test_a_request_says_whether_it_shares_memory() -> None:
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        (Refused(), ()),
-        (Forwarded([]), ("system_shared_memory", "cuda_shared_memory")),
+        (SharedMemoryOff(), ()),
+        (ForwardRegions([]), ("system_shared_memory", "cuda_shared_memory")),
     ],
 )
 async def test_metadata_name_what_is_shared(memory: Any, expected: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -52,16 +52,16 @@ def opened(segments: Path, *regions: SharedRegion, most: int = 8) -> Regions:
 async def test_bytes_are_read_from_their_place(segments: Path) -> None:
     """Offsets count from the region, whose own counts from the segment."""
     regions = opened(segments)
-    assert bytes(await regions.read("x", SharedData("r", 10, 4))) == CONTENT[60:64]
-    assert bytes(await regions.read("x", SharedData("r", 0, 100))) == CONTENT[50:150]
-    assert bytes(await regions.read("x", SharedData("r", 100, 0))) == b""
+    assert bytes(await regions.read("x", SharedMemoryData("r", 10, 4))) == CONTENT[60:64]
+    assert bytes(await regions.read("x", SharedMemoryData("r", 0, 100))) == CONTENT[50:150]
+    assert bytes(await regions.read("x", SharedMemoryData("r", 100, 0))) == b""
     regions.close()
 
 
 async def test_what_was_read_does_not_change(segments: Path) -> None:
     """A client that writes again after the checks changes nothing that was checked."""
     regions = opened(segments)
-    read = await regions.read("x", SharedData("r", 0, 4))
+    read = await regions.read("x", SharedMemoryData("r", 0, 4))
     (segments / "seg").write_bytes(bytes(256))
     assert bytes(read) == CONTENT[50:54]
     regions.close()
@@ -70,7 +70,7 @@ async def test_what_was_read_does_not_change(segments: Path) -> None:
 async def test_bytes_are_written_to_their_place(segments: Path) -> None:
     """Only the bytes of the output are written; what lies around them stays."""
     regions = opened(segments)
-    await regions.write("y", SharedData("r", 10, 8), memoryview(b"abcd"))
+    await regions.write("y", SharedMemoryData("r", 10, 8), memoryview(b"abcd"))
     assert (segments / "seg").read_bytes() == CONTENT[:60] + b"abcd" + CONTENT[64:]
     regions.close()
 
@@ -171,13 +171,17 @@ def test_descriptors_are_given_back(segments: Path) -> None:
 @pytest.mark.parametrize(
     ("shared", "failure", "text"),
     [
-        (SharedData("q", 0, 4), RegionNotFound, "registered as 'q', which input 'x' names"),
-        (SharedData("r", 97, 4), InvalidRequest, "4 bytes from byte 97 of region 'r', .* 100"),
-        (SharedData("r", 2**64, 2**64), InvalidRequest, "which has 100"),
+        (SharedMemoryData("q", 0, 4), RegionNotFound, "registered as 'q', which input 'x' names"),
+        (
+            SharedMemoryData("r", 97, 4),
+            InvalidRequest,
+            "4 bytes from byte 97 of region 'r', .* 100",
+        ),
+        (SharedMemoryData("r", 2**64, 2**64), InvalidRequest, "which has 100"),
     ],
 )
 async def test_places_lie_in_a_region(
-    segments: Path, shared: SharedData, failure: type[GatewayError], text: str
+    segments: Path, shared: SharedMemoryData, failure: type[GatewayError], text: str
 ) -> None:
     """A place in no region, or outside of its region, is neither read nor written."""
     regions = opened(segments)
@@ -195,9 +199,9 @@ async def test_segment_made_smaller_is_an_error(segments: Path) -> None:
     regions = opened(segments)
     os.truncate(segments / "seg", 60)
     with pytest.raises(RegionUnusable, match="made smaller: 10 are left"):
-        await regions.read("x", SharedData("r", 0, 100))
+        await regions.read("x", SharedMemoryData("r", 0, 100))
     with pytest.raises(RegionUnusable, match="made smaller: 0 are left"):
-        await regions.write("y", SharedData("r", 20, 4), memoryview(b"abcd"))
+        await regions.write("y", SharedMemoryData("r", 20, 4), memoryview(b"abcd"))
     assert (segments / "seg").stat().st_size == 60
     regions.close()
 
@@ -206,7 +210,7 @@ async def test_output_must_fit(segments: Path) -> None:
     """More bytes than the request has room for are not written."""
     regions = opened(segments)
     with pytest.raises(RegionUnusable, match="'y' has 5 bytes, the request gives it 4"):
-        await regions.write("output 'y'", SharedData("r", 0, 4), memoryview(b"abcde"))
+        await regions.write("output 'y'", SharedMemoryData("r", 0, 4), memoryview(b"abcde"))
     assert (segments / "seg").read_bytes() == CONTENT
     regions.close()
 
@@ -215,7 +219,7 @@ async def test_large_tensors_are_copied_in_a_thread(segments: Path) -> None:
     """What takes long is copied beside the loop, and stays open until that is done."""
     (segments / "big").write_bytes(b"7" * LARGE)
     regions = opened(segments, region(key="/big", size=LARGE, offset=0))
-    shared = SharedData("r", 0, LARGE)
+    shared = SharedMemoryData("r", 0, LARGE)
     reading = asyncio.ensure_future(regions.read("x", shared))
     await asyncio.sleep(0)
     regions.close()
@@ -231,7 +235,7 @@ async def test_a_caller_that_leaves_leaves_nothing_open(segments: Path) -> None:
     (segments / "big").write_bytes(bytes(LARGE))
     before = descriptors()
     regions = opened(segments, region(key="/big", size=LARGE, offset=0))
-    reading = asyncio.ensure_future(regions.read("x", SharedData("r", 0, LARGE)))
+    reading = asyncio.ensure_future(regions.read("x", SharedMemoryData("r", 0, LARGE)))
     await asyncio.sleep(0)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -248,5 +252,5 @@ async def test_a_full_memory_is_an_error(segments: Path) -> None:
     os.close(regions._opened["r"].descriptor)
     regions._opened["r"].descriptor = os.open(segments / "seg", os.O_RDONLY)
     with pytest.raises(RegionUnusable, match="output 'y' cannot be copied: region 'r': "):
-        await regions.write("output 'y'", SharedData("r", 0, 4), memoryview(b"abcd"))
+        await regions.write("output 'y'", SharedMemoryData("r", 0, 4), memoryview(b"abcd"))
     regions.close()

@@ -9,14 +9,14 @@ import pytest
 
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrivingData, RawData
+from gateway.ir.data import RawData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import RequestedOutput, Tensor, arriving_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, streamed_tensor
 from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.codec import HeadCodec, PassingCodec
+from gateway.wire.codec import CutThroughCodec, EarlyCodec
 from gateway.wire.http import Headers, HttpRequest
 from tests.fakes import FakeArriving
 
@@ -48,15 +48,15 @@ def request(
 
 
 def waiting(name: str, source: FakeArriving, start: int, size: int) -> Tensor:
-    return arriving_tensor(name, Datatype.UINT8, (size,), ArrivingData(source, start, size))
+    return streamed_tensor(name, Datatype.UINT8, (size,), StreamedData(source, start, size))
 
 
 def test_codecs_say_what_they_can() -> None:
     """Over HTTP requests are begun by their heads; over either carrier they may end in what comes."""
-    assert isinstance(HTTP, HeadCodec)
-    assert not isinstance(GRPC, HeadCodec)
-    assert isinstance(HTTP, PassingCodec)
-    assert isinstance(GRPC, PassingCodec)
+    assert isinstance(HTTP, EarlyCodec)
+    assert not isinstance(GRPC, EarlyCodec)
+    assert isinstance(HTTP, CutThroughCodec)
+    assert isinstance(GRPC, CutThroughCodec)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_head_is_read() -> None:
     assert ("q", ModelRef("m"), (RequestedOutput("y"),)) == (call.id, call.model, call.outputs)
     first, json_data, second = call.inputs
     assert [("a", (3,)), ("b", (5,))] == [(each.name, each.shape) for each in (first, second)]
-    assert isinstance(first.data, ArrivingData)
-    assert isinstance(second.data, ArrivingData)
+    assert isinstance(first.data, StreamedData)
+    assert isinstance(second.data, StreamedData)
     assert (source, source.start, 3) == (first.data.source, first.data.start, 3)
     assert (source, source.start + 3, 5) == (source, second.data.start, second.data.size_bytes)
     assert 4 == json_data.nbytes

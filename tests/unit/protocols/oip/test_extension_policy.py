@@ -22,7 +22,7 @@ from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ServerMetadata
 from gateway.protocols.oip.dialects import DIALECTS as HTTP_DIALECTS
-from gateway.protocols.oip.extension_policy import advertised, allowed, check_asked
+from gateway.protocols.oip.extension_policy import advertised_extensions, apply_policy, check_asked
 from gateway.protocols.oip.grpc.dialects import DIALECTS as GRPC_DIALECTS
 from gateway.protocols.oip.options import check_options, read_extensions
 
@@ -46,14 +46,14 @@ def test_what_is_off_is_refused_by_its_option(call: Call[Any], options: dict[str
     """The text names the option that would switch it on, and then it passes."""
     off, *others = options
     with pytest.raises(Unsupported, match=rf"option {off}\)"):
-        allowed(call, read_extensions({key: options[key] for key in others}))
-    assert call == allowed(call, read_extensions(options))
+        apply_policy(call, read_extensions({key: options[key] for key in others}))
+    assert call == apply_policy(call, read_extensions(options))
 
 
 def test_what_has_no_option_passes() -> None:
     """Inference, health and metadata are always served."""
     call = ModelReadyRequest(model=M)
-    assert call is allowed(call, read_extensions({}))
+    assert call is apply_policy(call, read_extensions({}))
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_a_question_to_the_gateway_itself_is_marked(
 ) -> None:
     """The listener chooses whose counts and whose log are meant; the wire form stays known."""
     origin = Origin("oip.http", object())
-    found = allowed(call.within(origin=origin), read_extensions({option: "gateway"}))
+    found = apply_policy(call.within(origin=origin), read_extensions({option: "gateway"}))
     assert call.changed(own=True) == found
     assert origin == found.context.origin
-    assert call is allowed(call, read_extensions({option: "target"}))
+    assert call is apply_policy(call, read_extensions({option: "target"}))
 
 
 TRITON, KSERVE, OVMS = (HTTP_DIALECTS[name] for name in ("triton", "kserve", "ovms"))
@@ -119,7 +119,9 @@ def test_exactly_what_is_on_is_advertised(
     options: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     """Names are Triton's, each once, after those of the server itself."""
-    found = advertised(ServerMetadata("s", "1", ("parameters",)), read_extensions(options))
+    found = advertised_extensions(
+        ServerMetadata("s", "1", ("parameters",)), read_extensions(options)
+    )
     assert ServerMetadata("s", "1", ("parameters", *expected)) == found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedData, as_items
+from gateway.ir.data import SharedMemoryData, as_items
 from gateway.ir.tensor import RequestedOutput, items_tensor
 from gateway.protocols.oip.outputs import output_parameters, with_c_values
 
@@ -44,7 +44,7 @@ def test_answers_without_classes_are_as_they_were() -> None:
 
 def test_parameters_ask_for_it() -> None:
     """What was read of the parameters makes them again."""
-    shared = SharedData("r", 4, 8)
+    shared = SharedMemoryData("r", 4, 8)
     assert {
         "k": 1,
         "shared_memory_region": "r",

@@ -30,7 +30,7 @@ from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.protocols.trtis.http.codec import HttpCodec
-from gateway.routing.server_status import Statuses
+from gateway.routing.server_status import ServerStatusLayer
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.service import Dispatch, Service
 from gateway.upstream import Upstream
@@ -92,7 +92,7 @@ def model() -> Service:
             RepositoryIndexRequest: index,
         },
     )
-    return Statuses(Classify(Complete(leaf, NEEDS)))
+    return ServerStatusLayer(Classify(Complete(leaf, NEEDS)))
 
 
 class InMemory:
@@ -129,7 +129,7 @@ def behind(carrier: str) -> Service:
     if carrier == "straight":
         return model()
     asked: Service = Upstream("old", codec(carrier), InMemory(Frontend(codec(carrier), model())))
-    return Statuses(Complete(asked, codec(carrier).needs))
+    return ServerStatusLayer(Complete(asked, codec(carrier).needs))
 
 
 async def answer_to(exchange: Exchange, service: Service) -> Any:

@@ -6,13 +6,13 @@ import pytest
 
 from gateway.ir.calls import InferRequest, ModelReadyRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrivingData, RawData
+from gateway.ir.data import RawData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.trtis.http.codec import HttpCodec
-from gateway.wire.codec import PassingCodec
+from gateway.wire.codec import CutThroughCodec
 from tests.fakes import FakeArriving
 
 CODEC = HttpCodec(MessageLimits(), {})
@@ -28,7 +28,7 @@ def tensors(source: FakeArriving, size: int = 4) -> tuple[Tensor, ...]:
     """Return two inputs of two items each."""
     shape = (size // 2,)
     return tuple(
-        Tensor(name, Datatype.UINT8, shape, ArrivingData(source, start, size))
+        Tensor(name, Datatype.UINT8, shape, StreamedData(source, start, size))
         for name, start in (("a", 2), ("b", 2 + size))
     )
 
@@ -42,7 +42,7 @@ def test_a_request_ends_in_what_comes() -> None:
         for name, data in (("a", b"abcd"), ("b", b"efgh"))
     ]
     expected = CODEC.encode_call(call(*whole))
-    assert isinstance(CODEC, PassingCodec)
+    assert isinstance(CODEC, CutThroughCodec)
     assert wire is not None
     assert source is wire.rest
     assert (expected.path, expected.headers) == (wire.path, wire.headers)

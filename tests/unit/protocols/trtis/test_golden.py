@@ -18,11 +18,11 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedData, as_numpy
+from gateway.ir.data import SharedMemoryData, as_numpy
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelStatus, RepositoryEntry, ServerMetadata, ServerStatus
-from gateway.policies.complete.batch_axis import settled
+from gateway.policies.complete.batch_axis import apply_batch_size
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -80,7 +80,7 @@ def remote_answer(exchange: Exchange) -> Any:
 
 def settled_call(exchange: Exchange) -> InferRequest:
     call = decoded(exchange)
-    return settled(call, METADATA[call.model.name], whole=False)
+    return apply_batch_size(call, METADATA[call.model.name], whole=False)
 
 
 def test_all_cases_are_here() -> None:
@@ -115,10 +115,10 @@ def test_inputs_have_the_values_of_the_client(exchange: Exchange) -> None:
     """With the model's metadata each input is the array that the client was given."""
     call = decoded(exchange)
     metadata = METADATA[call.model.name]
-    whole = settled(call, metadata, whole=True)
+    whole = apply_batch_size(call, metadata, whole=True)
     told = {name: array_of(items) for name, items in exchange.inputs.items()}
     for tensor in whole.inputs:
-        if isinstance(tensor.data, SharedData):
+        if isinstance(tensor.data, SharedMemoryData):
             continue
         expected = told[tensor.name] if metadata.batches else told[tensor.name][0]
         np.testing.assert_array_equal(expected, as_numpy(tensor))
@@ -266,7 +266,7 @@ def test_refuses_what_the_model_does_not_take(exchange: Exchange) -> None:
     """With the model's metadata a wrong request is refused as the recorded answer refuses it."""
     call = decoded(exchange)
     with pytest.raises(GatewayError) as caught:
-        settled(call, METADATA[call.model.name], whole=False)
+        apply_batch_size(call, METADATA[call.model.name], whole=False)
     assert LOCAL[case_of(exchange)] == type(caught.value).__name__
     written = CODECS[exchange.carrier].encode_error(call, caught.value)
     assert exchange.status is not None

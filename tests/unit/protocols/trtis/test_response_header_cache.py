@@ -11,12 +11,12 @@ from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported, UpstreamProtocolError
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
 from gateway.protocols.trtis.infer_response import write_reply
-from gateway.protocols.trtis.response_header_cache import HeadWriter
+from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.schema import tensorrt_v1_pb2 as pb
 
 M, TWO = ModelRef("m"), ModelRef("m", "2")
@@ -25,7 +25,7 @@ WIDE = array_tensor("y", np.arange(6, dtype="<i4"))
 FLOATS = array_tensor("y", np.zeros((2, 2), "<f4"))
 TEXT = items_tensor("y", (2,), [b"a", b"bc"])
 BYTES = items_tensor("y", (1,), [b"1:0"])
-SHARED = Tensor("y", Datatype.INT32, (4,), SharedData("r", 0, 16))
+SHARED = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 0, 16))
 CALL = InferRequest(model=M, outputs=(RequestedOutput("y"),), batch_size=1)
 
 
@@ -50,7 +50,7 @@ ANSWERS = [
 def test_each_answer_is_described_as_without_a_memory() -> None:
     """After any other answer, and after itself, an answer has the head and bytes it has alone."""
     for (first, before), (call, answer) in product(ANSWERS, repeat=2):
-        writer = HeadWriter()
+        writer = ResponseHeaderCache()
         writer.write(first, before)
         for _ in range(2):
             head, views = writer.write(call, answer)
@@ -62,7 +62,7 @@ def test_each_answer_is_described_as_without_a_memory() -> None:
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 2**64 - 1])
 def test_id_stands_in_every_form(number: int) -> None:
     """The id that a head is given is the one that is read back; 0 is none."""
-    writer = HeadWriter()
+    writer = ResponseHeaderCache()
     head, _ = writer.write(CALL, reply(Y))
     expected, _ = write_reply(CALL, reply(Y))
     expected.id = number
@@ -73,7 +73,7 @@ def test_id_stands_in_every_form(number: int) -> None:
 
 def test_what_is_wrong_stays_wrong() -> None:
     """An answer that fits its request is no excuse for the next one that does not."""
-    writer = HeadWriter()
+    writer = ResponseHeaderCache()
     writer.write(CALL, reply(Y))
     with pytest.raises(UpstreamProtocolError, match="lacks output 'y'"):
         writer.write(CALL, reply())
@@ -85,7 +85,7 @@ def test_what_is_wrong_stays_wrong() -> None:
 
 def test_memory_is_bounded() -> None:
     """A client that asks for ever new shapes does not fill the memory; long heads are not kept."""
-    writer = HeadWriter()
+    writer = ResponseHeaderCache()
     for size in range(600):
         writer.write(CALL, reply(array_tensor("y", np.zeros(size, np.uint8))))
     assert len(writer._known) == 512

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.contract import Budget, GrpcMount, ServerLimits
+from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.server_connection import ServerConnection
 from gateway.transports.http2 import frames as h2
@@ -73,7 +73,7 @@ async def answered(
     frontend = Asked()
     mount = GrpcMount({METHOD: MethodKind.UNARY}, frontend)
     limits = ServerLimits(message_bytes=LIMIT)
-    server = GrpcServer("127.0.0.1:0", [mount], limits, Budget(1 << 30), listens=False)
+    server = GrpcServer("127.0.0.1:0", [mount], limits, MemoryBudget(1 << 30), listens=False)
     await server.start()
     connection: ServerConnection = server.connection()
     kept = Kept()

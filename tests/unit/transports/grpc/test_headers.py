@@ -16,7 +16,7 @@ from gateway.transports.grpc.headers import (
     status_of_http,
     trailers_block,
 )
-from gateway.transports.http2.frames import NoHead, StreamFault
+from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
 from gateway.transports.http2.hpack import HeaderDecoder
 from gateway.wire.grpc import GrpcStatus, Metadata
 
@@ -94,21 +94,21 @@ def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadat
 )
 def test_fields_that_http2_forbids_are_a_fault(extra: list[tuple[bytes, bytes]]) -> None:
     """A stream with malformed fields is reset."""
-    assert isinstance(read_request_head([*CALL, *extra], 1 << 20), StreamFault)
+    assert isinstance(read_request_head([*CALL, *extra], 1 << 20), Http2StreamError)
 
 
 @pytest.mark.parametrize("missing", [b":method", b":scheme", b":path"])
 def test_missing_pseudo_fields_are_a_fault(missing: bytes) -> None:
     """A request needs its method, scheme and path."""
     left = [field for field in CALL if field[0] != missing]
-    assert isinstance(read_request_head(left, 1 << 20), StreamFault)
+    assert isinstance(read_request_head(left, 1 << 20), Http2StreamError)
 
 
 def test_fields_without_pseudo_fields_are_no_head() -> None:
     """Trailers are told from a request that lacks something; broken ones are just broken."""
-    assert isinstance(read_request_head([(b"x", b"y")], 1 << 20), NoHead)
-    assert isinstance(read_request_head([], 1 << 20), NoHead)
-    assert not isinstance(read_request_head([(b"X", b"y")], 1 << 20), NoHead)
+    assert isinstance(read_request_head([(b"x", b"y")], 1 << 20), MissingPseudoHeaders)
+    assert isinstance(read_request_head([], 1 << 20), MissingPseudoHeaders)
+    assert not isinstance(read_request_head([(b"X", b"y")], 1 << 20), MissingPseudoHeaders)
 
 
 def test_content_length_is_read() -> None:
@@ -132,7 +132,7 @@ def test_content_length_is_read() -> None:
 )
 def test_answers_with_forbidden_fields_are_a_fault(fields: list[tuple[bytes, bytes]]) -> None:
     """An answer is held to the same rules."""
-    assert isinstance(read_response_head(fields), StreamFault)
+    assert isinstance(read_response_head(fields), Http2StreamError)
 
 
 def test_odd_metadata_is_left_out() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
-from gateway.transports.grpc.messages import Message, MessageReader, framed, whole_message
+from gateway.transports.grpc.messages import Message, MessageReader, frame_message, whole_message
 
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 
@@ -27,7 +27,7 @@ def cut(data: bytes, sizes: list[int]) -> list[memoryview]:
 @given(messages=st.lists(st.binary(max_size=100), max_size=8), sizes=CUTS, reserve=st.booleans())
 def test_messages_survive_any_cut(messages: list[bytes], sizes: list[int], reserve: bool) -> None:
     """The same messages come out, with room reserved for them or not, and nothing is left over."""
-    data = b"".join(b"".join(framed([message])) for message in messages)
+    data = b"".join(b"".join(frame_message([message])) for message in messages)
     reader = MessageReader(100, "identity")
     found: list[bytes] = []
     for piece in cut(data, sizes):
@@ -49,7 +49,7 @@ def test_whole_message_is_a_view() -> None:
 @given(message=st.binary(max_size=100), limit=st.integers(90, 100))
 def test_data_that_is_one_message_needs_no_reader(message: bytes, limit: int) -> None:
     """What is taken in one look is what a reader makes of it, and a view; what is not, is not."""
-    data = b"".join(framed([message]))
+    data = b"".join(frame_message([message]))
     found = whole_message(memoryview(data), limit)
     assert (len(message) <= limit) == (found is not None)
     if found is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.cut_through import begins_with, early_places, whole_of
+from gateway.transports.http.cut_through import cut_through_limiter, early_dispatch_bytes, whole_of
 from gateway.transports.http.request_head import Head
 from gateway.wire.http import Headers, HttpRequest
 from tests.fakes import FakeArriving
@@ -36,7 +36,9 @@ def head(
 
 
 def begun(frontend: Any, asked: Head, **limits: int) -> int | None:
-    return begins_with(frontend, asked, ServerLimits(**{"cut_through_bytes": 64 * KIB, **limits}))
+    return early_dispatch_bytes(
+        frontend, asked, ServerLimits(**{"cut_through_bytes": 64 * KIB, **limits})
+    )
 
 
 def test_a_large_body_is_begun_with_what_is_enough() -> None:
@@ -81,7 +83,7 @@ def test_a_frontend_that_knows_nothing_of_it_has_bodies_whole() -> None:
 
 def test_most_places_are_for_whole_requests() -> None:
     """A quarter of them is for requests that hold theirs while clients send."""
-    places = early_places(ServerLimits(requests_in_flight=8))
+    places = cut_through_limiter(ServerLimits(requests_in_flight=8))
     assert [True, True, False] == [places.take() for _ in range(3)]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpMount
-from gateway.transports.http.faults import HttpFault
-from gateway.transports.http.path_router import Table
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.path_router import PathRouter
 from gateway.wire.http import HttpRequest, HttpResponse
 
 
@@ -31,7 +31,7 @@ class Single(Streaming):
 
 
 STREAMING, SINGLE = Streaming(), Single()
-TABLE = Table([HttpMount(("/v2",), STREAMING), HttpMount(("/v2/models/",), SINGLE)], None)
+TABLE = PathRouter([HttpMount(("/v2",), STREAMING), HttpMount(("/v2/models/",), SINGLE)], None)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_longest_prefix_wins(path: str, frontend: Streaming) -> None:
 def test_an_unclaimed_path_is_not_found() -> None:
     """Nobody answers it, each time it is asked for."""
     for _ in range(2):
-        with pytest.raises(HttpFault) as caught:
+        with pytest.raises(HttpError) as caught:
             TABLE.find("/v3")
         assert 404 == caught.value.response.status
 

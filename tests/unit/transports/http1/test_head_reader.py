@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.faults import HttpFault
-from gateway.transports.http1.head_reader import HeadReader, Memory, RequestHead
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 
 HEAD = b"POST /v2/x?a=b HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nX-One:  two \r\n\r\n"
 LIMITS = ServerLimits()
@@ -51,7 +51,7 @@ EXPECTED = (
 
 def test_leaves_what_follows_the_head() -> None:
     """A head ends at its empty line; the body is not looked at."""
-    head, rest = read(HeadReader(LIMITS, Memory()), HEAD + b"hello")
+    head, rest = read(HeadReader(LIMITS, RequestHeadCache()), HEAD + b"hello")
     assert (EXPECTED, b"hello") == (described(head), rest)
 
 
@@ -60,13 +60,13 @@ def test_reads_the_same_however_it_is_cut(cuts: set[int]) -> None:
     """The pieces a head comes in make no difference."""
     places = [0, *sorted(cuts), len(HEAD)]
     pieces = [HEAD[start:stop] for start, stop in itertools.pairwise(places)]
-    head, rest = read(HeadReader(LIMITS, Memory()), *pieces)
+    head, rest = read(HeadReader(LIMITS, RequestHeadCache()), *pieces)
     assert (EXPECTED, b"") == (described(head), rest)
 
 
 def test_reads_one_head_after_the_other() -> None:
     """Pipelined heads come one a call, blank lines between them passed over."""
-    reader = HeadReader(LIMITS, Memory())
+    reader = HeadReader(LIMITS, RequestHeadCache())
     data = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n\r\n\r\nGET /b HTTP/1.0\r\n\r\n"
     first, at = reader.feed(data, 0)
     second, end = reader.feed(data, at)
@@ -88,7 +88,8 @@ def test_reads_one_head_after_the_other() -> None:
 def test_notes_who_wants_the_connection_to_end(field: bytes, closes: bool) -> None:
     """Clients that ask for the end, or for another protocol, are told apart."""
     head, _ = read(
-        HeadReader(LIMITS, Memory()), b"GET / HTTP/1.1\r\nHost: h\r\n" + field + b"\r\n\r\n"
+        HeadReader(LIMITS, RequestHeadCache()),
+        b"GET / HTTP/1.1\r\nHost: h\r\n" + field + b"\r\n\r\n",
     )
     assert head is not None
     assert closes == head.closes
@@ -104,25 +105,25 @@ def test_notes_who_wants_the_connection_to_end(field: bytes, closes: bool) -> No
 )
 def test_gives_up_heads_that_grow(limits: dict[str, int], data: bytes, limit: str) -> None:
     """A head over a limit is refused before its end has come."""
-    with pytest.raises(HttpFault) as caught:
-        read(HeadReader(ServerLimits(**limits), Memory()), data, b"\r\n")
+    with pytest.raises(HttpError) as caught:
+        read(HeadReader(ServerLimits(**limits), RequestHeadCache()), data, b"\r\n")
     assert (431, limit, True) == (caught.value.status, caught.value.limit, caught.value.close)
 
 
 @given(st.binary(max_size=200))
 def test_refuses_or_waits_for_anything_else(data: bytes) -> None:
     """Whatever comes is a head, the beginning of one, or an HttpFault."""
-    reader = HeadReader(LIMITS, Memory())
+    reader = HeadReader(LIMITS, RequestHeadCache())
     try:
         head, at = reader.feed(data, 0)
-    except HttpFault:
+    except HttpError:
         return
     assert at == len(data) or head is not None
 
 
 def test_knows_a_head_again_once_it_was_found_right() -> None:
     """A head that was checked twice is not read a third time; one that was not, is."""
-    memory = Memory()
+    memory = RequestHeadCache()
     first, _ = read(HeadReader(LIMITS, memory), HEAD)
     again, _ = read(HeadReader(LIMITS, memory), HEAD)
     assert first is not None
@@ -141,7 +142,7 @@ def test_knows_a_head_again_once_it_was_found_right() -> None:
 
 def test_remembers_no_head_that_came_in_pieces() -> None:
     """Only the bytes of a whole head are a key."""
-    memory = Memory()
+    memory = RequestHeadCache()
     head, _ = read(HeadReader(LIMITS, memory), HEAD[:10], HEAD[10:])
     assert head is not None
     assert b"" == head.raw

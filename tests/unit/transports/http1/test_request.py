@@ -6,10 +6,10 @@ import asyncio
 
 import numpy as np
 
-from gateway.transports.admission import Budget, Lease
+from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http1.head_reader import Memory, RequestHead
-from gateway.transports.http1.request import Coming
+from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
+from gateway.transports.http1.request import ReceivingRequest
 
 SIZE = 1 << 20
 PIECE = 60_000
@@ -28,16 +28,16 @@ class Quiet:
         """Do nothing."""
 
 
-def coming(size: int) -> Coming:
+def coming(size: int) -> ReceivingRequest:
     fields = [(b"Host", b"h"), (b"Content-Length", b"%d" % size)]
     head = RequestHead("POST", "/x", (1, 1), fields, closes=False, length=size, chunked=False)
-    return Coming(Quiet(), head, Memory())
+    return ReceivingRequest(Quiet(), head, RequestHeadCache())
 
 
 async def test_a_large_body_is_received_where_it_stays() -> None:
     """What a socket is read into is the body that the frontend is given."""
     asked = coming(SIZE)
-    lease = Lease(Budget(SIZE), 0.1)
+    lease = Reservation(MemoryBudget(SIZE), 0.1)
     reading = asyncio.create_task(asked.body(SIZE, ServerLimits(), lease))
     await asyncio.sleep(0)
     rooms: list[memoryview] = []
@@ -68,5 +68,5 @@ async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
     assert before is halfway is None
     assert body is not None
     assert b"hello" == body.tobytes()
-    again = await asked.body(5, ServerLimits(), Lease(Budget(5), 0.1))
+    again = await asked.body(5, ServerLimits(), Reservation(MemoryBudget(5), 0.1))
     assert body.obj is again.obj

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gateway.ir.errors import GatewayError, TooLarge, UpstreamProtocolError
 from gateway.transports.contract import ClientLimits
-from gateway.transports.http.client_rules import Peer
-from gateway.transports.http1.response_reader import Answer, AnswerHeads
+from gateway.transports.http.client_rules import UpstreamErrors
+from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
 
-PEER = Peer("far:80", "far", ClientLimits(message_bytes=100))
+PEER = UpstreamErrors("far:80", "far", ClientLimits(message_bytes=100))
 HEAD = b"HTTP/1.1 200 OK\r\nX-One: 1\r\n"
 FRAMED = {
     "length": HEAD + b"Content-Length: 5\r\n\r\nhello",
@@ -30,7 +30,7 @@ def cut(data: bytes, cuts: set[int]) -> list[bytes]:
     return [data[start:stop] for start, stop in itertools.pairwise(places)]
 
 
-def fed(answer: Answer, *pieces: bytes) -> Answer:
+def fed(answer: ResponseReader, *pieces: bytes) -> ResponseReader:
     """Feed *pieces* as a connection does: into the answer's room where it has one."""
     for piece in pieces:
         room = answer.room()
@@ -49,10 +49,12 @@ def test_reads_the_same_however_it_is_cut(
     framing: str, streamed: bool, cuts: set[int], heads: bool
 ) -> None:
     """Status, fields and body do not depend on pieces, framing, and whether the head is known."""
-    known = AnswerHeads()
+    known = ResponseHeadCache()
     for _ in range(2 * heads):
-        fed(Answer(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
-    answer = fed(Answer(PEER, "GET", streamed=streamed, known=known), *cut(FRAMED[framing], cuts))
+        fed(ResponseReader(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
+    answer = fed(
+        ResponseReader(PEER, "GET", streamed=streamed, known=known), *cut(FRAMED[framing], cuts)
+    )
     assert answer.ended()
     body = b"".join(answer.pieces) if streamed else bytes(answer.body())
     assert (200, b"hello") == (answer.head.status, body)
@@ -64,10 +66,10 @@ def test_reads_the_same_however_it_is_cut(
 @pytest.mark.parametrize("framing", FRAMED)
 def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> None:
     """Of a head that came before, nothing is read anew, and everything is as it was."""
-    known = AnswerHeads()
+    known = ResponseHeadCache()
     said = []
     for _ in range(3):
-        answer = fed(Answer(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
+        answer = fed(ResponseReader(PEER, "GET", streamed=streamed, known=known), FRAMED[framing])
         assert answer.ended()
         body = b"".join(answer.pieces) if streamed else bytes(answer.body())
         said.append((answer.head, answer.keeps, body))
@@ -75,12 +77,12 @@ def test_a_head_that_is_known_says_the_same(framing: str, streamed: bool) -> Non
     assert (framing != "interim") == len(known)
 
 
-def known_after(times: int, data: bytes, peer: Peer = PEER) -> AnswerHeads:
+def known_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> ResponseHeadCache:
     """Return what is known of heads after *data* came so many times."""
-    known = AnswerHeads()
+    known = ResponseHeadCache()
     for _ in range(times):
         with contextlib.suppress(TooLarge):
-            Answer(peer, "GET", streamed=False, known=known).feed(data)
+            ResponseReader(peer, "GET", streamed=False, known=known).feed(data)
     return known
 
 
@@ -118,7 +120,7 @@ def test_whatever_else_is_to_be_done_is_left_to_a_reader(data: bytes) -> None:
 def test_a_large_body_is_received_where_it_stays() -> None:
     """What a socket is read into, once the head is known, is the body that is given."""
     size = 1 << 20
-    answer = Answer(Peer("far:80", "far", ClientLimits()), "GET", streamed=False)
+    answer = ResponseReader(UpstreamErrors("far:80", "far", ClientLimits()), "GET", streamed=False)
     answer.feed(HEAD + b"Content-Length: %d\r\n\r\nfirst" % size)
     rooms = []
     while not answer.done:
@@ -134,19 +136,19 @@ def test_a_large_body_is_received_where_it_stays() -> None:
 
 def test_a_known_head_is_checked_against_the_limit_each_time() -> None:
     """A body that is too large is refused the second time as it was the first."""
-    known = AnswerHeads()
+    known = ResponseHeadCache()
     for streamed in (True, True, False, False):
-        answer = Answer(PEER, "GET", streamed=streamed, known=known)
+        answer = ResponseReader(PEER, "GET", streamed=streamed, known=known)
         with contextlib.nullcontext() if streamed else pytest.raises(TooLarge):
             answer.feed(HEAD + b"Content-Length: 101\r\n\r\n")
 
 
 def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
     """What is remembered of an answer to GET is read by the method of the next request."""
-    known = AnswerHeads()
+    known = ResponseHeadCache()
     for _ in range(2):
-        fed(Answer(PEER, "GET", streamed=False, known=known), FRAMED["length"])
-    answer = Answer(PEER, "HEAD", streamed=False, known=known)
+        fed(ResponseReader(PEER, "GET", streamed=False, known=known), FRAMED["length"])
+    answer = ResponseReader(PEER, "HEAD", streamed=False, known=known)
     head = FRAMED["length"].removesuffix(b"hello")
     assert answer.feed(FRAMED["length"]) == len(head)
     assert answer.done
@@ -164,16 +166,16 @@ def test_a_known_head_of_a_question_for_the_head_alone_has_no_body() -> None:
 )
 def test_answers_without_a_body_end_with_their_head(method: str, head: bytes) -> None:
     """Where HTTP has no body none is awaited, and the connection is kept."""
-    answer = fed(Answer(PEER, method, streamed=False), head)
+    answer = fed(ResponseReader(PEER, method, streamed=False), head)
     assert (True, True, b"") == (answer.done, answer.keeps, bytes(answer.body()))
 
 
 def test_leaves_what_follows_an_answer() -> None:
     """Bytes behind the end do not belong to the answer, whether its head is known or not."""
-    known = AnswerHeads()
+    known = ResponseHeadCache()
     data = FRAMED["length"]
     for _ in range(3):
-        answer = Answer(PEER, "GET", streamed=False, known=known)
+        answer = ResponseReader(PEER, "GET", streamed=False, known=known)
         assert len(data) == answer.feed(data + b"HTTP/1.1 200 OK")
         assert b"hello" == bytes(answer.body())
     assert 1 == len(known)
@@ -198,7 +200,7 @@ def test_leaves_what_follows_an_answer() -> None:
 )
 def test_refuses_what_is_no_answer_or_too_large(data: bytes, kind: type[GatewayError]) -> None:
     """What an upstream may not send is said by name."""
-    answer = Answer(PEER, "GET", streamed=False)
+    answer = ResponseReader(PEER, "GET", streamed=False)
     with pytest.raises(GatewayError) as caught:
         answer.feed(data)
     assert kind is type(caught.value)
@@ -206,5 +208,7 @@ def test_refuses_what_is_no_answer_or_too_large(data: bytes, kind: type[GatewayE
 
 def test_connection_that_ends_early_leaves_it_unfinished() -> None:
     """The end of the connection ends only an answer that has no other end."""
-    answer = fed(Answer(PEER, "GET", streamed=False), HEAD + b"Content-Length: 5\r\n\r\nhel")
+    answer = fed(
+        ResponseReader(PEER, "GET", streamed=False), HEAD + b"Content-Length: 5\r\n\r\nhel"
+    )
     assert not answer.ended()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import Budget, ConnectionCount, Slots
+from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, MemoryBudget
 from gateway.transports.contract import HttpMount, ServerLimits
-from gateway.transports.http.cut_through import early_places
-from gateway.transports.http.interfaces import Listener
-from gateway.transports.http.path_router import Table
+from gateway.transports.http.cut_through import cut_through_limiter
+from gateway.transports.http.interfaces import ListenerState
+from gateway.transports.http.path_router import PathRouter
 from gateway.transports.http1.head_reader import READ_BYTES
-from gateway.transports.http1.server_connection import Connection, Door
+from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.wire.http import HttpRequest, HttpResponse
 
 LENGTH = 200_000
@@ -85,18 +85,18 @@ class Scene:
     def __init__(self, **limits: Any) -> None:
         server_limits = ServerLimits(**limits)
         self.frontend = Answering()
-        self.budget = Budget(BUDGET)
-        listener = Listener(
+        self.budget = MemoryBudget(BUDGET)
+        listener = ListenerState(
             limits=server_limits,
             budget=self.budget,
-            slots=Slots("requests_in_flight", 4, 4),
-            find=Table([HttpMount(("/v2",), self.frontend)], None).find,
+            slots=ConcurrencyLimiter("requests_in_flight", 4, 4),
+            find=PathRouter([HttpMount(("/v2",), self.frontend)], None).find,
             refused=lambda _error: None,
-            early=early_places(server_limits),
+            early=cut_through_limiter(server_limits),
         )
-        self.door = Door(listener, ConnectionCount(1, 1), reserve=False)
+        self.door = Http1ServerProtocol(listener, ConnectionCount(1, 1), reserve=False)
         self.socket = Socket()
-        self.connection = Connection(self.door, asyncio.get_running_loop())
+        self.connection = Http1ServerConnection(self.door, asyncio.get_running_loop())
         self.connection.connection_made(self.socket)
 
     def send(self, data: bytes) -> None:

@@ -9,11 +9,11 @@ import random
 import pytest
 
 from gateway.ir.errors import Overloaded, Unavailable
-from gateway.transports.admission import Budget, Lease
+from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http.faults import HttpFault
-from gateway.transports.http.request_body import Pace
-from gateway.transports.http1.streaming_body import HELD_BYTES, PIECE_BYTES, Arrival
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.request_body import TransferRateLimit
+from gateway.transports.http1.streaming_body import HELD_BYTES, PIECE_BYTES, CutThroughBody
 from tests.fakes import settle
 
 
@@ -26,7 +26,7 @@ class FakeSource:
         self.piece = piece
         self.reading = False
         self.looked: list[int] = []
-        self.arrival: Arrival
+        self.arrival: CutThroughBody
 
     def give_me(self) -> None:
         self.reading = True
@@ -71,15 +71,17 @@ class Scene:
     ) -> None:
         self.body = os.urandom(size)
         self.source = FakeSource(self.body)
-        self.budget = Budget(budget)
-        self.lease = Lease(self.budget, 0.01)
-        self.faults: list[HttpFault] = []
+        self.budget = MemoryBudget(budget)
+        self.lease = Reservation(self.budget, 0.01)
+        self.faults: list[HttpError] = []
         server_limits = ServerLimits(**limits)  # type: ignore[arg-type]  # times are numbers
-        pace = Pace(server_limits, asyncio.get_running_loop())
-        self.arrival = Arrival(self.source, size, start, pace, self.lease, self.faults.append)
+        pace = TransferRateLimit(server_limits, asyncio.get_running_loop())
+        self.arrival = CutThroughBody(
+            self.source, size, start, pace, self.lease, self.faults.append
+        )
         self.source.arrival = self.arrival
 
-    async def begun(self, size: int = 1000) -> Arrival:
+    async def begun(self, size: int = 1000) -> CutThroughBody:
         """Return the arrival when its head has come, with *size* bytes."""
         beginning = asyncio.ensure_future(self.arrival.begin())
         await settle()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2
-from gateway.transports.http2.frames import H2Fault, StreamFault, frame
+from gateway.transports.http2.frames import Http2ConnectionError, Http2StreamError, frame
 from gateway.transports.http2.hpack import Field, literal
-from gateway.transports.http2.streams import Stream
+from gateway.transports.http2.streams import Http2Stream
 from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
@@ -36,9 +36,9 @@ class Seen(FrameByFrame):
         self.core = Http2(self, self.read, client=client, streams=streams, header_bytes=16_384)
 
     @staticmethod
-    def read(fields: Sequence[Field]) -> list[Field] | StreamFault:
+    def read(fields: Sequence[Field]) -> list[Field] | Http2StreamError:
         if (b"bad", b"1") in fields:
-            return StreamFault(frames.PROTOCOL_ERROR, "bad")
+            return Http2StreamError(frames.PROTOCOL_ERROR, "bad")
         return list(fields)
 
     def take(self) -> bytes:
@@ -50,18 +50,18 @@ class Seen(FrameByFrame):
     def settled(self) -> None:
         self.log.append("settled")
 
-    def head(self, stream: Stream, head: Any, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
         self.log.append(("head", stream.number, dict(head), end))
 
-    def data(self, stream: Stream, view: memoryview, *, end: bool) -> None:
+    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         self.data_of[stream.number] = self.data_of.get(stream.number, b"") + view
         if end:
             self.log.append(("end", stream.number))
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         self.log.append(("reset", stream.number, code))
 
-    def sent(self, stream: Stream) -> None:
+    def sent(self, stream: Http2Stream) -> None:
         self.log.append(("sent", stream.number))
 
     def went_away(self, code: int, message: str) -> None:
@@ -152,10 +152,10 @@ def opening(number: int = 1, *, end: bool = False, block: bytes = BLOCK) -> byte
     return frame(frames.HEADERS, flags, number, block)
 
 
-def fault(*frames_: bytes, streams: int = 100) -> H2Fault:
+def fault(*frames_: bytes, streams: int = 100) -> Http2ConnectionError:
     """Feed a server what it must refuse; return the fault after finding GOAWAY."""
     server = Seen(streams=streams)
-    with pytest.raises(H2Fault) as caught:
+    with pytest.raises(Http2ConnectionError) as caught:
         server.core.feed(PREFACE + b"".join(frames_))
     goaway = b"".join(server.core.out).rpartition(bytes([frames.GOAWAY, 0, 0, 0, 0, 0]))[2]
     assert caught.value.code == int.from_bytes(goaway[4:8], "big")
@@ -225,7 +225,7 @@ def test_broken_framing_ends_the_connection(name: str) -> None:
 )
 def test_connection_must_begin_as_http2_does(greeting: bytes) -> None:
     """The preface and SETTINGS come first."""
-    with pytest.raises(H2Fault):
+    with pytest.raises(Http2ConnectionError):
         Seen().core.feed(greeting)
 
 
@@ -351,7 +351,7 @@ def test_grant_lets_more_come() -> None:
     server.core.grant(server.core.streams[1], 10)
     data = [frame(frames.DATA, 0, 1, bytes(size)) for size in (40_000, 25_535, 10)]
     server.core.feed(b"".join(data))
-    with pytest.raises(H2Fault, match="stream's window"):
+    with pytest.raises(Http2ConnectionError, match="stream's window"):
         server.core.feed(frame(frames.DATA, 0, 1, b"x"))
 
 

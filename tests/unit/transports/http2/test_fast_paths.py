@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.frames import H2Fault, frame
+from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.receiver import STREAM_WINDOW
 from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, TRAILERS, Seen
@@ -84,7 +84,7 @@ def told(sent: bytes, size: int, *, client: bool) -> Any:
     try:
         for at in range(0, len(sent), size):
             seen.core.feed(sent[at : at + size])
-    except H2Fault as found:
+    except Http2ConnectionError as found:
         fault = found.code, found.message
     return seen.log, seen.data_of, sorted(seen.core.streams), seen.take(), fault
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.transports.http2 import frames
-from gateway.transports.http2.frames import H2Fault, frame
+from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
 from tests.unit.transports.http2.test_connection import (
     ANSWER,
@@ -62,7 +62,7 @@ def test_flood_is_sent_away(name: str) -> None:
     server.core.feed(PREFACE + opening(1))
     if name in ("resets_of_nothing", "late_data"):
         server.core.feed(frames.reset(1, frames.CANCEL))
-    with pytest.raises(H2Fault) as caught:
+    with pytest.raises(Http2ConnectionError) as caught:
         flood(server, lambda: make(number), 2100)
     assert frames.ENHANCE_YOUR_CALM == caught.value.code
     assert len(server.core.streams) <= 1
@@ -72,7 +72,7 @@ def test_streams_over_the_limit_are_a_flood_too() -> None:
     """A client that does not heed the limit of streams is sent away."""
     server, number = Seen(streams=1), numbers()
     server.core.feed(PREFACE + opening(1))
-    with pytest.raises(H2Fault):
+    with pytest.raises(Http2ConnectionError):
         flood(server, lambda: opening(number()), 2000)
     assert 1 == len(server.core.streams)
 
@@ -82,7 +82,7 @@ def test_continuations_do_not_go_on(size: int) -> None:
     """A header block ends by its frames or by its bytes."""
     server = Seen()
     server.core.feed(PREFACE + frame(frames.HEADERS, 0, 1, b""))
-    with pytest.raises(H2Fault) as caught:
+    with pytest.raises(Http2ConnectionError) as caught:
         flood(server, lambda: frame(frames.CONTINUATION, 0, 1, bytes(size)), 50)
     assert frames.ENHANCE_YOUR_CALM == caught.value.code
 
@@ -92,7 +92,7 @@ def test_window_of_a_byte_earns_nothing() -> None:
     server = Seen()
     server.core.feed(PREFACE + frames.settings([(4, 0)]) + opening(1, end=True))
     server.core.outlet.send(server.core.streams[1], ANSWER, [bytes(100_000)], TRAILERS)
-    with pytest.raises(H2Fault):
+    with pytest.raises(Http2ConnectionError):
         flood(server, lambda: frames.window_update(1, 1), 3000)
 
 

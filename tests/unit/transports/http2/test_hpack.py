@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transports.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, H2Fault
+from gateway.transports.http2.frames import (
+    COMPRESSION_ERROR,
+    ENHANCE_YOUR_CALM,
+    Http2ConnectionError,
+)
 from gateway.transports.http2.hpack import HeaderDecoder, indexed, literal
 
 FIELDS = st.lists(
@@ -60,7 +64,7 @@ def test_any_bytes_are_read_or_refused(block: bytes) -> None:
     except (hpack.HPACKError, ValueError):
         theirs = None
     if theirs is None:
-        with pytest.raises(H2Fault) as caught:
+        with pytest.raises(Http2ConnectionError) as caught:
             HeaderDecoder(LIMIT).decode(block)
         assert COMPRESSION_ERROR == caught.value.code
     else:
@@ -78,7 +82,7 @@ def test_fields_are_bounded_as_they_are_read() -> None:
     """A bomb of references to one large entry ends at the limit, not after it."""
     decoder = HeaderDecoder(8192)
     decoder.decode(b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4000)
-    with pytest.raises(H2Fault, match="more than 8192 bytes") as caught:
+    with pytest.raises(Http2ConnectionError, match="more than 8192 bytes") as caught:
         decoder.decode(b"\xbe" * 1000)
     assert ENHANCE_YOUR_CALM == caught.value.code
 
@@ -97,7 +101,7 @@ def test_fields_are_bounded_as_they_are_read() -> None:
 )
 def test_faults_are_named(block: bytes, why: str) -> None:
     """Each way to be wrong is said."""
-    with pytest.raises(H2Fault, match=why):
+    with pytest.raises(Http2ConnectionError, match=why):
         HeaderDecoder(LIMIT).decode(block)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.transports.net.resolver import Upstream, look_up, upstream_of
+from gateway.transports.net.resolver import UpstreamConnector, look_up, upstream_of
 from tests.fakes import FakeClock
 
 NOBODY = "127.0.0.2"
@@ -47,7 +47,7 @@ async def listening() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def peer_of(upstream: Upstream) -> str:
+async def peer_of(upstream: UpstreamConnector) -> str:
     """Connect, and return where that led to."""
     seen: list[str] = []
 
@@ -65,7 +65,7 @@ async def test_name_is_remembered_for_the_floor() -> None:
     """Connections within it ask once; after it the name is looked up again."""
     names, clock = Names("127.0.0.1"), FakeClock(0.0)
     async with listening() as port:
-        upstream = Upstream("host", port, floor_s=5.0, resolve=names, clock=clock)
+        upstream = UpstreamConnector("host", port, floor_s=5.0, resolve=names, clock=clock)
         for _ in range(3):
             assert "127.0.0.1" == await peer_of(upstream)
         assert 1 == names.asked
@@ -78,7 +78,7 @@ async def test_every_address_is_tried_and_a_dead_one_comes_last() -> None:
     """An address that does not answer is not asked first a second time."""
     names = Names(NOBODY, "127.0.0.1")
     async with listening() as port:
-        upstream = Upstream("host", port, resolve=names)
+        upstream = UpstreamConnector("host", port, resolve=names)
         assert ["127.0.0.1"] * 2 == [await peer_of(upstream) for _ in range(2)]
         assert ["127.0.0.1", NOBODY] == await upstream._addresses()
 
@@ -87,7 +87,7 @@ async def test_failure_looks_the_name_up_again() -> None:
     """Where nobody answers the name may have moved: it is not trusted for the floor."""
     names = Names(NOBODY)
     async with listening() as port:
-        upstream = Upstream("host", port, floor_s=60.0, resolve=names)
+        upstream = UpstreamConnector("host", port, floor_s=60.0, resolve=names)
         with pytest.raises(ConnectionRefusedError):
             await peer_of(upstream)
         names.addresses = ["127.0.0.1"]
@@ -98,20 +98,20 @@ async def test_stale_addresses_serve_while_the_resolver_fails() -> None:
     """A name that was known stays known; one that never was is an error."""
     names = Names("127.0.0.1")
     async with listening() as port:
-        upstream = Upstream("host", port, floor_s=0.0, resolve=names)
+        upstream = UpstreamConnector("host", port, floor_s=0.0, resolve=names)
         await peer_of(upstream)
         names.works = False
         assert "127.0.0.1" == await peer_of(upstream)
         with pytest.raises(socket.gaierror):
-            await peer_of(Upstream("host", port, resolve=names))
+            await peer_of(UpstreamConnector("host", port, resolve=names))
 
 
 async def test_addresses_are_not_looked_up() -> None:
     """An IP address is taken as it is; a name really is looked up by the system."""
     names = Names()
     async with listening() as port:
-        assert "127.0.0.1" == await peer_of(Upstream("127.0.0.1", port, resolve=names))
-        assert "127.0.0.1" == await peer_of(Upstream("localhost", port))
+        assert "127.0.0.1" == await peer_of(UpstreamConnector("127.0.0.1", port, resolve=names))
+        assert "127.0.0.1" == await peer_of(UpstreamConnector("localhost", port))
         assert "127.0.0.1" in await look_up("localhost", port)
     assert 0 == names.asked
 

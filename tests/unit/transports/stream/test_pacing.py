@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.transports.contract import ServerLimits
-from gateway.transports.stream.pacing import Pace
+from gateway.transports.stream.pacing import FrameTimeouts
 
 LIMITS = ServerLimits(
     header_timeout_s=10,
@@ -60,7 +60,7 @@ class Watched:
         self.loop = Loop()
         self.expired: list[str] = []
         loop = cast("asyncio.AbstractEventLoop", self.loop)
-        self.pace = Pace(LIMITS, loop, self.expired.append)
+        self.pace = FrameTimeouts(LIMITS, loop, self.expired.append)
         self.pace.opened()
 
     def take(self, size: int, *, partial: bool = False, frames: int = 0) -> None:

@@ -16,7 +16,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, Unsupported, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import array_tensor, items_tensor
-from gateway.protocols.grps.custom.json_path import find, read_place
+from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.options import check_options, custom_paths, settings_of
@@ -250,10 +250,10 @@ def test_routes_that_are_wrong_say_where(route: Any, text: str) -> None:
 def test_places_are_followed_and_miss_without_a_crash() -> None:
     """Names, numbers from either end, and nothing where a document ends."""
     document = {"a": [{"b": 1}, {"b": 2}]}
-    missing = [find(document, read_place(place)) for place in ("a[2]", "b", "a.b", "a[0].b.c")]
+    missing = [lookup(document, read_place(place)) for place in ("a[2]", "b", "a.b", "a[0].b.c")]
     assert (2, 1, 1) == (
-        find(document, read_place("a[-1].b")),
-        find(document, read_place("a[0].b")),
+        lookup(document, read_place("a[-1].b")),
+        lookup(document, read_place("a[0].b")),
         len(set(map(id, missing))),
     )
 

@@ -11,7 +11,7 @@ from gateway.ir.data import as_items
 from gateway.ir.errors import MalformedMessage, TooLarge, UpstreamError
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.http.json_stream import PieceSplitter
+from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.wire.http import HttpResponse
 
 VALUES = [{"a": '}{"\\'}, {}, {"b": [{"c": "é\n"}, [1]]}, {"d": "\\\\"}]
@@ -20,7 +20,7 @@ TEXT = b"".join(orjson.dumps(value) for value in VALUES)
 
 def pieces(text: bytes, step: int, status: int = 200) -> list[bytes]:
     """Return the messages of a stream that comes in pieces of *step* bytes."""
-    splitter = PieceSplitter(DEFAULT_LIMITS)
+    splitter = JsonStreamSplitter(DEFAULT_LIMITS)
     found: list[HttpResponse] = []
     for at in range(0, len(text), step):
         found += splitter.receive(HttpResponse(status, body=(text[at : at + step],)))
@@ -63,7 +63,7 @@ def test_other_things_between_values_are_malformed() -> None:
 
 def test_a_value_over_the_limit_is_refused() -> None:
     """A value that never ends is not held for ever."""
-    splitter = PieceSplitter(MessageLimits(json_bytes=20))
+    splitter = JsonStreamSplitter(MessageLimits(json_bytes=20))
     with pytest.raises(TooLarge, match="at most 20"):
         splitter.receive(HttpResponse(200, body=(b'{"a":"' + b"x" * 20,)))
 

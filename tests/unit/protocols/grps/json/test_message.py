@@ -13,7 +13,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.protocols.grps.custom.json_path import fill, names_in, plain
+from gateway.protocols.grps.custom.json_path import names_in, plain, render
 from gateway.protocols.grps.json.elements import read_array
 from gateway.protocols.grps.json.message import read_answer, read_request, write_json
 from gateway.protocols.grps.messages import Form, GrpsMessage, Status
@@ -265,9 +265,9 @@ def test_tensors_are_plain_json(tensor: Tensor, found: Any) -> None:
 def test_templates_are_filled() -> None:
     """Keys and plain values stay; booleans in a longer text are JSON's words."""
     template = {"a": ["${x}", 1, None], "b": "is ${x[0]}, ${y}"}
-    assert {"a": [[True], 1, None], "b": "is true, z"} == fill(template, {"x": [True], "y": "z"})
+    assert {"a": [[True], 1, None], "b": "is true, z"} == render(template, {"x": [True], "y": "z"})
     assert ({"x", "y"}, set()) == (names_in(template), names_in(5))
     with pytest.raises(GatewayError, match="no element"):
-        fill("${x[9]}", {"x": [1]})
+        render("${x[9]}", {"x": [1]})
     with pytest.raises(GatewayError, match="no datatype"):
         plain(Tensor("x", None, None, items_tensor("", (0,), []).data))

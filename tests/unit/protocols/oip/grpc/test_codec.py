@@ -13,7 +13,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Origin, Sequence
-from gateway.ir.data import SharedData, as_numpy, as_raw
+from gateway.ir.data import SharedMemoryData, as_numpy, as_raw
 from gateway.ir.errors import (
     ERROR_CLASSES,
     ErrorCode,
@@ -159,7 +159,7 @@ TWO = pb.InferParameter(int64_param=2)
 def test_classes_and_places_of_outputs() -> None:
     """A requested output may be asked for as classes, or into shared memory."""
     assert (RequestedOutput("Y", classes=2),) == read(asking(classification=TWO)).outputs
-    place = SharedData("r", 0, 8)
+    place = SharedMemoryData("r", 0, 8)
     assert (RequestedOutput("Y", shared=place),) == read(asking(**REGION)).outputs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.data import SharedData, as_raw
+from gateway.ir.data import SharedMemoryData, as_raw
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -269,16 +269,16 @@ def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
         fp32("X", parameters=SHARED), fp32("Y"), fp32("Z", parameters=SHARED), raw=[FLOATS]
     )
     _, _, tensors = InferReader(DEFAULT_LIMITS).request(view)
-    place = SharedData("r", 0, 4)
+    place = SharedMemoryData("r", 0, 4)
     assert [place, FLOATS, place] == [
-        tensor.data if isinstance(tensor.data, SharedData) else bytes(as_raw(tensor))
+        tensor.data if isinstance(tensor.data, SharedMemoryData) else bytes(as_raw(tensor))
         for tensor in tensors
     ]
 
 
 def test_outputs_in_shared_memory_have_no_data() -> None:
     """An empty place among the raw contents, or none, stands for them; both are read."""
-    place = SharedData("r", 0, 4)
+    place = SharedMemoryData("r", 0, 4)
     for raw in ([b"", FLOATS], [FLOATS]):
         outputs = [
             pb.ModelInferResponse.InferOutputTensor(name=name, datatype="FP32", shape=shape)

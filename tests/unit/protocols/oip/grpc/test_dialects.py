@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Parameter
-from gateway.ir.data import SharedData
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Tensor, raw_tensor
@@ -68,12 +68,14 @@ def test_parameters_of_tensors_are_checked_too() -> None:
             "output 'Y' is asked for as 3 classes",
         ),
         (
-            InferRequest(model=M, outputs=(RequestedOutput("Y", shared=SharedData("r", 0, 4)),)),
+            InferRequest(
+                model=M, outputs=(RequestedOutput("Y", shared=SharedMemoryData("r", 0, 4)),)
+            ),
             "output 'Y' is asked for in shared memory",
         ),
         (
             InferRequest(
-                model=M, inputs=(Tensor("X", Datatype.FP32, (1,), SharedData("r", 0, 4)),)
+                model=M, inputs=(Tensor("X", Datatype.FP32, (1,), SharedMemoryData("r", 0, 4)),)
             ),
             "input 'X' lies in shared memory",
         ),

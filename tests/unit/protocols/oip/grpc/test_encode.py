@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.ir.data import ArrayData, RawData, SharedData, as_raw
+from gateway.ir.data import ArrayData, RawData, SharedMemoryData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
-from gateway.protocols.oip.grpc.encode import RAW_INPUTS, RAW_OUTPUTS, InferWriter, PlainWriter
+from gateway.protocols.oip.grpc.encode import (
+    RAW_INPUTS,
+    RAW_OUTPUTS,
+    FastInferEncoder,
+    InferEncoder,
+)
 from gateway.schema import open_inference_pb2 as pb
 
-WRITER = InferWriter()
+WRITER = InferEncoder()
 M = ModelRef("m", "1")
 X = array_tensor("X", np.arange(6, dtype="<i2").reshape(2, 3))
 BIG = array_tensor("BIG", np.arange(4096, dtype="<i4"))
@@ -80,7 +85,7 @@ def test_large_data_are_parts_of_their_own() -> None:
 
 def test_an_output_in_shared_memory_has_an_empty_place() -> None:
     """Clients count raw contents with the outputs; of inputs those in the message are counted."""
-    placed = Tensor("S", X.datatype, X.shape, SharedData("r", 4, 12))
+    placed = Tensor("S", X.datatype, X.shape, SharedMemoryData("r", 4, 12))
     rows = np.arange(6, dtype="<i2").tobytes()
     answer = pb.ModelInferResponse.FromString(joined(WRITER.response(M, "", {}, [placed, X])))
     assert [b"", rows] == list(answer.raw_output_contents)
@@ -128,15 +133,15 @@ def test_most_messages_are_written_at_once_and_alike(
 ) -> None:
     """Tensors, raw or arrays, small or large, are written with the very bytes of the writer of everything."""
     wanted = (RequestedOutput("Y"), RequestedOutput("Z"))
-    plain = PlainWriter(RAW_INPUTS).write(M, request_id, tensors, wanted)
+    plain = FastInferEncoder(RAW_INPUTS).write(M, request_id, tensors, wanted)
     assert joined(WRITER.request(M, request_id, {}, tensors, wanted)) == joined(plain)
-    plain = PlainWriter(RAW_OUTPUTS).write(M, request_id, tensors)
+    plain = FastInferEncoder(RAW_OUTPUTS).write(M, request_id, tensors)
     assert joined(WRITER.response(M, request_id, {}, tensors)) == joined(plain)
 
 
 def test_large_data_written_at_once_are_not_copied() -> None:
     """Small data stand with what is around them; large data are sent from where they lie."""
-    plain = PlainWriter(RAW_OUTPUTS).write(M, "", [X, BIG, X, raw(BIG)])
+    plain = FastInferEncoder(RAW_OUTPUTS).write(M, "", [X, BIG, X, raw(BIG)])
     assert plain is not None
     assert [False, True, False, True] == [isinstance(part, memoryview) for part in plain]
     assert isinstance(BIG.data, ArrayData)
@@ -146,7 +151,7 @@ def test_large_data_written_at_once_are_not_copied() -> None:
 def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
     """An array's elements go out in the order of its shape, however they lie in memory."""
     turned = array_tensor("X", np.arange(6, dtype="<i2").reshape(3, 2).T)
-    plain = PlainWriter(RAW_OUTPUTS).write(M, "", [turned])
+    plain = FastInferEncoder(RAW_OUTPUTS).write(M, "", [turned])
     assert joined(WRITER.response(M, "", {}, [turned])) == joined(plain)
 
 
@@ -161,14 +166,14 @@ def test_arrays_that_are_not_in_rows_are_written_in_rows() -> None:
         Tensor("X", X.datatype, (2, 2), RawData(as_raw(X))),
         Tensor("X", X.datatype, (0,), RawData(as_raw(X))),
         Tensor("X", X.datatype, X.shape, ArrayData(np.zeros((2, 3), ">i2"))),
-        Tensor("X", X.datatype, X.shape, SharedData("r", 0, 12)),
+        Tensor("X", X.datatype, X.shape, SharedMemoryData("r", 0, 12)),
         Tensor("X", X.datatype, X.shape, X.data, {"k": "v"}),
         Tensor("\ud800", X.datatype, X.shape, X.data),
     ],
 )
 def test_tensors_with_more_to_them_are_not_written_at_once(tensor: Tensor) -> None:
     """Tensors of which more is to be said or checked are left to the other."""
-    assert PlainWriter(RAW_INPUTS).write(M, "", [X, tensor]) is None
+    assert FastInferEncoder(RAW_INPUTS).write(M, "", [X, tensor]) is None
 
 
 @pytest.mark.parametrize(
@@ -176,17 +181,17 @@ def test_tensors_with_more_to_them_are_not_written_at_once(tensor: Tensor) -> No
     [
         RequestedOutput("Y", classes=1),
         RequestedOutput("Y", parameters={"k": "v"}),
-        RequestedOutput("Y", shared=SharedData("r", 0, 12)),
+        RequestedOutput("Y", shared=SharedMemoryData("r", 0, 12)),
     ],
 )
 def test_outputs_with_more_to_them_are_not_written_at_once(output: RequestedOutput) -> None:
     """Outputs of which more is asked than that they come are left to the other."""
-    assert PlainWriter(RAW_INPUTS).write(M, "", [X], [output]) is None
+    assert FastInferEncoder(RAW_INPUTS).write(M, "", [X], [output]) is None
 
 
 def test_names_that_are_no_utf8_are_not_written_at_once() -> None:
     """What cannot be written is for the writer of everything to say."""
-    writer = PlainWriter(RAW_INPUTS)
+    writer = FastInferEncoder(RAW_INPUTS)
     assert writer.write(ModelRef("\ud800"), "", []) is None
     assert writer.write(M, "\ud800", []) is None
 
@@ -194,5 +199,5 @@ def test_names_that_are_no_utf8_are_not_written_at_once() -> None:
 def test_a_datatype_that_a_server_may_not_know_is_not_written_at_once() -> None:
     """Such a tensor is for the dialect to refuse."""
     tensor = Tensor("X", Datatype.BF16, (1,), RawData(memoryview(b"12")))
-    assert PlainWriter(RAW_INPUTS, Datatype.BF16).write(M, "", [tensor]) is None
-    assert PlainWriter(RAW_INPUTS).write(M, "", [tensor]) is not None
+    assert FastInferEncoder(RAW_INPUTS, Datatype.BF16).write(M, "", [tensor]) is None
+    assert FastInferEncoder(RAW_INPUTS).write(M, "", [tensor]) is not None

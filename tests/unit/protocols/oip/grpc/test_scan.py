@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.oip.grpc.scan import RAW_INPUTS, RAW_OUTPUTS, Scanned, Scanner
+from gateway.protocols.oip.grpc.scan import RAW_INPUTS, RAW_OUTPUTS, InferMessageScanner, Scanned
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import LEN, VARINT, WireError, tag, varint
 
@@ -21,7 +21,7 @@ Wanted = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
 def scan(data: bytes, limits: MessageLimits = DEFAULT_LIMITS) -> Scanned:
-    return Scanner(limits).scan(memoryview(data), RAW_INPUTS)
+    return InferMessageScanner(limits).scan(memoryview(data), RAW_INPUTS)
 
 
 def request(**fields: Any) -> bytes:
@@ -71,11 +71,11 @@ def test_finds_everything_of_a_request() -> None:
 def test_responses_have_raw_contents_in_another_field() -> None:
     """In a response field 6 is raw contents, and field 7 is none of its own."""
     data = nested(6, b"raw") + nested(7, b"unknown")
-    found, _, raws = Scanner(DEFAULT_LIMITS).scan(memoryview(data), RAW_OUTPUTS)
+    found, _, raws = InferMessageScanner(DEFAULT_LIMITS).scan(memoryview(data), RAW_OUTPUTS)
     assert ([b"raw"], []) == ([bytes(raw) for raw in raws], found.outputs)
 
 
-def read(scanner: Scanner, data: bytes) -> object:
+def read(scanner: InferMessageScanner, data: bytes) -> object:
     """Return what a message says, or the error it is refused with."""
     try:
         found = scanner.scan(memoryview(data), RAW_INPUTS)
@@ -87,7 +87,7 @@ def read(scanner: Scanner, data: bytes) -> object:
 @pytest.mark.parametrize("name", ["X", "n" * 300])
 def test_descriptions_are_the_same_the_second_time(name: str) -> None:
     """A description that was seen before is read as the first time, a long one too."""
-    scanner = Scanner(DEFAULT_LIMITS)
+    scanner = InferMessageScanner(DEFAULT_LIMITS)
     view = memoryview(request(inputs=[Tensor(name=name, datatype="INT8", shape=[1])]))
     first, _, _ = scanner.scan(view, RAW_INPUTS)
     assert first == scanner.scan(view, RAW_INPUTS)[0]
@@ -112,16 +112,16 @@ PIECES = st.sampled_from(
 @given(messages=st.lists(st.lists(PIECES, max_size=6), max_size=12))
 def test_what_is_remembered_of_heads_changes_nothing(messages: list[list[bytes]]) -> None:
     """Whatever was read before, and in whatever order fields stand, a message reads the same."""
-    remembering = Scanner(DEFAULT_LIMITS)
+    remembering = InferMessageScanner(DEFAULT_LIMITS)
     for pieces in messages:
         data = b"".join(pieces)
         for _ in range(4):
-            assert read(Scanner(DEFAULT_LIMITS), data) == read(remembering, data)
+            assert read(InferMessageScanner(DEFAULT_LIMITS), data) == read(remembering, data)
 
 
 def test_what_stands_around_raw_contents_and_id_is_read_twice_and_no_more() -> None:
     """Of later messages only the raw contents and the id are read."""
-    scanner = Scanner(DEFAULT_LIMITS)
+    scanner = InferMessageScanner(DEFAULT_LIMITS)
     tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
     found = [
         scanner.scan(
@@ -140,7 +140,7 @@ def test_messages_that_differ_each_time_are_not_remembered(
     texts: Sequence[int], sizes: Sequence[int]
 ) -> None:
     """Parameters, or sizes of data, of their own displace nothing that comes again."""
-    scanner = Scanner(DEFAULT_LIMITS)
+    scanner = InferMessageScanner(DEFAULT_LIMITS)
     for text, size in zip(texts, sizes, strict=True):
         data = request(
             inputs=[Tensor(name="T", datatype="BYTES", shape=[1])],
@@ -153,33 +153,33 @@ def test_messages_that_differ_each_time_are_not_remembered(
 
 def test_a_change_of_any_byte_is_seen() -> None:
     """Each mutation of a message that is remembered reads as by who has never seen it."""
-    scanner = Scanner(DEFAULT_LIMITS)
+    scanner = InferMessageScanner(DEFAULT_LIMITS)
     one = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
     two = nested(5, nested(1, b"Y") + nested(2, b"INT16") + b"\x1a\x02\x01\x02")
     data = nested(1, b"m") + nested(3, b"id-1") + one + two + nested(7, b"1") + nested(7, b"2345")
-    whole = read(Scanner(DEFAULT_LIMITS), data)
+    whole = read(InferMessageScanner(DEFAULT_LIMITS), data)
     for _ in range(3):
         assert whole == read(scanner, data)
     for at in range(len(data)):
         changes = [data[:at] + bytes((byte,)) + data[at + 1 :] for byte in b"\0\1\7\x1a2:A\xff"]
         for changed in (*changes, data[:at], data[:at] + data[at + 1 :], data + data[at:]):
-            first = read(Scanner(DEFAULT_LIMITS), changed)
+            first = read(InferMessageScanner(DEFAULT_LIMITS), changed)
             assert [first] * 3 == [read(scanner, changed) for _ in range(3)], changed
     assert whole == read(scanner, data)
 
 
 def test_an_id_is_checked_each_time() -> None:
     """One that is too long, or no text, is refused however often the rest was seen."""
-    scanner = Scanner(MessageLimits(name_bytes=3))
+    scanner = InferMessageScanner(MessageLimits(name_bytes=3))
     tensor = nested(5, nested(1, b"X") + nested(2, b"INT8") + b"\x1a\x01\x01")
     for each in (b"abc", b"abd", b"abe", b"abcd", b"ab\xff", b"ab\n"):
         data = nested(3, each) + tensor + nested(7, b"1")
-        assert read(Scanner(MessageLimits(name_bytes=3)), data) == read(scanner, data)
+        assert read(InferMessageScanner(MessageLimits(name_bytes=3)), data) == read(scanner, data)
 
 
 def test_contents_are_not_remembered() -> None:
     """Equal messages with contents have each their own view of them."""
-    scanner = Scanner(DEFAULT_LIMITS)
+    scanner = InferMessageScanner(DEFAULT_LIMITS)
     contents = pb.InferTensorContents(uint_contents=[7])
     data = request(inputs=[Tensor(name="X", datatype="UINT8", shape=[1], contents=contents)])
     for view in (memoryview(data), memoryview(bytearray(data))):

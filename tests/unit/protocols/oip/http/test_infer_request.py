@@ -11,7 +11,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Sequence
-from gateway.ir.data import SharedData, as_items, as_numpy
+from gateway.ir.data import SharedMemoryData, as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -267,7 +267,7 @@ def test_tensors_in_shared_memory_are_places() -> None:
     """An input without data says where it lies, a requested output where it shall be put."""
     document = {"inputs": [IN_PLACE], "outputs": [{"name": "y", "parameters": PLACE}]}
     call = decode(post(document))
-    assert SharedData("r", 8, 4) == call.inputs[0].data == call.outputs[0].shared
+    assert SharedMemoryData("r", 8, 4) == call.inputs[0].data == call.outputs[0].shared
     assert ({}, {}) == (call.inputs[0].parameters, call.outputs[0].parameters)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedData, as_numpy, as_raw
+from gateway.ir.data import SharedMemoryData, as_numpy, as_raw
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.oip.http.codec import HttpCodec
-from gateway.protocols.oip.json.templates import Moulds
+from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 LENGTH = "Inference-Header-Content-Length"
@@ -105,7 +105,7 @@ def read(reader: HttpCodec, wire: HttpRequest) -> InferRequest:
     return call
 
 
-def moulds_of(reader: HttpCodec) -> Moulds[Any]:
+def moulds_of(reader: HttpCodec) -> JsonTemplateCache[Any]:
     return reader._requests
 
 
@@ -247,7 +247,7 @@ def test_an_output_in_shared_memory_is_not_remembered() -> None:
     text = compact({"outputs": [{"name": "A", "shape": [1], "datatype": "INT32"}]})
     reader = codec()
     for region in "abcd":
-        place = SharedData(region, 0, 4)
+        place = SharedMemoryData(region, 0, 4)
         call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("A", shared=place),))
         assert place == reader.decode_reply(call, reply(text)).outputs[0].data
     assert answered(codec(), reply(text)) == answered(reader, reply(text))

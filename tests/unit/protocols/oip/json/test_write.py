@@ -11,7 +11,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Parameters
-from gateway.ir.data import RawData, SharedData
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
@@ -20,12 +20,12 @@ from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.http.infer_request import ALL_BINARY, ALL_JSON
 from gateway.protocols.oip.http.infer_response import encode_response
 from gateway.protocols.oip.json.write import (
-    Taker,
-    described,
+    JsonTarget,
+    append_elements,
     described_binary,
     elements_text,
     gathered,
-    put_elements,
+    tensor_prefix,
 )
 
 INTEGERS = [datatype for datatype in Datatype if datatype.is_integer]
@@ -44,7 +44,7 @@ def test_integers_are_written_alike_few_or_many(datatype: Datatype, count: int) 
     head = b'{"name":"t","datatype":"%b","shape":[%d],"data":' % (datatype.name.encode(), count)
     for tensor in (raw, array_tensor("t", values)):
         text: list[bytes] = []
-        long = put_elements(text, Taker("output", ""), tensor, datatype, (count,))
+        long = append_elements(text, JsonTarget("output", ""), tensor, datatype, (count,))
         assert (False, head + wanted + b"}") == (long, b"".join(text))
 
 
@@ -63,7 +63,7 @@ def test_few_integers_of_any_layout_are_written(array: npt.NDArray[Any]) -> None
     """In the order of rows, flat."""
     text: list[bytes] = []
     tensor = array_tensor("t", array)
-    assert not put_elements(text, Taker("output", ""), tensor, Datatype.INT32, array.shape)
+    assert not append_elements(text, JsonTarget("output", ""), tensor, Datatype.INT32, array.shape)
     member = {"name": "t", "datatype": "INT32", "shape": list(array.shape)}
     assert member | {"data": array.flatten().tolist()} == json.loads(b"".join(text))
 
@@ -72,7 +72,9 @@ def test_a_long_text_of_elements_is_told() -> None:
     """It is a piece of its own, which need not be copied."""
     values = np.zeros(40_000, np.int32)
     text: list[bytes] = []
-    assert put_elements(text, Taker("input", ""), array_tensor("t", values), Datatype.INT32, (40,))
+    assert append_elements(
+        text, JsonTarget("input", ""), array_tensor("t", values), Datatype.INT32, (40,)
+    )
     assert elements_text("input", array_tensor("t", values), "") in text
 
 
@@ -113,7 +115,7 @@ def test_a_tensor_is_described_with_all_of_its_parameters(
     tensor = Tensor("t\n", Datatype.INT32, (2, 3), RawData(memoryview(b"")), parameters)
     plain: dict[str, Any] = {"name": "t\n", "datatype": "INT32", "shape": [2, 3]}
     for _ in range(2):
-        text = described(kind, tensor.name, Datatype.INT32, (2, 3), parameters)
+        text = tensor_prefix(kind, tensor.name, Datatype.INT32, (2, 3), parameters)
         assert plain | ({"parameters": parameters} if parameters else {}) == json.loads(text + b"}")
         binary = described_binary(kind, tensor, Datatype.INT32, (2, 3), 24)
         assert plain | {"parameters": {**parameters, "binary_data_size": 24}} == json.loads(binary)
@@ -121,7 +123,7 @@ def test_a_tensor_is_described_with_all_of_its_parameters(
 
 def test_an_output_in_shared_memory_has_no_data() -> None:
     """Beside one that is in the answer."""
-    shared = Tensor("s", Datatype.INT8, (1,), SharedData("r", 0, 1), {"a": 1})
+    shared = Tensor("s", Datatype.INT8, (1,), SharedMemoryData("r", 0, 1), {"a": 1})
     here = Tensor("h", Datatype.INT8, (1,), RawData(memoryview(b"\7")))
     reply = InferResponse(model=ModelRef("m", "2"), outputs=(shared, here), parameters={"p": "x"})
     found = b"".join(encode_response(InferRequest(id="i"), reply, ALL_JSON).body)

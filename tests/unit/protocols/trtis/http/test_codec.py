@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin, Sequence
-from gateway.ir.data import RawData, ShareData, SharedData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -92,7 +92,7 @@ def test_decodes_what_it_encodes(case: CallCase) -> None:
         if isinstance(read.data, RawData):
             assert as_raw(sent) == as_raw(read)
         else:
-            assert sent.data == read.data or isinstance(read.data, ShareData)
+            assert sent.data == read.data or isinstance(read.data, SlicedData)
     for field in ("model", "outputs", "id", "sequence", "priority", "timeout_us", "batch_size"):
         assert getattr(case.call, field) == getattr(found, field)
 
@@ -393,8 +393,8 @@ def test_output_in_shared_memory_has_no_bytes_here() -> None:
     """An output that was put into shared memory is told with its size only."""
     header = 'batch_size: 2 output { name: "y" shared_memory { name: "r" byte_size: 16 } }'
     call = WIDE.decode_call(post(header, target="/api/infer/m?format=binary"))
-    assert call.outputs == (RequestedOutput("y", shared=SharedData("r", 0, 16)),)
-    there = Tensor("y", None, (2,), SharedData("r", 0, 16))
+    assert call.outputs == (RequestedOutput("y", shared=SharedMemoryData("r", 0, 16)),)
+    there = Tensor("y", None, (2,), SharedMemoryData("r", 0, 16))
     written = WIDE.encode_reply(call, REPLY.changed(outputs=(there,)))
     assert "batch_byte_size: 16" in (written.headers.get("nv-inferresponse") or "")
     assert len(written.body) == 1

@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     SharedRegisterRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Sequence
-from gateway.ir.data import SharedData, as_items, as_raw
+from gateway.ir.data import SharedMemoryData, as_items, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -234,10 +234,10 @@ def test_reads_classes_from_the_end_of_the_body() -> None:
 
 def test_output_in_shared_memory_stays_there() -> None:
     """An output that was to be put into shared memory has no bytes in the body."""
-    shared = SharedData("r", 4, 32)
+    shared = SharedMemoryData("r", 4, 32)
     call = CALL.changed(outputs=(RequestedOutput("y", shared=shared),))
     (found,) = CODEC.decode_reply(call, answer(OK, LINE, TRAILER)).outputs
-    assert found.data == SharedData("r", 4, 16)
+    assert found.data == SharedMemoryData("r", 4, 16)
 
 
 def _trailer(**changes: Any) -> bytes:
