@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -19,8 +19,9 @@ from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
 from gateway.service import Service
-from gateway.session import Session, SessionCall, SessionLimits, SessionReply
+from gateway.session import Session, SessionCall, SessionReply
 from gateway.wire.codec import Codec, EarlyCodec, NamingCodec, StreamCodec
+from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import HttpResponse
 
@@ -56,7 +57,7 @@ def stamp_grpc(answer: GrpcResponse, request_id: str) -> GrpcResponse:
     return GrpcResponse(answer.message, answer.status, answer.details, metadata)
 
 
-class Frontend(Generic[Q, A]):
+class Frontend(ServerFrontend[Q, A]):
     """A server's side of one codec.
 
     Args:

@@ -17,30 +17,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 A = TypeVar("A")
-Q_contra = TypeVar("Q_contra", contravariant=True)
-A_contra = TypeVar("A_contra", contravariant=True)
-
-
-class SessionLimits(Protocol[Q_contra, A_contra]):
-    """What a server transport allows the messages of one stream."""
-
-    @property
-    def most(self) -> int:
-        """Calls of one stream at a time."""
-        ...
-
-    def place(self, wire: Q_contra, /) -> AbstractAsyncContextManager[None]:
-        """Hold what one message takes while it is answered; entering it raises Overloaded."""
-        ...
-
-    def check(self, answer: A_contra, /) -> None:
-        """Raise TooLarge for an answer that cannot be sent."""
-        ...
 
 
 class SessionReply(NamedTuple, Generic[A]):

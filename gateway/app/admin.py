@@ -12,7 +12,7 @@ from gateway.config.models import AdminConfig
 from gateway.config.units import Address
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import MemoryBudget
-from gateway.transports.contract import HttpMount, Server, ServerLimits
+from gateway.transports.contract import HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.reference.http_server import HttpServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -25,7 +25,7 @@ _MIB = 1 << 20
 _JSON = Headers([("Content-Type", "application/json")])
 
 
-class AdminFrontend:
+class AdminFrontend(HttpFrontend):
     """Answers GET on /metrics, /livez and /readyz.
 
     Args:

@@ -8,28 +8,17 @@ it, and does not reuse the connection.
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from gateway.ir.errors import GatewayError
-from gateway.session import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract
 from gateway.transports.admission import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
+from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0414  # part of the contract
+from gateway.wire.frontend import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
 
-Q = TypeVar("Q")
-A = TypeVar("A")
 Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
@@ -87,118 +76,6 @@ class ClientLimits:
     connection_age_s: float = 300.0
     resolve_floor_s: float = 5.0
     resolve_cap_s: float = 30.0
-
-
-class ServerFrontend(Protocol[Q_contra, A_co]):
-    """What a server transport hands its messages to.
-
-    One that mostly gives single answers may have `ask` too, as `gateway.frontend` has: a generator
-    around one answer costs more than many an answer.  One whose clients know answers by their ids
-    may have `refuse_wire`, for messages that were read whole: see `refuse` below.  One that can
-    begin before a large body has come has `head_bytes` and `ask_early`.  One that answers
-    several messages of a bidirectional stream at a time has `session`: see below.
-    """
-
-    def __call__(self, wire: Q_contra, /) -> AsyncGenerator[A_co, None]:
-        """Answer *wire* once, or many times for a stream; never raises `GatewayError`."""
-        ...
-
-    def refuse(self, error: GatewayError, /) -> A_co:
-        """Say *error* in the protocol's form, for a message that was never read whole."""
-        ...
-
-
-async def ask(frontend: ServerFrontend[Q, A], wire: Q) -> A | AsyncGenerator[A, None]:
-    """Return the one answer to *wire*, or a generator of its answers: whichever is at hand."""
-    single: Any = getattr(frontend, "ask", None)
-    if single is None:
-        return frontend(wire)
-    found: A | AsyncGenerator[A, None] = await single(wire)
-    return found
-
-
-def asking(
-    frontend: ServerFrontend[Q, A],
-) -> Callable[[Q], Awaitable[A | AsyncGenerator[A, None]]]:
-    """Return what asks *frontend* as `ask` does, for a server to keep."""
-    single: Any = getattr(frontend, "ask", None)
-    return partial(ask, frontend) if single is None else single
-
-
-def head_bytes(frontend: ServerFrontend[Q, A], wire: Q) -> int | None:
-    """Return how much of a body is enough to ask `ask_early`; None for all of it.
-
-    Args:
-        frontend: Says so in `head_bytes`, if it has that and `ask_early`.
-        wire: Without its body.
-    """
-    knowing: Any = getattr(frontend, "head_bytes", None)
-    found: int | None = None if knowing is None else knowing(wire)
-    return found
-
-
-async def ask_early(
-    frontend: ServerFrontend[Q, A], wire: Q, whole: Callable[[], Awaitable[Q]]
-) -> A | AsyncGenerator[A, None]:
-    """Return what answers *wire*, of which `head_bytes` have come, as `ask` does.
-
-    Args:
-        frontend: May have all of the request first.
-        wire: What has come, and what is still to come.
-        whole: Returns the whole request when it has come.
-    """
-    early: Any = frontend
-    found: A | AsyncGenerator[A, None] = await early.ask_early(wire, whole)
-    return found
-
-
-def refuse(frontend: ServerFrontend[Q, A], wire: Q, error: GatewayError) -> A:
-    """Return *error* as the answer to *wire*, with its id where the frontend can tell it."""
-    knowing: Any = getattr(frontend, "refuse_wire", None)
-    if knowing is None:
-        return frontend.refuse(error)
-    found: A = knowing(wire, error)
-    return found
-
-
-async def session(
-    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: SessionLimits[Q, A]
-) -> AsyncGenerator[A, None]:
-    """Answer the messages of one bidirectional stream; what its server transport runs.
-
-    The transport reads, and writes; in which order messages are answered is the frontend's affair.
-
-    - *wires* gives each message as it comes, waiting for it, and ends when the client closes its
-      half. It is asked for the next one only while fewer than `stream_requests` are being answered,
-      so a client that is not read from is held up by the flow control of the wire.
-    - *gate* holds a place and the bytes of a message while that one is answered, and refuses
-      answers over the limit. Both refusals are answered in the stream, which goes on.
-    - Each answer is to be written before the next one is asked for: what the client does not take
-      is not made. An answer with a status that is not OK ends the stream there.
-    - When the client leaves, the transport closes this generator, which cancels the calls.
-
-    A frontend without a session of its own is given one message at a time.
-    """
-    own: Any = getattr(frontend, "session", None)
-    answers: AsyncGenerator[A, None] = (
-        _one_by_one(frontend, wires, gate) if own is None else own(wires, gate)
-    )
-    async with aclosing(answers):
-        async for answer in answers:
-            yield answer
-
-
-async def _one_by_one(
-    frontend: ServerFrontend[Q, A], wires: AsyncIterator[Q], gate: SessionLimits[Q, A]
-) -> AsyncGenerator[A, None]:
-    async for wire in wires:
-        try:
-            async with gate.place(wire), aclosing(frontend(wire)) as answers:
-                async for answer in answers:
-                    gate.check(answer)
-                    yield answer
-        except GatewayError as error:
-            yield refuse(frontend, wire, error)
 
 
 class Server(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,7 +16,13 @@ from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
 from gateway.transports.admission import MemoryBudget
-from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, ServerLimits
+from gateway.transports.contract import (
+    ClientLimits,
+    GrpcFrontend,
+    GrpcMount,
+    HttpMount,
+    ServerLimits,
+)
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http1.server import HttpServer
@@ -204,13 +210,13 @@ async def answer_of(raw: Raw) -> Answer:
         return await raw.answer()
 
 
-class FarGrpc:
+class FarGrpc(GrpcFrontend):
     """A gRPC upstream that keeps the messages it was sent."""
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
 
-    async def __call__(self, wire: GrpcRequest, /) -> AsyncIterator[GrpcResponse]:
+    async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         self.seen.append(bytes(wire.view))
         answer = pb.ModelInferResponse(model_name="m")
         answer.outputs.add(name="y", datatype="INT32", shape=[1])

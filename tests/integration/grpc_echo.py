@@ -56,7 +56,7 @@ _STATUS = {
 }
 
 
-class Answers:
+class Answers(GrpcFrontend):
     """A frontend made of one async generator function; keeps what it was asked."""
 
     def __init__(self, answer: Callable[[GrpcRequest], AsyncGenerator[GrpcResponse, None]]) -> None:
@@ -77,7 +77,7 @@ async def echo(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
         yield GrpcResponse(wire.message, metadata=(("x-echo", "yes"),))
 
 
-class Slow:
+class Slow(GrpcFrontend):
     """A frontend that answers when told to and notes how its calls ended."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ STATUS = {
 }
 
 
-class Refusing:
+class Refusing(HttpFrontend):
     """The refusals of a frontend."""
 
     def refuse(self, error: GatewayError, /) -> HttpResponse:

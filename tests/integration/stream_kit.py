@@ -88,7 +88,7 @@ def payload_of(frame: Frame) -> bytes:
     return b"".join(frame.payload)
 
 
-class Refusing:
+class Refusing(StreamFrontend):
     """The refusals of a frontend."""
 
     def refuse(self, error: GatewayError, /) -> Frame:

@@ -9,7 +9,15 @@ import pytest
 
 from gateway.app.transports import HTTP_SERVERS, TransportImplementation, grpc_server
 from gateway.ir.errors import GatewayError
-from gateway.transports.contract import GrpcMount, HttpMount, MemoryBudget, Server, ServerLimits
+from gateway.transports.contract import (
+    GrpcMount,
+    HttpFrontend,
+    HttpMount,
+    MemoryBudget,
+    Server,
+    ServerLimits,
+    StreamFrontend,
+)
 from gateway.transports.net.port_reservation import PortReservation
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import HttpRequest, HttpResponse
@@ -20,7 +28,7 @@ from tests.integration.stream_kit import framed, ordered
 MAKES: tuple[TransportImplementation, ...] = ("native", "reference")
 
 
-class Page:
+class Page(HttpFrontend):
     """Answers every request with an empty page."""
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
@@ -30,7 +38,7 @@ class Page:
         return HttpResponse(400)
 
 
-class Same:
+class Same(StreamFrontend):
     """Answers every frame with itself."""
 
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:

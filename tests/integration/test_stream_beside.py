@@ -21,6 +21,7 @@ from gateway.transports.contract import (
     ClientLimits,
     GrpcFrontend,
     GrpcMount,
+    HttpFrontend,
     HttpMount,
     ServerLimits,
 )
@@ -62,7 +63,7 @@ class SlowFrames(Slow):
             yield Frame(wire.payload)
 
 
-class SlowHttp:
+class SlowHttp(HttpFrontend):
     """Answers each request when told to."""
 
     def __init__(self) -> None:

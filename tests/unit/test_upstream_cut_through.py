@@ -14,7 +14,6 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage, Overloaded, Unavailable
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.tensor import streamed_tensor
-from gateway.transports.contract import ask_early, head_bytes
 from gateway.upstream import Upstream
 from tests.fakes import FakeArriving, ScriptedService
 
@@ -124,7 +123,7 @@ async def asked(wire: str, service: Any, refused: list[str]) -> Any:
 
     codec: Any = Heads()
     frontend: Frontend[str, str] = Frontend(codec, service)
-    return await ask_early(frontend, wire, whole)
+    return await frontend.ask_early(wire, whole)
 
 
 async def test_a_frontend_begins_with_the_head() -> None:
@@ -163,5 +162,5 @@ def test_a_frontend_says_how_much_is_enough() -> None:
     codec: Any = Heads()
     plain: Any = Whole()
     service = ScriptedService()
-    assert 5 == head_bytes(Frontend(codec, service), "early")
-    assert head_bytes(Frontend(plain, service), "early") is None
+    assert 5 == Frontend(codec, service).head_bytes("early")
+    assert Frontend(plain, service).head_bytes("early") is None

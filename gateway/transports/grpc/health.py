@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError
-from gateway.transports.contract import GrpcMount
+from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
@@ -31,7 +31,7 @@ _MAX_WATCHES = 32
 _MAX_FIELDS = 16
 
 
-class Health:
+class Health(GrpcFrontend):
     """Answers Check and Watch of grpc.health.v1.Health.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.concurrency.timer_wheel import TimerWheel
-from gateway.transports.contract import GrpcFrontend, MemoryBudget, ServerLimits, asking
+from gateway.transports.contract import GrpcFrontend, MemoryBudget, ServerLimits
 from gateway.transports.grpc.admission import Admission
 from gateway.wire.grpc import MethodKind
 
@@ -31,7 +31,7 @@ class Method:
         self.unary = kind is MethodKind.UNARY
         self.bidirectional = kind is MethodKind.BIDIRECTIONAL
         self.frontend = frontend
-        self.ask = asking(frontend)
+        self.ask = frontend.ask
         self.admission = admission
         self.budget = budget
         self.limits = limits

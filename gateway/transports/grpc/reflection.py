@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.contract import GrpcMount
+from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.transports.grpc.health import refused
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import (
@@ -83,7 +83,7 @@ class _File:
     of: dict[str, _File]
 
 
-class Reflection:
+class Reflection(GrpcFrontend):
     """Answers grpc.reflection v1 and v1alpha.
 
     Args:

@@ -21,7 +21,6 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.transports.contract import refuse, session
 from gateway.transports.grpc.admission import Gate
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import (
@@ -307,7 +306,7 @@ class ServerCall:
     async def _bidirectional(self) -> None:
         gate = Gate(self._method.admission)
         wires = self._read()
-        answering = session(self._method.frontend, wires, gate)
+        answering = self._method.frontend.session(wires, gate)
         async with aclosing(wires), aclosing(answering) as answers:
             await self._relay(answers, None)
 
@@ -336,7 +335,7 @@ class ServerCall:
         try:
             self._method.admission.check(answer)
         except TooLarge as error:
-            return refuse(self._method.frontend, request, error)
+            return self._method.frontend.refuse_wire(request, error)
         return answer
 
     async def _taken(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.admission import ConcurrencyLimiter
-from gateway.transports.contract import HttpFrontend, ServerLimits, head_bytes
+from gateway.transports.contract import HttpFrontend, ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head
 from gateway.wire.http import HttpRequest
@@ -55,7 +55,7 @@ def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimit
     if head.coded:
         return None
     wire = HttpRequest(head.method, head.path, head.query, head.headers)
-    start = head_bytes(frontend, wire)
+    start = frontend.head_bytes(wire)
     if start is None or start > LARGEST_HEAD_BYTES or length - start < least:
         return None
     return start

@@ -18,7 +18,7 @@ import structlog
 
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError, Unavailable
 from gateway.transports.admission import Reservation
-from gateway.transports.contract import HttpAsk, HttpFrontend, ask_early
+from gateway.transports.contract import HttpAsk, HttpFrontend
 from gateway.transports.http.content_coding import ACCEPTED, coding_of, compress
 from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
 from gateway.transports.http.faults import HttpError, text_response
@@ -254,7 +254,7 @@ class Exchange:
     ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
         """Ask the frontend with what has come of a body that is passed on."""
         assert self._frontend is not None  # noqa: S101  # it said how much it needs
-        return ask_early(self._frontend, wire, partial(whole_of, wire))
+        return self._frontend.ask_early(wire, partial(whole_of, wire))
 
     async def _begin(self, head: Head) -> memoryview | None:
         """Return the beginning of a body that will be passed on as it comes; None to read it."""

@@ -12,7 +12,7 @@ from contextlib import aclosing
 import structlog
 
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.transports.contract import HttpClient
+from gateway.transports.contract import HttpClient, HttpFrontend
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.headers import end_to_end
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -33,7 +33,7 @@ _STATUS = {
 }
 
 
-class Passthrough:
+class Passthrough(HttpFrontend):
     """A frontend that forwards.
 
     Args:

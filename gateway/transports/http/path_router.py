@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import unquote
 
-from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount, asking
+from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 
 _REMEMBERED = 256
@@ -41,12 +41,12 @@ class PathRouter:
         """
         frontend = self._claimed(path)
         if frontend is not None:
-            return frontend, asking(frontend)
+            return frontend, frontend.ask
         if self._fallback is None:
             raise HttpError(404, f"nothing is served at {path[:200]!r}")
         if self._claimed(_plain_path(path)) is not None:
             raise HttpError(400, "the path is not in its normal form")
-        return self._fallback, asking(self._fallback)
+        return self._fallback, self._fallback.ask
 
     def _claimed(self, path: str) -> HttpFrontend | None:
         for prefix, frontend in self._prefixes:

@@ -33,9 +33,6 @@ from gateway.transports.contract import (
     GrpcMount,
     MemoryBudget,
     ServerLimits,
-    ask,
-    refuse,
-    session,
 )
 from gateway.transports.grpc.address import bound_address, require_free
 from gateway.transports.grpc.admission import Admission, Gate
@@ -202,7 +199,7 @@ class _Method:
         return _finished(answer, context)
 
     async def _one(self, request: GrpcRequest) -> GrpcResponse:
-        found = await ask(self._frontend, request)
+        found = await self._frontend.ask(request)
         if isinstance(found, GrpcResponse):
             return self._checked(found, request)
         async with aclosing(found) as answers:
@@ -235,7 +232,7 @@ class _Method:
         """Answer each message as a call of its own, several at a time; see `base.session`."""
         wires = self._read(context)
         gate = Gate(self._admission)
-        async with aclosing(wires), aclosing(session(self._frontend, wires, gate)) as answers:
+        async with aclosing(wires), aclosing(self._frontend.session(wires, gate)) as answers:
             async for answer in answers:
                 if not await _written(answer, context):
                     return
@@ -267,14 +264,14 @@ class _Method:
                 async for answer in answers:
                     yield self._checked(answer, request)
         except GatewayError as error:
-            yield refuse(self._frontend, request, error)
+            yield self._frontend.refuse_wire(request, error)
 
     def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *answer*, or the refusal to send so much."""
         try:
             self._admission.check(answer)
         except TooLarge as error:
-            return refuse(self._frontend, request, error)
+            return self._frontend.refuse_wire(request, error)
         return answer
 
 

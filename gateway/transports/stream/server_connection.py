@@ -18,7 +18,6 @@ import structlog
 
 from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloaded, Unavailable
 from gateway.transports.admission import Reservation
-from gateway.transports.contract import ask
 from gateway.transports.net.sockets import pause_until_taken
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import Listener
@@ -285,7 +284,7 @@ class StreamConnection(asyncio.Protocol):
             await self._refuse(asked, error)
             return
         try:
-            found = await ask(self._listener.frontend, asked.frame)
+            found = await self._listener.frontend.ask(asked.frame)
             if isinstance(found, Frame):
                 await self._write(found, asked)
                 return

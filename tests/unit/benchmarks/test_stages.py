@@ -17,7 +17,7 @@ def test_takes_a_request_to_pieces(way: Way) -> None:
     ends = {"loop and load", "server transport", "decode_call", "frontend", "encode_reply"}
     far = {"model"} if way.back is None else _BEYOND_THE_MODEL
     assert ends | far <= found.keys()
-    assert {"- Observe", "- Router", "- Guard"} <= found.keys()
+    assert {"- Observe", "- Router", "- CallLimits"} <= found.keys()
     parts = [us for stage, us in found.items() if stage[0] not in "-(" and stage != "whole"]
     assert pytest.approx(found["whole"]) == sum(parts)
     assert found["whole"] > 0

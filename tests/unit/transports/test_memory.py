@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent
+from gateway.transports.contract import GrpcFrontend, HttpFrontend, StreamFrontend
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
 
 
-class HttpEcho:
+class HttpEcho(HttpFrontend):
     """Answers with the body, `times` times, after `wait_s`."""
 
     def __init__(self, *, times: int = 1, wait_s: float = 0.0) -> None:
@@ -88,7 +89,7 @@ async def test_closed_client_refuses() -> None:
 async def test_grpc_message_and_status_cross() -> None:
     """A message is joined; a status comes back as it was given."""
 
-    class Grpc:
+    class Grpc(GrpcFrontend):
         async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
             yield GrpcResponse((wire.view, b"!"), GrpcStatus.OK, "", (("k", "v"),))
             yield GrpcResponse((), GrpcStatus.NOT_FOUND, "gone")
@@ -108,7 +109,7 @@ async def test_frames_arrive_fresh_with_their_deadline() -> None:
     """A byte stream in memory joins payloads, and carries number and deadline."""
     seen: list[Frame] = []
 
-    class Answering:
+    class Answering(StreamFrontend):
         async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
             seen.append(wire)
             yield Frame((b"an", b"swer"), wire.correlation)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
+from gateway.transports.contract import GrpcFrontend, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.server_connection import ServerConnection
 from gateway.transports.http2 import frames as h2
@@ -47,7 +47,7 @@ class Kept(asyncio.Transport):
     def abort(self) -> None: ...
 
 
-class Asked:
+class Asked(GrpcFrontend):
     """A frontend that keeps what it is asked."""
 
     def __init__(self) -> None:

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.contract import HttpMount
+from gateway.transports.contract import HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.path_router import PathRouter
 from gateway.wire.http import HttpRequest, HttpResponse
 
 
-class Streaming:
+class Streaming(HttpFrontend):
     """Answers as frontends must: in a generator."""
 
     async def __call__(self, _wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:

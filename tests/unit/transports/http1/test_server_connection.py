@@ -11,7 +11,7 @@ import pytest
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, MemoryBudget
-from gateway.transports.contract import HttpMount, ServerLimits
+from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
@@ -23,7 +23,7 @@ LENGTH = 200_000
 BUDGET = 1 << 20
 
 
-class Answering:
+class Answering(HttpFrontend):
     """Answers each request when told to, and keeps them; begins with 10 bytes of a large one."""
 
     def __init__(self) -> None:

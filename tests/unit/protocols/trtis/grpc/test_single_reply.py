@@ -16,7 +16,6 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.transports.contract import refuse
 from gateway.upstream import Upstream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from tests.cases.trtis_http import X
@@ -36,7 +35,7 @@ def test_a_refused_message_keeps_its_id(batch_size: int) -> None:
     wire = GrpcRequest(STREAM, (memoryview(message.SerializeToString()),))
     codec: Any = GrpcCodec(DEFAULT_LIMITS, {})
     frontend: Any = Frontend(codec, ScriptedService({}))
-    answer = refuse(frontend, wire, Overloaded("no place"))
+    answer = frontend.refuse_wire(wire, Overloaded("no place"))
     found = pb.InferResponse.FromString(bytes(answer.view))
     assert (pb.UNAVAILABLE, "no place") == (found.request_status.code, found.request_status.msg)
     assert found.meta_data.id == 77
