@@ -208,7 +208,7 @@ class _Bench:
         steps: dict[str, Step] = {
             "whole": self._load(self._connect, self._way.front),
             "no gateway": self._load(partial(self._loop.join, echo), self._way.front),
-            "ask": awaited(lambda: self._frontend.ask(self._wire())),
+            "ask": awaited(lambda: self._frontend.handle(self._wire())),
             "wire": called(self._wire),
             SCALE: tasks,
             "decode_call": called(lambda: codec.decode_call(self._wire())),
@@ -216,7 +216,7 @@ class _Bench:
         }
         # Calls and answers remember what was asked of them, so each is asked for the first time.
         inner = {
-            "frontend": awaited(lambda: self._frontend.ask(self._wire())),
+            "frontend": awaited(lambda: self._frontend.handle(self._wire())),
             "encoded": awaited(self._encoded),
         }
         for place, layer in enumerate(self._chain):
@@ -325,7 +325,7 @@ class _Bench:
         self._codec.encode_reply(call, await self._chain[0](call))
 
     def _call(self) -> Any:
-        return self._codec.decode_call(self._wire()).within(request_id="1")
+        return self._codec.decode_call(self._wire()).with_context(request_id="1")
 
     def _wire(self) -> Any:
         """Return the question as a transport hands it on."""

@@ -90,7 +90,7 @@ class Frontend(ServerFrontend[Q, A]):
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
-        answer = await self.ask(wire)
+        answer = await self.handle(wire)
         if not isinstance(answer, AsyncGenerator):
             yield answer
             return
@@ -98,17 +98,17 @@ class Frontend(ServerFrontend[Q, A]):
             async for item in items:
                 yield item
 
-    async def ask(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
+    async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Answer *wire* as calling does: with the one answer, or a generator where it streams."""
         # As `_decoded` and `_single` do it, without frames of their own on every step of the way.
         request_id = f"{self._prefix}-{next(self._numbers):x}"
         try:
             call = self._decode_as(wire, request_id)
         except Exception as error:  # noqa: BLE001
-            return self.refuse(_unread(error))
+            return self.reject(_unread(error))
         found = call.context.request_id
         if not found:
-            call = call.within(request_id=request_id)
+            call = call.with_context(request_id=request_id)
         if type(call) is StreamInferRequest:
             return self._stream(call)
         try:
@@ -117,25 +117,25 @@ class Frontend(ServerFrontend[Q, A]):
             answer = self._failed(call, error)
         return self._stamp(answer, found or request_id)
 
-    def head_bytes(self, wire: Q, /) -> int | None:
-        """Return how much of a body is enough for `ask_early`; None for all of it."""
-        return None if self._heads is None else self._heads.head_bytes(wire)
+    def early_bytes(self, wire: Q, /) -> int | None:
+        """Return how much of a body is enough for `handle_early`; None for all of it."""
+        return None if self._heads is None else self._heads.early_bytes(wire)
 
-    async def ask_early(
+    async def handle_early(
         self, wire: Q, whole: Callable[[], Awaitable[Q]], /
     ) -> A | AsyncGenerator[A, None]:
         """Answer *wire*, of which the head has come; where more is needed, when *whole* has it."""
-        assert self._heads is not None  # noqa: S101  # `head_bytes` said so
-        call = self._decoded(wire, self._heads.decode_head)
+        assert self._heads is not None  # noqa: S101  # `early_bytes` said so
+        call = self._decoded(wire, self._heads.decode_early)
         if isinstance(call, GatewayError):
-            return self.refuse(call)
+            return self.reject(call)
         if call is not None:
             return await self._single(call)
         try:
             wire = await whole()
         except GatewayError as error:
-            return self.refuse(error)
-        return await self.ask(wire)
+            return self.reject(error)
+        return await self.handle(wire)
 
     async def session(
         self, wires: AsyncIterator[Q], gate: SessionLimits[Q, A], /
@@ -150,36 +150,36 @@ class Frontend(ServerFrontend[Q, A]):
             gate: What the transport allows.
         """
         number = next(self._sessions)
-        session: Session[A] = Session(gate.most)
-        calls = (self._asked(wire, gate, number) async for wire in wires)
+        session: Session[A] = Session(gate.max_calls)
+        calls = (self._session_call(wire, gate, number) async for wire in wires)
         async with aclosing(calls), aclosing(session.run(calls)) as answers:
             async for answer in answers:
                 yield answer
 
-    def _asked(self, wire: Q, gate: SessionLimits[Q, A], session: int) -> SessionCall[A]:
+    def _session_call(self, wire: Q, gate: SessionLimits[Q, A], session: int) -> SessionCall[A]:
         call = self._decoded(wire, self._codec.decode_call)
         if isinstance(call, GatewayError):
-            return SessionCall(partial(self._refused_only, call))
-        call = call.within(session=session)
+            return SessionCall(partial(self._rejected_only, call))
+        call = call.with_context(session=session)
         sequence = sequence_of(call)
         lane = None if sequence is None else (call.model, sequence.id)
         return SessionCall(partial(self._answers, call, wire, gate), lane)
 
-    async def _refused_only(self, error: GatewayError) -> AsyncGenerator[SessionReply[A], None]:
-        yield SessionReply(self.refuse(error), alone=True)
+    async def _rejected_only(self, error: GatewayError) -> AsyncGenerator[SessionReply[A], None]:
+        yield SessionReply(self.reject(error), is_only=True)
 
     async def _answers(
         self, call: Call[Any], wire: Q, gate: SessionLimits[Q, A]
     ) -> AsyncGenerator[SessionReply[A], None]:
         """Answer one message of a session within what its transport allows."""
         try:
-            async with gate.place(wire), aclosing(self._said(call)) as answers:
+            async with gate.admit(wire), aclosing(self._replies(call)) as answers:
                 async for said in answers:
-                    gate.check(said.answer)
+                    gate.check_response(said.wire)
                     yield said
         except GatewayError as error:  # the gate's: the call's own were answered
             self._refused(self._codec.name, error)
-            yield SessionReply(self._failed(call, error), alone=True)
+            yield SessionReply(self._failed(call, error), is_only=True)
 
     def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
         """Read *wire* with *decode*; return what is wrong with it rather than raise."""
@@ -189,42 +189,44 @@ class Frontend(ServerFrontend[Q, A]):
             return _unread(error)
         if call is None or call.context.request_id:
             return call
-        return call.within(request_id=f"{self._prefix}-{next(self._numbers):x}")
+        return call.with_context(request_id=f"{self._prefix}-{next(self._numbers):x}")
 
     async def _stream(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
-        async with aclosing(self._said(call)) as answers:
+        async with aclosing(self._replies(call)) as answers:
             async for said in answers:
-                yield said.answer
+                yield said.wire
 
-    async def _said(self, call: Call[Any]) -> AsyncGenerator[SessionReply[A], None]:
+    async def _replies(self, call: Call[Any]) -> AsyncGenerator[SessionReply[A], None]:
         """Give every answer to *call*; what goes wrong is the last."""
         if not isinstance(call, StreamInferRequest):
-            yield SessionReply(await self._single(call), alone=True)
+            yield SessionReply(await self._single(call), is_only=True)
             return
         last: InferResponse | None = None
         try:
             items = await self._service(call)
             try:
                 async for item in items:
-                    if item.error is not None and self._ends(last):
+                    if item.error is not None and self._is_terminal(last):
                         raise item.error
                     answer = self._codec.encode_item(call, item)
                     alone, first, last = last is None and item.final, last is None, item
-                    yield SessionReply(self._stamped(call, answer) if first else answer, alone)
+                    yield SessionReply(
+                        self._with_request_id(call, answer) if first else answer, alone
+                    )
             finally:
                 await close_stream(items)
             end = None if self._streaming is None else self._streaming.encode_end(call, last)
             if end is not None:
                 yield SessionReply(
-                    end if last is not None else self._stamped(call, end), last is None
+                    end if last is not None else self._with_request_id(call, end), last is None
                 )
         except Exception as error:  # noqa: BLE001
             failed = self._failed(call, error, late=last is not None)
             yield SessionReply(
-                failed if last is not None else self._stamped(call, failed), alone=True
+                failed if last is not None else self._with_request_id(call, failed), is_only=True
             )
 
-    def _ends(self, last: InferResponse | None) -> bool:
+    def _is_terminal(self, last: InferResponse | None) -> bool:
         """Tell whether an answer that is an error is the last that can be said."""
         streaming = self._streaming
         return streaming is None or (last is None and streaming.first_error_ends)
@@ -234,9 +236,9 @@ class Frontend(ServerFrontend[Q, A]):
             answer = self._codec.encode_reply(call, await self._service(call))
         except Exception as error:  # noqa: BLE001
             answer = self._failed(call, error)
-        return self._stamped(call, answer)
+        return self._with_request_id(call, answer)
 
-    def _stamped(self, call: Call[Any], answer: A) -> A:
+    def _with_request_id(self, call: Call[Any], answer: A) -> A:
         return self._stamp(answer, call.context.request_id)
 
     def _failed(self, call: Call[Any], error: Exception, *, late: bool = False) -> A:
@@ -246,12 +248,12 @@ class Frontend(ServerFrontend[Q, A]):
             return self._streaming.encode_late_error(call, known)
         return self._codec.encode_error(call, known)
 
-    def refuse(self, error: GatewayError, /) -> A:
+    def reject(self, error: GatewayError, /) -> A:
         """Say *error* in the protocol's form, for a message no service saw."""
         self._refused(self._codec.name, error)
         return self._codec.encode_error(None, error)
 
-    def refuse_wire(self, wire: Q, error: GatewayError, /) -> A:
+    def reject_message(self, wire: Q, error: GatewayError, /) -> A:
         """Say *error* as the answer to *wire*, which was read whole: with its id, if it has one.
 
         On a stream a client knows answers by their ids alone.

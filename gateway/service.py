@@ -47,22 +47,22 @@ class SelectiveLayer(abc.ABC):
         takes: The types, exactly.
     """
 
-    takes: ClassVar[frozenset[type]]
+    handles: ClassVar[frozenset[type]]
 
     def __init__(self, inner: Service) -> None:
         self._inner = inner
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*."""
-        return self.answer(call) if type(call) in self.takes else self._inner(call)
+        return self.handle(call) if type(call) in self.handles else self._inner(call)
 
     @abc.abstractmethod
-    def answer(self, call: Any, /) -> ReplyCoroutine[Any]:
+    def handle(self, call: Any, /) -> ReplyCoroutine[Any]:
         """Answer a call of a type that it takes."""
 
-    def past(self, kind: type) -> Service:
+    def resolve_for(self, kind: type) -> Service:
         """Return the first service that has something to do with calls of *kind*."""
-        return self if kind in self.takes else resolve_for(self._inner, kind)
+        return self if kind in self.handles else resolve_for(self._inner, kind)
 
 
 def resolve_for(service: Service, kind: type) -> Service:
@@ -70,7 +70,7 @@ def resolve_for(service: Service, kind: type) -> Service:
 
     For a layer through which every inference goes, to be asked once, when it is made.
     """
-    return service.past(kind) if isinstance(service, SelectiveLayer) else service
+    return service.resolve_for(kind) if isinstance(service, SelectiveLayer) else service
 
 
 class Timeout:
@@ -82,11 +82,11 @@ class Timeout:
         delay_s: When.
     """
 
-    __slots__ = ("_before", "_delay_s", "_task", "_timer", "rang")
+    __slots__ = ("_before", "_delay_s", "_task", "_timer", "expired")
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
-        self.rang = False
+        self.expired = False
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
@@ -94,23 +94,23 @@ class Timeout:
             raise RuntimeError(_NO_TASK)
         self._task = task
         self._before = task.cancelling()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._delay_s), self.ring)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._delay_s), self.expire)
         return self
 
-    def ring(self) -> None:
+    def expire(self) -> None:
         """Wake the task: the time is over."""
-        self.rang = True
+        self.expired = True
         self._task.cancel()
 
-    def over(self, error: BaseException | None) -> bool:
+    def finish(self, error: BaseException | None) -> bool:
         """Ring no more; tell whether it was the alarm that ended the block with *error*."""
         self._timer.cancel()
-        return self.rang and self._ended(error)
+        return self.expired and self._ended(error)
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, *_details: object
     ) -> None:
-        if self.over(error):
+        if self.finish(error):
             raise TimeoutError
 
     def _ended(self, error: BaseException | None) -> bool:
@@ -132,6 +132,8 @@ class WheelTimeout(Timeout):
 
     __slots__ = ("_step", "_wheel")
 
+    on_timeout = Timeout.expire
+
     def __init__(self, wheel: TimerWheel, when: float) -> None:
         # To look for the loop is a system call, so the wheel's is tried first.
         task = asyncio.current_task(wheel.loop) or asyncio.current_task()
@@ -139,20 +141,20 @@ class WheelTimeout(Timeout):
             raise RuntimeError(_NO_TASK)
         self._task = task
         self._before = task.cancelling()
-        self.rang = False
+        self.expired = False
         self._wheel = wheel
-        self._step = wheel.enter(self, when)
+        self._step = wheel.schedule(self, when)
 
-    def over(self, error: BaseException | None) -> bool:
+    def finish(self, error: BaseException | None) -> bool:
         """Ring no more; tell whether it was the alarm that ended the block with *error*."""
-        self._wheel.leave(self, self._step)
-        return self.rang and self._ended(error)
+        self._wheel.cancel(self, self._step)
+        return self.expired and self._ended(error)
 
 
 class NoTimeout:
     """Stands where no time is set: it never rings."""
 
-    def over(self, _error: BaseException | None) -> bool:
+    def finish(self, _error: BaseException | None) -> bool:
         """Return False: it was not the alarm that ended the block."""
         return False
 

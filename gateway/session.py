@@ -31,8 +31,8 @@ class SessionReply(NamedTuple, Generic[A]):
         alone: It is the first of its call, and none follows.
     """
 
-    answer: A
-    alone: bool
+    wire: A
+    is_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SessionCall(Generic[A]):
     """
 
     answers: Callable[[], AsyncGenerator[SessionReply[A], None]]
-    lane: Hashable | None = None
+    order_key: Hashable | None = None
 
 
 class Session(Generic[A]):
@@ -57,20 +57,20 @@ class Session(Generic[A]):
 
     def __init__(self, most: int) -> None:
         self._room = asyncio.Semaphore(most)
-        self._spoken: asyncio.Queue[A | BaseException | None] = asyncio.Queue(1)
+        self._replies: asyncio.Queue[A | BaseException | None] = asyncio.Queue(1)
         self._running: set[asyncio.Task[None]] = set()
         self._lanes: dict[Hashable, asyncio.Event] = {}
         # Calls that have not been heard yet, in their order, each with what wakes it.
-        self._unheard: dict[int, asyncio.Event] = {}
+        self._unflushed: dict[int, asyncio.Event] = {}
 
     async def run(self, calls: AsyncIterator[SessionCall[A]]) -> AsyncGenerator[A, None]:
         """Iterate over the answers to *calls*, until these end and all have been answered.
 
         Closing it cancels what runs, and waits for the end of it.  Raises what *calls* raises.
         """
-        taking = asyncio.ensure_future(self._take(calls))
+        taking = asyncio.ensure_future(self._accept(calls))
         try:
-            while (said := await self._spoken.get()) is not None:
+            while (said := await self._replies.get()) is not None:
                 if isinstance(said, BaseException):
                     raise said
                 yield said
@@ -79,7 +79,7 @@ class Session(Generic[A]):
                 task.cancel()
             await asyncio.gather(taking, *self._running, return_exceptions=True)
 
-    async def _take(self, calls: AsyncIterator[SessionCall[A]]) -> None:
+    async def _accept(self, calls: AsyncIterator[SessionCall[A]]) -> None:
         """Begin each call as it comes, and say when the last one has ended."""
         try:
             number = 0
@@ -91,17 +91,17 @@ class Session(Generic[A]):
             while self._running:
                 await asyncio.wait(self._running)
         except Exception as error:  # noqa: BLE001  # raised again by `run`
-            await self._spoken.put(error)
+            await self._replies.put(error)
         else:
-            await self._spoken.put(None)
+            await self._replies.put(None)
 
     def _begin(self, number: int, asked: SessionCall[A]) -> None:
         before = ended = None
-        if asked.lane is not None:
-            before = self._lanes.get(asked.lane)
-            ended = self._lanes[asked.lane] = asyncio.Event()
-        turn = self._unheard[number] = asyncio.Event()
-        if len(self._unheard) == 1:
+        if asked.order_key is not None:
+            before = self._lanes.get(asked.order_key)
+            ended = self._lanes[asked.order_key] = asyncio.Event()
+        turn = self._unflushed[number] = asyncio.Event()
+        if len(self._unflushed) == 1:
             turn.set()
         task = asyncio.ensure_future(self._answer(number, asked, before, ended))
         self._running.add(task)
@@ -119,23 +119,23 @@ class Session(Generic[A]):
                 await before.wait()
             async with aclosing(asked.answers()) as answers:
                 async for said in answers:
-                    turn = self._unheard.get(number)
-                    if turn is not None and said.alone:
+                    turn = self._unflushed.get(number)
+                    if turn is not None and said.is_only:
                         await turn.wait()
-                    await self._spoken.put(said.answer)
+                    await self._replies.put(said.wire)
                     # Not before: who waits for a place in the queue can be overtaken.
-                    self._heard(number)
+                    self._flush_next(number)
         except Exception as error:  # noqa: BLE001  # raised again by `run`
-            await self._spoken.put(error)
+            await self._replies.put(error)
         finally:
-            self._heard(number)
+            self._flush_next(number)
             if ended is not None:
                 ended.set()
-                if self._lanes.get(asked.lane) is ended:
-                    del self._lanes[asked.lane]
+                if self._lanes.get(asked.order_key) is ended:
+                    del self._lanes[asked.order_key]
             self._room.release()
 
-    def _heard(self, number: int) -> None:
+    def _flush_next(self, number: int) -> None:
         """Let the calls after this one be heard, when all before it have been."""
-        if self._unheard.pop(number, None) is not None and self._unheard:
-            next(iter(self._unheard.values())).set()
+        if self._unflushed.pop(number, None) is not None and self._unflushed:
+            next(iter(self._unflushed.values())).set()

@@ -85,7 +85,7 @@ class Upstream(Generic[Q, A]):
         """
         wire = None
         if streaming_body_of(call) is not None:
-            wire = self._passed_on(call)
+            wire = self._encode_cut_through(call)
             call = call if wire is not None else await with_buffered_body(call)
         if type(call) is StreamInferRequest:
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
@@ -98,27 +98,27 @@ class Upstream(Generic[Q, A]):
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself said so, in good form
                 raise
-            raise self._broken(call, error) from error
+            raise self._protocol_error(call, error) from error
 
-    def _passed_on(self, call: Call[Any]) -> Q | None:
+    def _encode_cut_through(self, call: Call[Any]) -> Q | None:
         """Write *call*, whose inputs are arriving; None where they must all be here first.
 
         That they cannot be sent a second time is for `landed` to say.
         """
         arriving = streaming_body_of(call)
-        if self._passes is None or arriving is None or arriving.begun:
+        if self._passes is None or arriving is None or arriving.is_started:
             return None
-        return self._passes.encode_arriving(call)
+        return self._passes.encode_cut_through(call)
 
     def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the answers; the only one, where the protocol has no streams."""
         try:
             wire = self._codec.encode_call(call)
         except Unsupported:
-            return self._only(call.request.changed(context=call.context))
+            return self._single_item_stream(call.request.changed(context=call.context))
         return self._items(call, wire)
 
-    async def _only(self, call: InferRequest) -> AsyncIterator[InferResponse]:
+    async def _single_item_stream(self, call: InferRequest) -> AsyncIterator[InferResponse]:
         yield await self(call)
 
     async def _items(self, call: StreamInferRequest, wire: Q) -> AsyncIterator[InferResponse]:
@@ -133,11 +133,11 @@ class Upstream(Generic[Q, A]):
         except _BROKEN as error:
             if error.origin is not None:
                 raise
-            raise self._broken(call, error) from error
+            raise self._protocol_error(call, error) from error
         finally:
             await close_stream(answers)
 
-    def _broken(
+    def _protocol_error(
         self, call: Call[Any], error: MalformedMessage | InvalidTensor | TooLarge
     ) -> UpstreamProtocolError:
         return UpstreamProtocolError(

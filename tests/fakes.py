@@ -133,27 +133,27 @@ class FakeArriving:
         self.body = body
         self.start = start
         self.end = len(body)
-        self.left = self.end - start
-        self.begun = False
-        self.moved = 0.0
+        self.remaining_bytes = self.end - start
+        self.is_started = False
+        self.last_progress = 0.0
         self.landed = 0
 
-    def pour(self, taker: BodySink, /) -> None:
-        self.begun = True
-        self.left = 0
-        taker.take(memoryview(self.body)[self.start :])
+    def pipe_to(self, taker: BodySink, /) -> None:
+        self.is_started = True
+        self.remaining_bytes = 0
+        taker.write(memoryview(self.body)[self.start :])
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         pass
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         pass
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         pass
 
-    async def whole(self) -> memoryview:
-        if self.begun:
+    async def read_all(self) -> memoryview:
+        if self.is_started:
             raise Unavailable("a part of it is gone")
         self.landed += 1
         return memoryview(self.body)

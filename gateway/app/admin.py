@@ -56,7 +56,7 @@ class AdminFrontend(HttpFrontend):
             ready = await self._ready()
             yield _answer(200 if ready else 503, {"ready": ready})
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         """Say that a request could not be read."""
         return _answer(400, {"error": error.message})
 

@@ -142,7 +142,7 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
             metadata,
             given=None if given.signature is None else metadata_of(name, given.signature),
             whole=frozenset(step.name for step in graph.steps if _runs_here(config, step)),
-            doubt=metadata.doubt,
+            doubt=metadata.invalidate_if_stale,
         )
         record = partial(metrics.steps.asked, name)
         pipelines[name] = Pipeline(graph, inside, knowledge, record=record)

@@ -26,7 +26,7 @@ class Signatures(SelectiveLayer):
         ValueError: A datatype does not exist.
     """
 
-    takes = frozenset({ModelMetadataRequest})
+    handles = frozenset({ModelMetadataRequest})
 
     def __init__(self, inner: Service, signatures: Mapping[str, SignatureConfig]) -> None:
         super().__init__(inner)
@@ -41,7 +41,7 @@ class Signatures(SelectiveLayer):
             if not signature.is_whole
         }
 
-    async def answer(self, call: ModelMetadataRequest, /) -> ModelMetadata:
+    async def handle(self, call: ModelMetadataRequest, /) -> ModelMetadata:
         """Answer from the configuration what it knows of the model."""
         name = "" if call.model is None else call.model.name
         if name in self._whole:

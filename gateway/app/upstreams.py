@@ -131,12 +131,12 @@ def _upstream(
 
 
 def _plain_options(spec: ProtocolSpec, options: Options) -> Options:
-    return options if spec.settle is None else spec.settle(options, "")
+    return options if spec.resolve_dialect is None else spec.resolve_dialect(options, "")
 
 
 def _settled(spec: ProtocolSpec, options: Options, make: Callable[[Options], Service]) -> Service:
     plain = make(_plain_options(spec, options))
-    settle = spec.settle
+    settle = spec.resolve_dialect
     if settle is None or settle(options, "") == options:
         return plain
     return DialectDetectingUpstream(plain, lambda server: make(settle(options, server)))

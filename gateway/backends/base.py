@@ -267,7 +267,7 @@ class Backend(Dispatch, abc.ABC):
         signature = self._signature
         if signature is None:
             raise self._not_ready()
-        wanted = signature.declared.wanted(call)
+        wanted = signature.declared.output_names(call)
         # A copy: codecs remember parameters, and a model may change its own.
         parameters = dict(call.parameters)
         job = Job(self.model, call.id, parameters, call.sequence, wanted, call.context.deadline)

@@ -18,7 +18,7 @@ _NONE: Final = -1
 class TimerTarget(Hashable, Protocol):
     """What a wheel can wake."""
 
-    def ring(self) -> None:
+    def on_timeout(self) -> None:
         """Its time has come; it is no longer on the wheel."""
 
 
@@ -44,7 +44,7 @@ class TimerWheel:
         self._latest = _NONE
         self._items: set[TimerTarget] = set()
 
-    def enter(self, item: TimerTarget, when: float) -> int:
+    def schedule(self, item: TimerTarget, when: float) -> int:
         """Let *item* ring at *when*; return the step to leave it by."""
         step = int(when / STEP_S) + 1
         if step != self._latest:
@@ -52,7 +52,7 @@ class TimerWheel:
         self._items.add(item)
         return step
 
-    def leave(self, item: TimerTarget, step: int) -> None:
+    def cancel(self, item: TimerTarget, step: int) -> None:
         """Take *item* back; harmless after it rang."""
         if step == self._latest:  # which stays, though it be empty: the next item is likely there
             self._items.discard(item)
@@ -94,16 +94,16 @@ class TimerWheel:
         if self._timer is not None:
             self._timer.cancel()
         self._next = step
-        self._timer = loop.call_later(max(0.0, step * STEP_S - self._clock()), self._ring)
+        self._timer = loop.call_later(max(0.0, step * STEP_S - self._clock()), self._expire)
 
-    def _ring(self) -> None:
+    def _expire(self) -> None:
         self._timer = None
         now = int(self._clock() / STEP_S)
         if self._latest <= now:
             self._latest, self._items = _NONE, set()
         for step in sorted(each for each in self._steps if each <= now):
             for item in self._steps.pop(step, ()):
-                item.ring()
+                item.on_timeout()
         self._go_on()
 
     def _go_on(self) -> None:

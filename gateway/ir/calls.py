@@ -66,7 +66,7 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
             fields["context"] = replace(context, origin=None)
         return replace(self, **fields)
 
-    def within(self, **fields: Any) -> Self:
+    def with_context(self, **fields: Any) -> Self:
         """Return a copy with *fields* of its context changed; the origin stays.
 
         For what the wire form does not hold: deadline, request id, needs, origin.
@@ -75,11 +75,11 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
 
     # The same for what every call is given, at half the cost.
 
-    def until(self, deadline: float | None) -> Self:
+    def with_deadline(self, deadline: float | None) -> Self:
         """Return a copy with another deadline; the origin stays."""
         return replace(self, context=replace(self.context, deadline=deadline))
 
-    def carrying(self, metadata: Metadata) -> Self:
+    def with_metadata(self, metadata: Metadata) -> Self:
         """Return a copy with other metadata; the origin stays."""
         return replace(self, context=replace(self.context, metadata=metadata))
 
@@ -300,7 +300,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     priority: int = 0
     timeout_us: int | None = None
     parameters: Parameters = field(default_factory=dict)
-    members: Members = field(default_factory=dict)
+    flat_members: Members = field(default_factory=dict)
     batch_size: int | None = None
 
     @property

@@ -96,9 +96,9 @@ class Need(enum.Enum):
     SHAPES = "shapes"
     BATCHING = "batching"
     OUTPUTS = "outputs"
-    STAND_INS = "stand-ins"
+    SUBSTITUTES = "stand-ins"
     WIDENED = "widened"
-    NUMBERS = "numbers"
+    NUMERIC_VERSIONS = "numbers"
 
     # Enum's own, in Python, takes ten times as long: every call asks several times.
     __hash__ = object.__hash__

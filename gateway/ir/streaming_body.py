@@ -16,7 +16,7 @@ from gateway.ir.tensor import Tensor
 class BodySink(Protocol):
     """Where arriving bytes are poured."""
 
-    def take(self, piece: memoryview, /) -> None:
+    def write(self, piece: memoryview, /) -> None:
         """Take the next bytes, which live on; `Arriving.hold` asks for a pause."""
         ...
 
@@ -35,37 +35,37 @@ class StreamingBody(Protocol):
     def end(self) -> int: ...  # noqa: D102
 
     @property
-    def left(self) -> int:
+    def remaining_bytes(self) -> int:
         """How many bytes are still to be poured."""
         ...
 
     @property
-    def begun(self) -> bool:
+    def is_started(self) -> bool:
         """Whether pouring has begun: it cannot begin again, nor can the whole be had."""
         ...
 
     @property
-    def moved(self) -> float:
+    def last_progress(self) -> float:
         """When some of it was last poured, or received where it lands, on `time.monotonic`."""
         ...
 
-    def pour(self, taker: BodySink, /) -> None:
+    def pipe_to(self, taker: BodySink, /) -> None:
         """Give *taker* what is here, before this returns, and the rest as it comes."""
         ...
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Give no more for now: the taker is full."""
         ...
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Give more; harmless when nothing was held."""
         ...
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Give no more for good: the taker has gone."""
         ...
 
-    async def whole(self) -> memoryview:
+    async def read_all(self) -> memoryview:
         """Return the whole body, from its first byte, when all of it has come.
 
         Raises:
@@ -121,7 +121,7 @@ async def with_buffered_body(call: Call[R], /) -> Call[R]:
     source = streaming_body_of(call)
     if source is None:
         return call
-    body = await source.whole()
+    body = await source.read_all()
     if isinstance(call, InferRequest):
         return cast("Call[R]", _with(call, body))
     stream = cast("StreamInferRequest", call)

@@ -66,7 +66,7 @@ class RequestValidator:
             )
         return tuple([found[name] for name in self._inputs])
 
-    def wanted(self, call: InferRequest) -> tuple[str, ...]:
+    def output_names(self, call: InferRequest) -> tuple[str, ...]:
         """Return the names of the outputs to answer with, in the model's order.
 
         Raises:

@@ -161,7 +161,7 @@ class Pipeline:
 
     async def _run(self, call: InferRequest) -> InferResponse:
         declared = await self._knowledge.declared()
-        wanted = declared.wanted(call)
+        wanted = declared.output_names(call)
         tensors = {Source(REQUEST, tensor.name): tensor for tensor in declared.inputs(call)}
 
         common = {

@@ -191,7 +191,7 @@ class Cache:
 
     async def _asked(self, key: bytes, call: InferRequest) -> InferResponse:
         generation = self._generation
-        reply = await self._inner(call.within(needs=WHOLE))
+        reply = await self._inner(call.with_context(needs=WHOLE))
         if generation == self._generation:
             self._keep(key, reply)
         return reply

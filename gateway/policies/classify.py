@@ -82,7 +82,7 @@ class Classify:
         if await self._targets_may(call.request):
             with suppress(_CannotClassify):
                 return await self._by_target(call)
-        request = call.request.within(needs=call.context.needs)
+        request = call.request.with_context(needs=call.context.needs)
         items = await self._inner(call.changed(request=_plain(call.request)))
         return MappedStream(items, lambda item: self._response(request, item))
 

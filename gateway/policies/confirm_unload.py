@@ -30,7 +30,7 @@ class ConfirmUnload(SelectiveLayer):
         clock: Monotonic seconds, that of deadlines.
     """
 
-    takes = frozenset({ModelUnloadRequest})
+    handles = frozenset({ModelUnloadRequest})
 
     def __init__(
         self,
@@ -47,14 +47,16 @@ class ConfirmUnload(SelectiveLayer):
         self._sleep = sleep
         self._clock = clock
 
-    async def answer(self, call: ModelUnloadRequest, /) -> None:
+    async def handle(self, call: ModelUnloadRequest, /) -> None:
         """Answer *call* once the model is not ready any more."""
         await self._inner(call)
         until = self._clock() + self._longest_s
         deadline = call.context.deadline
         if deadline is not None:
             until = min(until, deadline - 2 * self._every_s)
-        question = ModelReadyRequest(model=call.model, context=call.within(origin=None).context)
+        question = ModelReadyRequest(
+            model=call.model, context=call.with_context(origin=None).context
+        )
         while self._clock() < until:
             try:
                 if not await self._inner(question):

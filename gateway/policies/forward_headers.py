@@ -45,7 +45,7 @@ class ForwardHeaders:
         if metadata is not came:
             crosses = self._crossing(metadata)
             self._last = metadata, crosses
-        return self._inner(call.carrying(crosses))
+        return self._inner(call.with_metadata(crosses))
 
     def _crossing(self, metadata: Metadata) -> Metadata:
         own, exact, prefixes = self._own, self._exact, self._prefixes

@@ -58,7 +58,7 @@ class MetadataCache:
         self._clock = clock
         self._known: dict[_Key, tuple[float, ModelMetadata]] = {}
         self._asking: dict[_Key, asyncio.Task[ModelMetadata]] = {}
-        self._untold: dict[ModelRef, float] = {}
+        self._unavailable: dict[ModelRef, float] = {}
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*.
@@ -71,32 +71,34 @@ class MetadataCache:
         # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
         return cast("R", await self._metadata((call.model, Need.BATCHING in call.context.needs)))
 
-    async def told(self, model: ModelRef) -> ModelMetadata | None:
+    async def get_or_none(self, model: ModelRef) -> ModelMetadata | None:
         """Return the metadata of *model*; None where they cannot be had, which is remembered too.
 
         For what can be done without: a model that does not tell must not cost every request a
         question.
         """
-        if self._clock() < self._untold.get(model, 0.0):
+        if self._clock() < self._unavailable.get(model, 0.0):
             return None
         try:
             return await self._metadata((model, False))
         except GatewayError as error:
             log.debug("metadata done without", model=str(model), reason=error.message)
-            self._untold.pop(model, None)
-            if len(self._untold) >= _REMEMBERED:
-                del self._untold[next(iter(self._untold))]
-            self._untold[model] = self._clock() + _UNTOLD_S
+            self._unavailable.pop(model, None)
+            if len(self._unavailable) >= _REMEMBERED:
+                del self._unavailable[next(iter(self._unavailable))]
+            self._unavailable[model] = self._clock() + _UNTOLD_S
             return None
 
     def forget(self, model: ModelRef | None) -> None:
         """Ask again about every version of *model*, which may have changed."""
         for key in [key for key in self._known if model is not None and key[0].name == model.name]:
             del self._known[key]
-        for ref in [ref for ref in self._untold if model is not None and ref.name == model.name]:
-            del self._untold[ref]
+        for ref in [
+            ref for ref in self._unavailable if model is not None and ref.name == model.name
+        ]:
+            del self._unavailable[ref]
 
-    def doubt(self, model: ModelRef | None) -> None:
+    def invalidate_if_stale(self, model: ModelRef | None) -> None:
         """Ask again about *model*, with which something went wrong: it may have been reloaded.
 
         What was asked a moment ago is believed, so that wrong requests do not double the calls.

@@ -25,9 +25,9 @@ class ModelConfigurationLayer(SelectiveLayer):
         inner: The target; it raises Unsupported where it has no model configuration.
     """
 
-    takes = frozenset({ModelConfigRequest, ModelMetadataRequest})
+    handles = frozenset({ModelConfigRequest, ModelMetadataRequest})
 
-    def answer(self, call: ModelConfigRequest | ModelMetadataRequest, /) -> ReplyCoroutine[Any]:
+    def handle(self, call: ModelConfigRequest | ModelMetadataRequest, /) -> ReplyCoroutine[Any]:
         """Answer *call*.
 
         Raises:
@@ -42,7 +42,7 @@ class ModelConfigurationLayer(SelectiveLayer):
             return await self._inner(call)
         except (Unsupported, NotFound):
             # Whether the model is there at all, its metadata tell.
-            context = call.within(needs=_BATCHING, origin=None).context
+            context = call.with_context(needs=_BATCHING, origin=None).context
             question = ModelMetadataRequest(model=call.model, context=context)
             return configuration_of(await self._inner(question))
 

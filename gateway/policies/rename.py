@@ -88,7 +88,7 @@ class Rename:
         return ModelRef(name, asked.version if self._version is None else self._version)
 
     def _request(self, call: InferRequest, target: ModelRef) -> InferRequest:
-        inputs, outputs, members = call.inputs, call.outputs, call.members
+        inputs, outputs, members = call.inputs, call.outputs, call.flat_members
         if self._inputs:
             inputs = tuple(_renamed(tensor, self._inputs) for tensor in inputs)
             renamed = [self._inputs.get(name, name) for name in members]
@@ -96,10 +96,10 @@ class Rename:
             members = dict(zip(renamed, members.values(), strict=True))
         if self._outputs:
             outputs = tuple(_renamed_output(output, self._outputs) for output in outputs)
-        same = inputs == call.inputs and outputs == call.outputs and members == call.members
+        same = inputs == call.inputs and outputs == call.outputs and members == call.flat_members
         if target == call.model and same:
             return call
-        return call.changed(model=target, inputs=inputs, outputs=outputs, members=members)
+        return call.changed(model=target, inputs=inputs, outputs=outputs, flat_members=members)
 
     def _response(self, asked: ModelRef, reply: InferResponse) -> InferResponse:
         """Name the answer as the caller asked; the answering version where it chose none."""

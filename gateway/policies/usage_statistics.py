@@ -113,7 +113,7 @@ class UsageStatistics:
 
     async def _served(self, call: ModelStatisticsRequest) -> list[ModelRef]:
         model = call.model
-        context = call.within(origin=None).context
+        context = call.with_context(origin=None).context
         if model is None:
             entries = await self._inner(RepositoryIndexRequest(context=context))
             return [

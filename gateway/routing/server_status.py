@@ -41,7 +41,7 @@ class ServerStatusLayer(SelectiveLayer):
         clock: Monotonic seconds; uptime counts from here.
     """
 
-    takes = frozenset({ServerStatusRequest})
+    handles = frozenset({ServerStatusRequest})
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ServerStatusLayer(SelectiveLayer):
         self._clock = clock
         self._started = clock()
 
-    async def answer(self, call: ServerStatusRequest, /) -> ServerStatus:
+    async def handle(self, call: ServerStatusRequest, /) -> ServerStatus:
         """Answer *call*.
 
         Raises:

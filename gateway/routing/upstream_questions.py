@@ -119,13 +119,13 @@ class RefreshModelIndex(SelectiveLayer):
         forget: Called after each such call, whatever became of it.
     """
 
-    takes = MODEL_CONTROL_CALLS
+    handles = MODEL_CONTROL_CALLS
 
     def __init__(self, inner: Service, forget: Callable[[], None]) -> None:
         super().__init__(inner)
         self._forget = forget
 
-    async def answer(self, call: Call[R], /) -> R:
+    async def handle(self, call: Call[R], /) -> R:
         """Answer *call*, and forget what was listed."""
         try:
             return await self._inner(call)

@@ -126,11 +126,11 @@ class NamingCodec(Protocol[Q_contra]):
 class EarlyCodec(Protocol[Q_contra]):
     """What a codec has besides when it reads some requests before all of their bytes have come."""
 
-    def head_bytes(self, wire: Q_contra, /) -> int | None:
+    def early_bytes(self, wire: Q_contra, /) -> int | None:
         """Return how much of the body of *wire*, given without it, is enough; None for all."""
         ...
 
-    def decode_head(self, wire: Q_contra, /) -> Call[Any] | None:
+    def decode_early(self, wire: Q_contra, /) -> Call[Any] | None:
         """Read a request whose body has come so far, and whose rest is told; None to see it all.
 
         Raises as `decode_call`.
@@ -142,7 +142,7 @@ class EarlyCodec(Protocol[Q_contra]):
 class CutThroughCodec(Protocol[A_co]):
     """What a codec has besides when its requests may end in bytes that are still to come."""
 
-    def encode_arriving(self, call: Call[Any], /) -> A_co | None:
+    def encode_cut_through(self, call: Call[Any], /) -> A_co | None:
         """Write *call*, whose inputs are arriving, with the rest told; None where it must be whole.
 
         Raises as `encode_call`.
@@ -233,7 +233,7 @@ class ProtocolSpec:
     grpc: GrpcBinding | None = None
     stream: StreamBinding | None = None
     options: Callable[[Options], Options] = field(default=dict)
-    settle: Callable[[Options, str], Options] | None = None
+    resolve_dialect: Callable[[Options, str], Options] | None = None
     classifies: bool | None = False
     model_keys: bool = False
     default_model: str = ""

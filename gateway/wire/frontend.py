@@ -22,15 +22,15 @@ class SessionLimits(Protocol[Q_contra, A_contra]):
     """What a server transport allows the messages of one bidirectional stream."""
 
     @property
-    def most(self) -> int:
+    def max_calls(self) -> int:
         """How many calls of one stream may run at a time."""
         ...
 
-    def place(self, wire: Q_contra, /) -> AbstractAsyncContextManager[None]:
+    def admit(self, wire: Q_contra, /) -> AbstractAsyncContextManager[None]:
         """Hold what one message needs while its call runs; entering it raises Overloaded."""
         ...
 
-    def check(self, answer: A_contra, /) -> None:
+    def check_response(self, answer: A_contra, /) -> None:
         """Raise TooLarge for a response that is over the limit of the transport."""
         ...
 
@@ -38,7 +38,7 @@ class SessionLimits(Protocol[Q_contra, A_contra]):
 class ServerFrontend(abc.ABC, Generic[Q, A]):
     """Turns the requests of one protocol into responses.
 
-    A subclass must give `__call__` and `refuse`.  The other methods have defaults that are right
+    A subclass must give `__call__` and `reject`.  The other methods have defaults that are right
     for a frontend with whole requests and one response at a time.
     """
 
@@ -47,39 +47,39 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
         """Yield the response to *wire*, or the responses of a stream. Raises no GatewayError."""
 
     @abc.abstractmethod
-    def refuse(self, error: GatewayError, /) -> A:
+    def reject(self, error: GatewayError, /) -> A:
         """Return *error* in the protocol's form, for a message that was not read whole."""
 
-    def refuse_wire(self, wire: Q, error: GatewayError, /) -> A:  # noqa: ARG002
+    def reject_message(self, wire: Q, error: GatewayError, /) -> A:  # noqa: ARG002
         """Return *error* as the response to *wire*, with its id where the protocol has one."""
-        return self.refuse(error)
+        return self.reject(error)
 
-    async def ask(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
+    async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Return the only response to *wire*, or a generator where it streams.
 
         A generator around a single response costs more than many a response.
         """
         return self(wire)
 
-    def head_bytes(self, wire: Q, /) -> int | None:  # noqa: ARG002
-        """Return how many bytes of a body `ask_early` needs; None for the whole body.
+    def early_bytes(self, wire: Q, /) -> int | None:  # noqa: ARG002
+        """Return how many bytes of a body `handle_early` needs; None for the whole body.
 
         Args:
             wire: A request without its body.
         """
         return None
 
-    async def ask_early(
+    async def handle_early(
         self, wire: Q, whole: Callable[[], Awaitable[Q]], /
     ) -> A | AsyncGenerator[A, None]:
-        """Return what `ask` returns, for a request of which `head_bytes` have arrived.
+        """Return what `handle` returns, for a request of which `early_bytes` have arrived.
 
         Args:
             wire: What has arrived, and the stream of the rest.
             whole: Returns the whole request when it has arrived.
         """
         del wire
-        return await self.ask(await whole())
+        return await self.handle(await whole())
 
     async def session(
         self, wires: AsyncIterator[Q], limits: SessionLimits[Q, A], /
@@ -102,9 +102,9 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
         """
         async for wire in wires:
             try:
-                async with limits.place(wire), aclosing(self(wire)) as answers:
+                async with limits.admit(wire), aclosing(self(wire)) as answers:
                     async for answer in answers:
-                        limits.check(answer)
+                        limits.check_response(answer)
                         yield answer
             except GatewayError as error:
-                yield self.refuse_wire(wire, error)
+                yield self.reject_message(wire, error)

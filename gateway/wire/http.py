@@ -31,7 +31,7 @@ class Headers:
         self._reader: Callable[[Headers], object] | None = None
         self._read: Any = None
 
-    def read_by(self, reader: Callable[[Headers], T], /) -> T:
+    def parsed_with(self, reader: Callable[[Headers], T], /) -> T:
         """Return what *reader* makes of these fields alone; that of the last reader is kept.
 
         Transports remember heads that come again, and so with them what they were read as.
@@ -102,7 +102,7 @@ class HttpRequest(Struct, frozen=True):
     headers: Headers = NO_HEADERS
     body: Sequence[Buffer] = ()
     deadline: float | None = None
-    rest: StreamingBody | None = None
+    body_stream: StreamingBody | None = None
     request_id: str = ""
 
     @property
@@ -110,7 +110,7 @@ class HttpRequest(Struct, frozen=True):
         """The body as one view; copies only when it has several buffers."""
         return view_of(self.body)
 
-    def ending_in(self, rest: StreamingBody | None) -> HttpRequest:
+    def with_body_stream(self, rest: StreamingBody | None) -> HttpRequest:
         """Return the same request with *rest* to come."""
         parts = (self.method, self.path, self.query, self.headers, self.body, self.deadline)
         return HttpRequest(*parts, rest, self.request_id)

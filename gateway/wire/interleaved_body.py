@@ -25,25 +25,27 @@ class InterleavedBody:
         self._at = source.start
         self._taker: BodySink | None = None
         self.start = source.start
-        self.left = source.left + sum([len(insert) for _, insert in self._inserts])
-        self.end = self.start + self.left
+        self.remaining_bytes = source.remaining_bytes + sum(
+            [len(insert) for _, insert in self._inserts]
+        )
+        self.end = self.start + self.remaining_bytes
 
     @property
-    def begun(self) -> bool:
+    def is_started(self) -> bool:
         """Whether pouring has begun."""
-        return self._source.begun
+        return self._source.is_started
 
     @property
-    def moved(self) -> float:
+    def last_progress(self) -> float:
         """When some of the source was last poured."""
-        return self._source.moved
+        return self._source.last_progress
 
-    def pour(self, taker: BodySink, /) -> None:
+    def pipe_to(self, taker: BodySink, /) -> None:
         """Give *taker* what is here, and the rest as it comes."""
         self._taker = taker
-        self._source.pour(self)
+        self._source.pipe_to(self)
 
-    def take(self, piece: memoryview, /) -> None:
+    def write(self, piece: memoryview, /) -> None:
         """Hand on the next bytes of the source, with what belongs before them and in between."""
         while self._inserts and self._inserts[0][0] < self._at + piece.nbytes:
             place, insert = self._inserts.popleft()
@@ -60,23 +62,23 @@ class InterleavedBody:
                 self._give(memoryview(self._inserts.popleft()[1]))
 
     def _give(self, piece: memoryview) -> None:
-        self.left -= piece.nbytes
+        self.remaining_bytes -= piece.nbytes
         if self._taker is not None:
-            self._taker.take(piece)
+            self._taker.write(piece)
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Give no more than was taken already."""
-        self._source.hold()
+        self._source.pause()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Give more."""
-        self._source.go_on()
+        self._source.resume()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Give no more for good."""
         self._taker = None
-        self._source.leave()
+        self._source.detach()
 
-    async def whole(self) -> memoryview:
+    async def read_all(self) -> memoryview:
         """Return the source's body, without what was put in between."""
-        return await self._source.whole()
+        return await self._source.read_all()

@@ -41,7 +41,7 @@ class ParseCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def wants(self, key: bytes) -> bool:
+    def should_admit(self, key: bytes) -> bool:
         """Tell whether something shall be kept for *key*: it is short, new and came before."""
         if len(key) > self._key_bytes or key in self._kept:
             return False
@@ -54,7 +54,7 @@ class ParseCache(Generic[T]):
         self._once[once] = None
         return False
 
-    def keep(self, key: bytes, value: T) -> None:
+    def put(self, key: bytes, value: T) -> None:
         """Keep *value* for *key*, which `wants` said yes to; the oldest goes where it is full."""
         if len(self._kept) >= self._entries:
             del self._kept[next(iter(self._kept))]
@@ -109,7 +109,7 @@ class MaskedMessageCache(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
-    def find(self, view: memoryview) -> tuple[T, tuple[memoryview, ...]] | None:
+    def get(self, view: memoryview) -> tuple[T, tuple[memoryview, ...]] | None:
         """Return what is remembered of a message, and its holes; None when nothing is."""
         for outline in self._outlines.get(len(view), ()):
             said = outline.said.get(b"".join(outline.texts(view)))
@@ -117,7 +117,7 @@ class MaskedMessageCache(Generic[T]):
                 return said, outline.views(view)
         return None
 
-    def wants(self, mark: int) -> bool:
+    def should_admit(self, mark: int) -> bool:
         """Tell whether a message shall be kept, for one of this mark came before.
 
         Args:
@@ -131,7 +131,7 @@ class MaskedMessageCache(Generic[T]):
         self._once.add(mark)
         return False
 
-    def keep(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
+    def put(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
         """Remember what a message says; *holes* in their order, none within another."""
         texts = _around(holes, len(view))
         key = b"".join(texts(view))

@@ -152,7 +152,7 @@ def asked(exchange: Exchange) -> Call[Any]:
     if isinstance(call, InferRequest) and not call.id and ok(exchange):
         # KServe makes an id up; we always send it one.
         made_up = said_by(exchange, "response").id
-        call = call.within(request_id=made_up)
+        call = call.with_context(request_id=made_up)
     return call
 
 

@@ -122,12 +122,12 @@ async def written(exchange: Exchange, *streams: list[Any]) -> list[GrpcResponse]
 class Open:
     """A gate that lets everything through."""
 
-    most = 8
+    max_calls = 8
 
-    def place(self, _wire: GrpcRequest, /) -> Any:
+    def admit(self, _wire: GrpcRequest, /) -> Any:
         return self
 
-    def check(self, answer: GrpcResponse, /) -> None:
+    def check_response(self, answer: GrpcResponse, /) -> None:
         pass
 
     async def __aenter__(self) -> None:

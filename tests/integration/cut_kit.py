@@ -223,7 +223,7 @@ class FarGrpc(GrpcFrontend):
         answer.raw_output_contents.append((7).to_bytes(4, "little"))
         yield GrpcResponse((answer.SerializeToString(),))
 
-    def refuse(self, error: Any, /) -> GrpcResponse:
+    def reject(self, error: Any, /) -> GrpcResponse:
         raise AssertionError(error)
 
 

@@ -67,7 +67,7 @@ class Answers(GrpcFrontend):
         self.asked.append(wire)
         return self._answer(wire)
 
-    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+    def reject(self, error: GatewayError, /) -> GrpcResponse:
         return GrpcResponse(status=_STATUS[error.code], details=error.message)
 
 
@@ -110,7 +110,7 @@ class Slow(GrpcFrontend):
         async with self._changed:
             await self._changed.wait_for(lambda: self.running >= running)
 
-    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+    def reject(self, error: GatewayError, /) -> GrpcResponse:
         return GrpcResponse(status=_STATUS[error.code], details=error.message)
 
 

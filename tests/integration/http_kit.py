@@ -51,7 +51,7 @@ STATUS = {
 class Refusing(HttpFrontend):
     """The refusals of a frontend."""
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         body = json.dumps({"error": error.message, "limit": error.limit}).encode()
         return HttpResponse(STATUS[error.code], Headers((("X-Refused", "1"),)), (body,))
 

@@ -91,7 +91,7 @@ def payload_of(frame: Frame) -> bytes:
 class Refusing(StreamFrontend):
     """The refusals of a frontend."""
 
-    def refuse(self, error: GatewayError, /) -> Frame:
+    def reject(self, error: GatewayError, /) -> Frame:
         return Frame((f"refused {error.limit or error.code.value}: {error.message}".encode(),))
 
 

@@ -259,7 +259,7 @@ async def test_a_bug_of_a_frontend_is_internal_without_details() -> None:
     """An exception that is no GatewayError ends its call alone."""
 
     class Buggy(Answers):
-        async def ask(self, wire: GrpcRequest) -> GrpcResponse:
+        async def handle(self, wire: GrpcRequest) -> GrpcResponse:
             if wire.view.tobytes() == b"bug":
                 raise KeyError("secret")
             return GrpcResponse(wire.message)

@@ -34,7 +34,7 @@ class Page(HttpFrontend):
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200)
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         return HttpResponse(400)
 
 
@@ -44,7 +44,7 @@ class Same(StreamFrontend):
     async def __call__(self, wire: Frame, /) -> AsyncGenerator[Frame, None]:
         yield wire
 
-    def refuse(self, error: GatewayError, /) -> Frame:
+    def reject(self, error: GatewayError, /) -> Frame:
         raise error
 
 

@@ -80,7 +80,7 @@ class SlowHttp(HttpFrontend):
             raise
         yield HttpResponse(200, Headers(()), (b"late",))
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         return HttpResponse(503, Headers(()), (error.message.encode(),))
 
 

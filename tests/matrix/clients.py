@@ -186,7 +186,7 @@ class Spoken:
         tensors = tuple(
             array_tensor(name, array, datatype) for name, (datatype, array) in inputs.items()
         )
-        call = InferRequest(model=model, inputs=tensors, id="1").within(needs=WHOLE)
+        call = InferRequest(model=model, inputs=tensors, id="1").with_context(needs=WHOLE)
         try:
             reply = await Complete(upstream, self._codec.needs)(call)
         except GatewayError as error:

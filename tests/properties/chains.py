@@ -97,7 +97,7 @@ def chain(call: Call[Any], reply: Any, *ways: Carries) -> tuple[Any, Answering, 
 
 async def asked(service: Any, call: Call[R]) -> R:
     """Ask *service* as a client that needs everything in the answer."""
-    return cast("R", await service(call.within(needs=WHOLE)))
+    return cast("R", await service(call.with_context(needs=WHOLE)))
 
 
 def bare(call: Call[Any] | None) -> Call[Any]:

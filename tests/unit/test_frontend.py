@@ -91,7 +91,7 @@ async def test_a_codec_may_give_a_call_its_id_at_once() -> None:
 
     service = ScriptedService(True, True, True)
     frontend: Frontend[str, str] = Frontend(Naming(), service, stamp=lambda text, one: one)
-    found = [await frontend.ask(wire) for wire in ("named", "live", "known")]
+    found = [await frontend.handle(wire) for wire in ("named", "live", "known")]
     assert found == [call.context.request_id for call in service.calls]
     assert found[0] == f"{found[1]}".replace("-2", "-1") + "!"
     assert "mine" == found[2]
@@ -199,13 +199,13 @@ class Gate:
     """Lets everything through but what is in *full* and answers of *long*; counts who is in."""
 
     def __init__(self, *, full: frozenset[str] = frozenset(), long: str = "") -> None:
-        self.most = 8
+        self.max_calls = 8
         self.inside = 0
         self._full = full
         self._long = long
 
     @asynccontextmanager
-    async def place(self, wire: str, /) -> AsyncIterator[None]:
+    async def admit(self, wire: str, /) -> AsyncIterator[None]:
         if wire in self._full:
             raise Overloaded("no place")
         self.inside += 1
@@ -214,7 +214,7 @@ class Gate:
         finally:
             self.inside -= 1
 
-    def check(self, answer: str, /) -> None:
+    def check_response(self, answer: str, /) -> None:
         if answer == self._long:
             raise TooLarge("too long")
 
@@ -327,5 +327,5 @@ async def test_refuses_a_message_with_its_call() -> None:
         TextCodec(), ScriptedService(), refused=lambda _name, error: refused.append(error.message)
     )
     for wire in ("live", "?", "bug"):
-        assert "overloaded: full" == frontend.refuse_wire(wire, Overloaded("full"))
+        assert "overloaded: full" == frontend.reject_message(wire, Overloaded("full"))
     assert ["full"] * 3 == refused

@@ -13,9 +13,9 @@ from tests.fakes import ScriptedService
 class Ready(SelectiveLayer):
     """Answers whether the server is ready; it is not."""
 
-    takes = frozenset({ServerReadyRequest})
+    handles = frozenset({ServerReadyRequest})
 
-    async def answer(self, _call: ServerReadyRequest, /) -> bool:
+    async def handle(self, _call: ServerReadyRequest, /) -> bool:
         return False
 
 
@@ -57,7 +57,7 @@ async def test_alarm_ends_what_takes_too_long() -> None:
     alarm = Timeout(0.01)
     with pytest.raises(TimeoutError), alarm:
         await asyncio.Event().wait()
-    assert alarm.rang
+    assert alarm.expired
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -69,7 +69,7 @@ async def test_alarm_in_time_is_silent() -> None:
     with alarm:
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
-    assert not alarm.rang
+    assert not alarm.expired
 
 
 async def test_alarm_lets_another_cancellation_through() -> None:
@@ -92,4 +92,4 @@ async def test_alarm_passes_errors_of_the_block() -> None:
     alarm = Timeout(60.0)
     with pytest.raises(LookupError), alarm:
         raise LookupError
-    assert not alarm.rang
+    assert not alarm.expired

@@ -26,13 +26,13 @@ class Calls:
 
     def say(self, name: str, *answers: str) -> None:
         for answer in answers:
-            self._queues[name].put_nowait(SessionReply(answer, alone=False))
+            self._queues[name].put_nowait(SessionReply(answer, is_only=False))
 
     def end(self, name: str) -> None:
         self._queues[name].put_nowait(None)
 
     def only(self, name: str, answer: str) -> None:
-        self._queues[name].put_nowait(SessionReply(answer, alone=True))
+        self._queues[name].put_nowait(SessionReply(answer, is_only=True))
         self.end(name)
 
     async def _answers(self, name: str) -> AsyncGenerator[SessionReply[str], None]:
@@ -160,7 +160,7 @@ async def test_makes_no_more_than_is_taken() -> None:
     async def endless() -> AsyncGenerator[SessionReply[int], None]:
         for number in range(1_000_000):
             made.append(number)
-            yield SessionReply(number, alone=False)
+            yield SessionReply(number, is_only=False)
 
     async def calls() -> AsyncIterator[SessionCall[int]]:
         yield SessionCall(endless)
@@ -192,13 +192,13 @@ async def test_a_bug_is_raised_and_ends_all(broken: str) -> None:
     async def waits() -> AsyncGenerator[SessionReply[str], None]:
         try:
             await asyncio.get_running_loop().create_future()
-            yield SessionReply("never", alone=True)
+            yield SessionReply("never", is_only=True)
         finally:
             ended.append("waits")
 
     async def breaks() -> AsyncGenerator[SessionReply[str], None]:
         await settle()
-        yield SessionReply(str(1 // 0), alone=True)
+        yield SessionReply(str(1 // 0), is_only=True)
 
     async def calls() -> AsyncIterator[SessionCall[str]]:
         yield SessionCall(waits)

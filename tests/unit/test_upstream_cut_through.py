@@ -40,7 +40,7 @@ class Passing(Whole):
     def __init__(self, *, passes: bool = True) -> None:
         self.passes = passes
 
-    def encode_arriving(self, call: Call[Any], /) -> str | None:
+    def encode_cut_through(self, call: Call[Any], /) -> str | None:
         return "arriving" if self.passes else None
 
 
@@ -81,7 +81,7 @@ async def test_it_is_passed_on_only_where_codec_and_client_can(
 async def test_nothing_is_written_twice() -> None:
     """A call of which a part has gone is an error, whatever asks for it again."""
     source = FakeArriving(b"xyz", 1)
-    source.begun = True
+    source.is_started = True
     codec, client = Passing(), Client(sends_rest=True)
     upstream: Upstream[Any, Any] = Upstream("u", codec, client)  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
@@ -93,10 +93,10 @@ class Heads:
 
     name = "text"
 
-    def head_bytes(self, wire: str, /) -> int | None:
+    def early_bytes(self, wire: str, /) -> int | None:
         return 5 if wire in ("early", "whole") else None
 
-    def decode_head(self, wire: str, /) -> Call[Any] | None:
+    def decode_early(self, wire: str, /) -> Call[Any] | None:
         if wire == "bug":
             raise ZeroDivisionError
         if wire not in ("early", "whole"):
@@ -123,7 +123,7 @@ async def asked(wire: str, service: Any, refused: list[str]) -> Any:
 
     codec: Any = Heads()
     frontend: Frontend[str, str] = Frontend(codec, service)
-    return await frontend.ask_early(wire, whole)
+    return await frontend.handle_early(wire, whole)
 
 
 async def test_a_frontend_begins_with_the_head() -> None:
@@ -162,5 +162,5 @@ def test_a_frontend_says_how_much_is_enough() -> None:
     codec: Any = Heads()
     plain: Any = Whole()
     service = ScriptedService()
-    assert 5 == Frontend(codec, service).head_bytes("early")
-    assert Frontend(plain, service).head_bytes("early") is None
+    assert 5 == Frontend(codec, service).early_bytes("early")
+    assert Frontend(plain, service).early_bytes("early") is None

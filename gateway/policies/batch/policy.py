@@ -145,7 +145,7 @@ class Batch:
         most = await self._most(call.model or ModelRef(""))
         if rows >= most:
             return cast("R", await self._inner(call))
-        return cast("R", await self._together(call, rows, size_bytes, most))
+        return cast("R", await self._enqueue(call, rows, size_bytes, most))
 
     async def _most(self, model: ModelRef) -> int:
         """Return how many rows a call may have; 1 where requests must not be joined."""
@@ -155,7 +155,7 @@ class Batch:
         wanted = self._rules.max_batch_size or metadata.max_batch_size or _ROWS_UNTOLD
         return min(wanted, metadata.max_batch_size or wanted)
 
-    async def _together(
+    async def _enqueue(
         self, call: InferRequest, rows: int, size_bytes: int, most: int
     ) -> InferResponse:
         now = self._clock()
@@ -168,7 +168,7 @@ class Batch:
         if group is None:
             group = self._groups[key] = BatchQueue(key, most, self._rules)
         group.add(member)
-        self._go()
+        self._dispatch_ready()
         try:
             return await answer
         except asyncio.CancelledError:
@@ -178,7 +178,7 @@ class Batch:
     def _left(self, member: PendingRequest, group: BatchQueue) -> None:
         """Forget a caller that has left."""
         if member.asked is None:
-            group.keep([each for each in group.members if each is not member])
+            group.replace([each for each in group.members if each is not member])
             self._forget_if_empty(group)
         elif member.asked.left():
             member.asked.task.cancel()
@@ -188,12 +188,12 @@ class Batch:
         if not group.members and self._groups.get(group.key) is group:
             del self._groups[group.key]
 
-    def _go(self) -> None:
+    def _dispatch_ready(self) -> None:
         """Send what may go, and see to it that the rest goes in time."""
         now = self._clock()
         for group in list(self._groups.values()):
-            for member in group.take_late(now):
-                member.fail(_exceeded(member.call))
+            for member in group.pop_expired(now):
+                member.reject(_exceeded(member.call))
             self._forget_if_empty(group)
         while self._free:
             ready = [
@@ -204,7 +204,7 @@ class Batch:
             if not ready:
                 break
             group = min(ready, key=lambda each: each.due)
-            self._send(group.take(), now)
+            self._send(group.pop_batch(), now)
             self._forget_if_empty(group)
         self._set_timer(now)
 
@@ -221,7 +221,7 @@ class Batch:
 
     def _ring(self) -> None:
         self._timer, self._rings_at = None, math.inf
-        self._go()
+        self._dispatch_ready()
 
     def _send(self, members: Sequence[PendingRequest], now: float) -> None:
         self._free -= 1
@@ -234,7 +234,7 @@ class Batch:
 
     def _ended(self) -> None:
         self._free += 1
-        self._go()
+        self._dispatch_ready()
 
     def _task(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> asyncio.Task[None]:
         # In a context of its own: what is noted about a call is not for whoever came last.
@@ -258,16 +258,16 @@ class Batch:
         finally:
             for member in members:
                 model = member.call.model
-                member.fail(Cancelled("the call was given up with its batch", model=model))
+                member.reject(Cancelled("the call was given up with its batch", model=model))
 
     async def _ask_alone(self, member: PendingRequest, turn: DispatchSlot) -> None:
         try:
             reply = await self._inner(member.call)
         except Exception as error:  # noqa: BLE001  # it is raised to the caller
-            member.fail(error)
+            member.reject(error)
         else:
             turn.end()
-            member.give(reply)
+            member.resolve(reply)
 
     async def _ask_joined(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> None:
         try:
@@ -277,18 +277,18 @@ class Batch:
             outputs = split_reply(reply, [member.rows for member in members])
         except GatewayError as error:
             if _is_refusal(error):
-                await self._ask_halves(members, error)
+                await self._bisect(members, error)
                 return
             for member in members:
-                member.fail(error.again())
+                member.reject(error.again())
         except Exception as error:  # noqa: BLE001  # it is raised to the callers
             for member in members:
-                member.fail(error)
+                member.reject(error)
         else:
             for member, own in zip(members, outputs, strict=True):
-                member.give(reply.changed(id=member.call.id, outputs=own))
+                member.resolve(reply.changed(id=member.call.id, outputs=own))
 
-    async def _ask_halves(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
+    async def _bisect(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
         """Ask for the halves of *members*, one after the other."""
         self._meter.refused()
         model = str(members[0].call.model)

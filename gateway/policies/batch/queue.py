@@ -56,12 +56,12 @@ class PendingRequest:
     answer: asyncio.Future[InferResponse]
     asked: DispatchedBatch | None = None
 
-    def give(self, answer: InferResponse) -> None:
+    def resolve(self, answer: InferResponse) -> None:
         """Answer the caller, unless it has left."""
         if not self.answer.done():
             self.answer.set_result(answer)
 
-    def fail(self, error: BaseException) -> None:
+    def reject(self, error: BaseException) -> None:
         """Raise *error* to the caller, unless it has left or is answered."""
         if not self.answer.done():
             self.answer.set_exception(error)
@@ -135,7 +135,7 @@ class BatchQueue:
         enough = self.rows >= self.most or self.size_bytes >= self.rules.max_bytes
         return enough or self.preferred > 0
 
-    def take(self) -> list[PendingRequest]:
+    def pop_batch(self) -> list[PendingRequest]:
         """Take those who go together: from the first on, as many as fit; at least one."""
         room, room_bytes = self.preferred or self.most, self.rules.max_bytes
         taken: list[PendingRequest] = []
@@ -146,18 +146,18 @@ class BatchQueue:
             if taken and (room < 0 or room_bytes < 0):
                 break
             taken.append(self.members.popleft())
-        self.keep(self.members)
+        self.replace(self.members)
         return taken
 
-    def take_late(self, now: float) -> list[PendingRequest]:
+    def pop_expired(self, now: float) -> list[PendingRequest]:
         """Take those whose deadline has passed."""
         if self.deadline > now:
             return []
         late = [member for member in self.members if member.deadline <= now]
-        self.keep([member for member in self.members if member.deadline > now])
+        self.replace([member for member in self.members if member.deadline > now])
         return late
 
-    def keep(self, members: Iterable[PendingRequest]) -> None:
+    def replace(self, members: Iterable[PendingRequest]) -> None:
         """Let only *members* wait on."""
         left = list(members)
         self.members = deque()

@@ -38,7 +38,7 @@ _WIDENED: Final[Mapping[Datatype, frozenset[Datatype]]] = {
     Datatype.UINT64: _INTEGERS,
 }
 _ANY: Final = {
-    Need.STAND_INS: frozenset().union(*_STAND_INS.values()),
+    Need.SUBSTITUTES: frozenset().union(*_STAND_INS.values()),
     Need.WIDENED: frozenset().union(*_WIDENED.values()),
 }
 
@@ -47,10 +47,10 @@ def substitute_kind(needs: frozenset[Need]) -> Need | None:
     """Return which kind of stand-ins a codec with *needs* writes, None for none."""
     if Need.WIDENED in needs:
         return Need.WIDENED
-    return Need.STAND_INS if Need.STAND_INS in needs else None
+    return Need.SUBSTITUTES if Need.SUBSTITUTES in needs else None
 
 
-def may_be_substitute(tensors: Sequence[Tensor], need: Need = Need.STAND_INS) -> bool:
+def may_be_substitute(tensors: Sequence[Tensor], need: Need = Need.SUBSTITUTES) -> bool:
     """Return whether some tensor could mean another datatype than it has."""
     return any(tensor.datatype in _ANY[need] for tensor in tensors)
 

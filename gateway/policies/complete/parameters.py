@@ -32,7 +32,7 @@ def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequ
     model = call.model or ModelRef("")
     declared = {known.name: known for known in metadata.inputs}
     inputs, parameters = list(call.inputs), dict(call.parameters)
-    for name, value in call.members.items():
+    for name, value in call.flat_members.items():
         known = declared.get(name)
         if known is not None:
             values = value if isinstance(value, tuple) else (value,)
@@ -45,7 +45,7 @@ def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequ
             )
         else:
             parameters[name] = value
-    return call.changed(inputs=tuple(inputs), parameters=parameters, members={})
+    return call.changed(inputs=tuple(inputs), parameters=parameters, flat_members={})
 
 
 def _tensor(model: ModelRef, known: TensorMetadata, values: Sequence[Parameter]) -> Tensor:

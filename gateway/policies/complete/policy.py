@@ -133,7 +133,7 @@ class Complete:
             return await self._answer(_Asked(request, call.batch_size, known), reply)
         except GatewayError as error:
             if error.code in _DOUBTFUL:
-                self._metadata.doubt(call.model)
+                self._metadata.invalidate_if_stale(call.model)
             raise
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
@@ -142,7 +142,7 @@ class Complete:
         whole = call if request is call.request else call.changed(request=request)
         items = await self._inner(whole)
         if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
-            asked = _Asked(request.within(needs=needs), call.request.batch_size, known)
+            asked = _Asked(request.with_context(needs=needs), call.request.batch_size, known)
             items = MappedStream(items, lambda item: self._answer(asked, item))
         return items
 
@@ -155,7 +155,7 @@ class Complete:
     def _is_whole(self, call: InferRequest) -> bool:
         """Tell whether *call* can surely be sent on as it is: nearly every one can."""
         needs = call.context.needs
-        if self._has_more_needs or call.members or call.batch_size is not None:
+        if self._has_more_needs or call.flat_members or call.batch_size is not None:
             return False
         if needs and not needs <= ALL_NEEDS:
             return False
@@ -173,9 +173,9 @@ class Complete:
     async def _request(self, call: InferRequest) -> tuple[InferRequest, ModelMetadata | None]:
         """Return what is sent on, and the metadata where they were needed for it."""
         needs = self._needs
-        if Need.NUMBERS in call.context.needs:
+        if Need.NUMERIC_VERSIONS in call.context.needs:
             call = await self._numbered(call)
-        if call.members:
+        if call.flat_members:
             metadata = await self._ask(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = split_flat_members(call, metadata)
         written = substitute_kind(call.context.needs)
@@ -259,7 +259,7 @@ class Complete:
         return reply
 
     async def _meant(self, call: InferRequest, *, widened: bool) -> InferRequest:
-        metadata = await self._metadata.told(call.model or ModelRef(""))
+        metadata = await self._metadata.get_or_none(call.model or ModelRef(""))
         if metadata is None:
             return call
         model = call.model or ModelRef("")
@@ -268,7 +268,7 @@ class Complete:
         return call if inputs is call.inputs else call.changed(inputs=inputs)
 
     async def _meant_reply(self, call: InferRequest, reply: InferResponse) -> InferResponse:
-        metadata = await self._metadata.told(call.model or ModelRef(""))
+        metadata = await self._metadata.get_or_none(call.model or ModelRef(""))
         if metadata is None:
             return reply
         declared = _in_order_asked(call, metadata)

@@ -38,7 +38,7 @@ class ConcurrencyLimit:
         self._wait_s = wait_s
         self.waiting: deque[asyncio.Future[None]] = deque()
 
-    async def wait(self, call: Call[Any]) -> None:
+    async def acquire(self, call: Call[Any]) -> None:
         """Wait for a place among those in flight, and take it.
 
         Raises:
@@ -61,7 +61,7 @@ class ConcurrencyLimit:
             record_queue_time(loop.time() - begun)
         except BaseException as error:
             if place.done() and not place.cancelled():
-                self.leave()  # it was given a place and left in the same moment
+                self.release()  # it was given a place and left in the same moment
             elif place in self.waiting:  # else `leave` has met it and passed over it
                 self.waiting.remove(place)
             if isinstance(error, TimeoutError):
@@ -73,11 +73,11 @@ class ConcurrencyLimit:
                 ) from None
             raise
 
-    def ended(self, _error: BaseException | None) -> None:
+    def on_stream_end(self, _error: BaseException | None) -> None:
         """Take a stream's place back at its end."""
-        self.leave()
+        self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the place to the first who still waits."""
         while self.waiting:
             place = self.waiting.popleft()

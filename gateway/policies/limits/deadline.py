@@ -27,13 +27,13 @@ class RenewableTimeout(Timeout):
         super().__init__(delay_s)
         self._left = left
 
-    def ring(self) -> None:
+    def expire(self) -> None:
         """Wake the task, or wait on."""
         left_s = self._left()
         if left_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self.ring)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.expire)
         else:
-            super().ring()
+            super().expire()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class StreamWithTimeouts:
             with alarm:
                 item = await anext(self._items)
         except TimeoutError:
-            if not alarm.rang:
+            if not alarm.expired:
                 raise
             await close_stream(self._items)
             raise deadline_error(self._call, further=not self._first) from None

@@ -89,7 +89,7 @@ class CallLimits:
         if places.free:
             places.free -= 1
         else:
-            await places.wait(call)
+            await places.acquire(call)
         retries.active += 1
         alarm: Timeout | NoTimeout = NO_TIMEOUT
         fresh = True
@@ -99,20 +99,20 @@ class CallLimits:
                 reply = await self._inner(call)
             except NotSent as error:
                 fresh = False
-                reply = await retries.again(self._inner, call, error)
+                reply = await retries.retry(self._inner, call, error)
         except BaseException as error:
             retries.active -= 1
-            places.leave()
-            if alarm.over(error):
+            places.release()
+            if alarm.finish(error):
                 raise deadline_error(call) from None
             raise
-        alarm.over(None)
+        alarm.finish(None)
         if is_stream:
             times = StreamTimeouts(asked, deadline, self._stream_idle_s, self._clock)
             return self._watched(call, reply, places, times, fresh=fresh)
         retries.active -= 1
         if places.waiting:
-            places.leave()
+            places.release()
         else:
             places.free += 1
         return reply
@@ -138,7 +138,7 @@ class CallLimits:
         whole = arriving is not None or type(call) is StreamInferRequest
         told = asked if whole else deadline
         if told != call.context.deadline:
-            call = call.until(told)
+            call = call.with_deadline(told)
         if arriving is None:
             return call, WheelTimeout(self._wheel, deadline), asked, deadline
         left = partial(self._left, arriving, now, asked)
@@ -148,7 +148,7 @@ class CallLimits:
         """Return how long to wait for a call whose bytes are arriving."""
         until = math.inf if asked is None else asked
         if self._timeout_s is not None:
-            until = min(until, max(began, arriving.moved) + self._timeout_s)
+            until = min(until, max(began, arriving.last_progress) + self._timeout_s)
         return until - self._clock()
 
     def _watched(
@@ -163,9 +163,9 @@ class CallLimits:
         """Return *reply*, a stream, with its limits; *fresh* while the call was made but once."""
         if fresh:
             # It may be open without having been sent: its first answer tells.
-            again = partial(self._retries.again, self._inner, call)
+            again = partial(self._retries.retry, self._inner, call)
             reply = map_stream(call, reply, lambda items: RetryUnsentStream(items, again))
-        reply = on_stream_end(call, reply, self._retries.ended)
+        reply = on_stream_end(call, reply, self._retries.on_stream_end)
         if times.first is not None or times.idle_s is not None:
             reply = map_stream(call, reply, lambda items: StreamWithTimeouts(call, items, times))
-        return on_stream_end(call, reply, places.ended)
+        return on_stream_end(call, reply, places.on_stream_end)

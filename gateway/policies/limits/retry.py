@@ -61,7 +61,7 @@ class RetryBudget:
         self._clock = clock
         self._retrying = 0
 
-    async def again(self, inner: Service, call: Call[R], error: NotSent) -> R:
+    async def retry(self, inner: Service, call: Call[R], error: NotSent) -> R:
         """Ask *inner* a second time after a pause, or raise *error*."""
         pause_s = self._pause(call, error)
         if pause_s is None:
@@ -73,7 +73,7 @@ class RetryBudget:
         finally:
             self._retrying -= 1
 
-    def ended(self, _error: BaseException | None) -> None:
+    def on_stream_end(self, _error: BaseException | None) -> None:
         """Count a stream that ended."""
         self.active -= 1
 
@@ -82,7 +82,7 @@ class RetryBudget:
         if sequence_of(call) is not None:
             return None
         arriving = streaming_body_of(call)
-        if arriving is not None and arriving.begun:
+        if arriving is not None and arriving.is_started:
             return None  # what was passed on while it came is gone
         if self._retrying >= max(self._least, int(self._ratio * self.active)):
             return None

@@ -54,11 +54,11 @@ class SharedMemoryMode(Protocol):
         """Answer a call about regions."""
         ...
 
-    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+    async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
         """Return what is sent on for *call*, and what gives back that which it holds."""
         ...
 
-    async def placed(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
+    async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
         """Return the answer to *call*, outputs where it wants them."""
         ...
 
@@ -99,10 +99,10 @@ class SharedMemory:
         return self._inner(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
-        request, release = await self._memory.taken(call)
+        request, release = await self._memory.load_inputs(call)
         try:
             reply = await self._inner(request)
-            return await self._memory.placed(call, reply)
+            return await self._memory.store_outputs(call, reply)
         finally:
             release()
 
@@ -112,7 +112,7 @@ class SharedMemory:
         return ServerMetadata(found.name, found.version, every)
 
     async def _stream(self, call: StreamInferRequest) -> NotifyingStream:
-        request, release = await self._memory.taken(call.request)
+        request, release = await self._memory.load_inputs(call.request)
         try:
             items = await self._inner(
                 call if request is call.request else call.changed(request=request)
@@ -120,7 +120,7 @@ class SharedMemory:
         except BaseException:
             release()
             raise
-        placed = MappedStream(items, partial(self._memory.placed, call.request))
+        placed = MappedStream(items, partial(self._memory.store_outputs, call.request))
         return NotifyingStream(placed, lambda _error: release())
 
 
@@ -140,7 +140,7 @@ class SharedMemoryOff:
         """
         raise Unsupported("shared memory is not enabled here (shared_memory: forward or map)")
 
-    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+    async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
         """Refuse: where nothing is registered, no region is known.
 
         Raises:
@@ -152,7 +152,7 @@ class SharedMemoryOff:
             "shared memory is not enabled here (shared_memory: forward or map)"
         )
 
-    async def placed(self, _call: InferRequest, reply: InferResponse, /) -> InferResponse:
+    async def store_outputs(self, _call: InferRequest, reply: InferResponse, /) -> InferResponse:
         """Return *reply*; no request comes so far."""
         return reply
 
@@ -196,11 +196,11 @@ class ForwardRegions:
             raise refusals[0] if refusals else Unsupported("no upstream here has shared memory")
         return _joined(done) if isinstance(call, SharedStatusRequest) else None
 
-    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+    async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
         """Return *call*: the upstream finds the tensors."""
         return call, _nothing
 
-    async def placed(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
+    async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
         """Return *reply*.
 
         Raises:
@@ -267,7 +267,7 @@ class CopyRegions:
             return ()
         return None
 
-    async def taken(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
+    async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
         """Return *call* with its inputs in it, and its outputs asked for in the answer.
 
         Raises:
@@ -311,7 +311,7 @@ class CopyRegions:
         view = await self._regions.read(f"input {tensor.name!r}", data)
         return _with(tensor, RawData(view))
 
-    async def placed(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
+    async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
         """Return *reply* with the outputs that *call* wants in shared memory put there.
 
         Raises:

@@ -45,9 +45,9 @@ from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
 
-_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.STAND_INS})
+_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.SUBSTITUTES})
 
-REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.OUTPUTS, Need.STAND_INS})
+REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.OUTPUTS, Need.SUBSTITUTES})
 """What an answer cannot be written without: it has no names, so outputs go by place."""
 
 T = TypeVar("T", RequestedOutput, Tensor)

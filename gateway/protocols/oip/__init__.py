@@ -29,6 +29,6 @@ SPEC = ProtocolSpec(
     http=HttpBinding(codec=PassingHttpCodec, prefixes=("/v2",)),
     grpc=GrpcBinding(codec=PassingGrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
-    settle=settle_dialect,
+    resolve_dialect=settle_dialect,
     classifies=None,
 )

@@ -31,7 +31,7 @@ _PATH_BYTES = 512
 class PassingHttpCodec(HttpCodec):
     """`HttpCodec`, which begins when the JSON of a binary request has come."""
 
-    def head_bytes(self, wire: HttpRequest, /) -> int | None:
+    def early_bytes(self, wire: HttpRequest, /) -> int | None:
         """Return the length of the JSON of an inference request; None for any other.
 
         What is wrong with a request is for `decode_call` to say, which gets it whole.
@@ -47,14 +47,14 @@ class PassingHttpCodec(HttpCodec):
             return None
         return int(length) if route.call is InferRequest else None
 
-    def decode_head(self, wire: HttpRequest, /) -> Call[Any] | None:
+    def decode_early(self, wire: HttpRequest, /) -> Call[Any] | None:
         """Read the JSON; None where an input must be looked at. Raises as `decode_call`."""
         try:
             return self.decode_call(wire)
         except NeededWhole:
             return None
 
-    def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
+    def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request that ends in what is still to come; None where it must be whole."""
         if (
             not isinstance(call, InferRequest)
@@ -62,13 +62,13 @@ class PassingHttpCodec(HttpCodec):
             or not can_cut_through(call)
         ):
             return None
-        return self.encode_call(call).ending_in(streaming_body_of(call))
+        return self.encode_call(call).with_body_stream(streaming_body_of(call))
 
 
 class PassingGrpcCodec(GrpcCodec):
     """`GrpcCodec`, which writes a request while its last inputs are on their way."""
 
-    def encode_arriving(self, call: Call[Any], /) -> GrpcRequest | None:
+    def encode_cut_through(self, call: Call[Any], /) -> GrpcRequest | None:
         """Write a request that ends in what is still to come; None where it must be whole."""
         rest = streaming_body_of(call)
         if rest is None or not isinstance(call, InferRequest) or not can_cut_through(call):

@@ -108,7 +108,7 @@ def apply_policy(call: Call[Any], extensions: Extensions) -> Call[Any]:
         _refuse_files(call)
     if value == GATEWAY and isinstance(call, ModelStatisticsRequest | LogSettingsRequest):
         origin = call.context.origin
-        return call.changed(own=True).within(origin=origin)
+        return call.changed(own=True).with_context(origin=origin)
     return call
 
 

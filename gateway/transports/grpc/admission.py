@@ -117,12 +117,12 @@ class Gate:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self.most = admission.stream_requests
+        self.max_calls = admission.stream_requests
 
-    def place(self, wire: GrpcRequest, /) -> Place:
+    def admit(self, wire: GrpcRequest, /) -> Place:
         """Hold a place and the bytes of the message."""
         return self._admission.place(size_of(wire.message))
 
-    def check(self, answer: GrpcResponse, /) -> None:
+    def check_response(self, answer: GrpcResponse, /) -> None:
         """Raise TooLarge for an answer over the limit."""
         self._admission.check(answer)

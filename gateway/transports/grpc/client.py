@@ -73,7 +73,7 @@ class GrpcClient:
                 connection = await self._pool.take(deadline)
                 now = monotonic()
             exchange = self._begin(connection, wire, deadline, now)
-            step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
+            step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)
             try:
                 answer = await exchange.ending() or await exchange.one()
             except asyncio.CancelledError:
@@ -81,7 +81,7 @@ class GrpcClient:
                 raise
             finally:
                 if step:
-                    self._wheel.leave(exchange, step)
+                    self._wheel.cancel(exchange, step)
                 exchange.forget()
         finally:
             self._slots.release()
@@ -104,7 +104,7 @@ class GrpcClient:
                 connection = await self._pool.take(deadline)
                 now = monotonic()
             exchange = self._begin(connection, wire, deadline, now)
-            step = 0 if deadline is None else self._wheel.enter(exchange, deadline)
+            step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)
             try:
                 while (answer := await exchange.next()) is not None:
                     if answer.status is _DEADLINE_EXCEEDED:
@@ -115,7 +115,7 @@ class GrpcClient:
             finally:
                 exchange.abandon()
                 if step:
-                    self._wheel.leave(exchange, step)
+                    self._wheel.cancel(exchange, step)
                 exchange.forget()
         finally:
             self._slots.release()
@@ -138,7 +138,7 @@ class GrpcClient:
         block = request_block(wire.method, self._authority, self._scheme, wire.metadata, left_s)
         rest = wire.rest
         size = size_of(wire.message)
-        message = frame_message(wire.message, size if rest is None else size + rest.left)
+        message = frame_message(wire.message, size if rest is None else size + rest.remaining_bytes)
         return connection.call(block, message, size + PREFIX_BYTES, self._most_bytes, rest)
 
     def _check_time(self, deadline: float | None) -> None:

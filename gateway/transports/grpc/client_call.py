@@ -209,9 +209,9 @@ class ClientCall:
     def sent(self) -> None:
         """The server has room for more of the message."""
         if self._rest is not None:  # not at once: the core is in the middle of writing
-            asyncio.get_running_loop().call_soon(self._rest.go_on)
+            asyncio.get_running_loop().call_soon(self._rest.resume)
 
-    def ring(self) -> None:
+    def on_timeout(self) -> None:
         """The deadline has passed."""
         self.fail(DeadlineExceeded(f"no answer from {self._line.name} in time"))
 
@@ -232,18 +232,18 @@ class ClientCall:
     def send_rest(self, rest: StreamingBody) -> None:
         """Send *rest* as it comes, and the end of the message after it."""
         self._rest = rest
-        rest.pour(self)
+        rest.pipe_to(self)
 
-    def take(self, piece: memoryview) -> None:
+    def write(self, piece: memoryview) -> None:
         """Send the next piece."""
         stream, outlet, rest = self.stream, self._line.core.outlet, self._rest
         if rest is None or stream.number not in self._line.core.streams:
             return
         outlet.data(stream, (piece,))
-        if not rest.left:
+        if not rest.remaining_bytes:
             outlet.end(stream, None)
         elif stream.waiting is not None:
-            rest.hold()
+            rest.pause()
         self._line.flush_soon()
 
     # -- what the client asks
@@ -259,7 +259,7 @@ class ClientCall:
         """Let go of the stream, which has ended: otherwise the two would hold one another."""
         self.stream.owner = None
         if self._rest is not None:
-            self._rest.leave()
+            self._rest.detach()
             self._rest = None
 
     def ending(self) -> asyncio.Future[GrpcResponse | None]:

@@ -73,7 +73,7 @@ class Health(GrpcFrontend):
         finally:
             self._watches -= 1
 
-    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+    def reject(self, error: GatewayError, /) -> GrpcResponse:
         """Say why a question was not read whole."""
         return refused(error)
 

@@ -31,7 +31,7 @@ class Method:
         self.unary = kind is MethodKind.UNARY
         self.bidirectional = kind is MethodKind.BIDIRECTIONAL
         self.frontend = frontend
-        self.ask = frontend.ask
+        self.ask = frontend.handle
         self.admission = admission
         self.budget = budget
         self.limits = limits

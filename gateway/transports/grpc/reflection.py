@@ -121,7 +121,7 @@ class Reflection(GrpcFrontend):
             details = f"not a ServerReflectionRequest: {error}"
             yield GrpcResponse(status=GrpcStatus.INVALID_ARGUMENT, details=details)
 
-    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+    def reject(self, error: GatewayError, /) -> GrpcResponse:
         """Say why a question was not read whole."""
         return refused(error)
 

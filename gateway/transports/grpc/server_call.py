@@ -115,9 +115,9 @@ class ServerCall:
         """Watch the client's deadline, if there is one; False when it is past: the call is over."""
         if self._deadline is not None:
             if self._deadline <= self._began:
-                self.ring()
+                self.on_timeout()
                 return False
-            self._step = self._method.wheel.enter(self, self._deadline + _GRACE_S)
+            self._step = self._method.wheel.schedule(self, self._deadline + _GRACE_S)
         return True
 
     # -- what the connection tells
@@ -166,7 +166,7 @@ class ServerCall:
         details = "the gateway is shutting down"
         self._end(GrpcResponse(status=GrpcStatus.UNAVAILABLE, details=details))
 
-    def ring(self) -> None:
+    def on_timeout(self) -> None:
         """The client's deadline has passed."""
         self._fail(DeadlineExceeded("the call's time is over"))
 
@@ -279,7 +279,7 @@ class ServerCall:
                 return False
             self._finish(self._ending)
         elif isinstance(error, GatewayError):
-            self._finish(self._method.frontend.refuse(error))
+            self._finish(self._method.frontend.reject(error))
         elif isinstance(error, Exception):  # a bug of ours ends one call, not the server
             log.error("internal error", exc_info=error, method=self._method.path)
             self._finish(GrpcResponse(status=GrpcStatus.INTERNAL, details="internal error"))
@@ -335,7 +335,7 @@ class ServerCall:
         try:
             self._method.admission.check(answer)
         except TooLarge as error:
-            return self._method.frontend.refuse_wire(request, error)
+            return self._method.frontend.reject_message(request, error)
         return answer
 
     async def _taken(self) -> None:
@@ -346,7 +346,7 @@ class ServerCall:
 
     def _fail(self, error: GatewayError) -> None:
         """End the call for what came, or did not come in time."""
-        self._end(self._method.frontend.refuse(error))
+        self._end(self._method.frontend.reject(error))
 
     def _end(self, answer: GrpcResponse) -> None:
         """End the call with *answer*, whatever is being done for it."""
@@ -391,7 +391,7 @@ class ServerCall:
         if self._incoming is not None:
             self._incoming.close()
         if self._step:
-            self._method.wheel.leave(self, self._step)
+            self._method.wheel.cancel(self, self._step)
         core, stream = self._line.core, self._stream
         if stream.ended_here and not stream.ended_there:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted

@@ -119,7 +119,7 @@ def sent_lines(wire: HttpRequest, left_s: float | None) -> str:
         wire: The request.
         left_s: What is left of time, which is said; None for no deadline.
     """
-    lines = wire.headers.read_by(_lines)
+    lines = wire.headers.parsed_with(_lines)
     if wire.request_id:
         lines = f"{lines}{REQUEST_ID}: {safe_value(wire.request_id)}\r\n"
     if left_s is None:

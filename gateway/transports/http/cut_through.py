@@ -55,7 +55,7 @@ def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimit
     if head.coded:
         return None
     wire = HttpRequest(head.method, head.path, head.query, head.headers)
-    start = frontend.head_bytes(wire)
+    start = frontend.early_bytes(wire)
     if start is None or start > LARGEST_HEAD_BYTES or length - start < least:
         return None
     return start
@@ -63,7 +63,7 @@ def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimit
 
 async def whole_of(wire: HttpRequest) -> HttpRequest:
     """Return *wire* with its body once that has come. Raises as `Arriving.whole`."""
-    if wire.rest is None:
+    if wire.body_stream is None:
         return wire
-    body = (await wire.rest.whole(),)
+    body = (await wire.body_stream.read_all(),)
     return HttpRequest(wire.method, wire.path, wire.query, wire.headers, body, wire.deadline)

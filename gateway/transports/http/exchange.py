@@ -111,7 +111,9 @@ class Exchange:
             wire = self._at_hand() or await self._in_time()
             if wire is not None:
                 try:
-                    found = await (self._ask(wire) if wire.rest is None else self._early(wire))
+                    found = await (
+                        self._ask(wire) if wire.body_stream is None else self._early(wire)
+                    )
                     if isinstance(found, HttpResponse):
                         await self._send(found)
                     else:
@@ -254,7 +256,7 @@ class Exchange:
     ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
         """Ask the frontend with what has come of a body that is passed on."""
         assert self._frontend is not None  # noqa: S101  # it said how much it needs
-        return self._frontend.ask_early(wire, partial(whole_of, wire))
+        return self._frontend.handle_early(wire, partial(whole_of, wire))
 
     async def _begin(self, head: Head) -> memoryview | None:
         """Return the beginning of a body that will be passed on as it comes; None to read it."""
@@ -343,7 +345,7 @@ class Exchange:
             self._listener.refused(error)
             await self._send(fault.response)
             return
-        response = self._frontend.refuse(error)
+        response = self._frontend.reject(error)
         extra: tuple[tuple[str, str], ...] = ()
         if error.code is ErrorCode.OVERLOADED:
             extra = (("Retry-After", "1"),)

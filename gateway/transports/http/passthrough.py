@@ -62,7 +62,7 @@ class Passthrough(HttpFrontend):
                 raise  # the transport cuts the stream: its end must not look like one
             yield self._failed(error)
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         """Say *error*, for a request that was never read whole."""
         return text_response(_STATUS.get(error.code, 400), error.message)
 

@@ -41,12 +41,12 @@ class PathRouter:
         """
         frontend = self._claimed(path)
         if frontend is not None:
-            return frontend, frontend.ask
+            return frontend, frontend.handle
         if self._fallback is None:
             raise HttpError(404, f"nothing is served at {path[:200]!r}")
         if self._claimed(_plain_path(path)) is not None:
             raise HttpError(400, "the path is not in its normal form")
-        return self._fallback, self._fallback.ask
+        return self._fallback, self._fallback.handle
 
     def _claimed(self, path: str) -> HttpFrontend | None:
         for prefix, frontend in self._prefixes:

@@ -101,7 +101,7 @@ def _begun(name: str) -> tuple[str, bool]:
 
 
 def _head(response: HttpResponse, framing: str, *, keep: bool, version: Version) -> bytes:
-    fields, dated = response.headers.read_by(_written)
+    fields, dated = response.headers.parsed_with(_written)
     name = f"{REQUEST_ID}: {safe_value(response.request_id)}\r\n" if response.request_id else ""
     date = "" if dated else _date(int(time.time()))  # noqa: TID251  # no duration
     last = "\r\n"

@@ -78,13 +78,13 @@ class HttpClient:
         now = monotonic()
         if deadline is not None and deadline <= now:
             raise self._peer.late()
-        connection = self._at_hand(now) if wire.rest is None else None
+        connection = self._at_hand(now) if wire.body_stream is None else None
         if connection is None:
             found: HttpResponse | ResponseReader = await self._asked_in_turn(wire, deadline)
         else:
             # What nearly every request does: without a task's alarm, since the connection itself
             # is told when the time is over.
-            step = 0 if deadline is None else self._wheel.enter(connection, deadline)
+            step = 0 if deadline is None else self._wheel.schedule(connection, deadline)
             try:
                 buffers = self._buffers(wire, None if deadline is None else deadline - now)
                 found = await connection.ask(wire.method, buffers) or connection.taken()
@@ -94,7 +94,7 @@ class HttpClient:
                 found = await self._asked_again(wire, deadline)
             finally:
                 if step:
-                    self._wheel.leave(connection, step)
+                    self._wheel.cancel(connection, step)
                 self._put_back(connection)
                 self._slots.release()
         return await self._plain(found, deadline) if isinstance(found, ResponseReader) else found
@@ -182,7 +182,7 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
     ) -> tuple[UpstreamConnection, ResponseReader]:
         """Send *wire* and return its answer with its head read; once more where that is safe."""
-        rest, keepalive_s = wire.rest, self._limits.keepalive_s
+        rest, keepalive_s = wire.body_stream, self._limits.keepalive_s
         connection = await self._connection(
             keepalive_s if rest is None else min(keepalive_s, _TRUSTED_S)
         )
@@ -220,7 +220,7 @@ class HttpClient:
     @staticmethod
     def _unread(connection: UpstreamConnection, wire: HttpRequest) -> bool:
         """Return whether nobody can have acted on a request that went wrong."""
-        if wire.rest is not None and wire.rest.begun:
+        if wire.body_stream is not None and wire.body_stream.is_started:
             return False
         if connection.answer is not None and connection.answer.begun:
             return False
@@ -236,10 +236,10 @@ class HttpClient:
     ) -> ResponseReader:
         if not connection.usable:
             raise self._peer.lost("it was closed before the request was sent")
-        if wire.rest is not None and wire.rest.begun:
+        if wire.body_stream is not None and wire.body_stream.is_started:
             raise self._peer.lost("the request was passed on already and cannot be sent again")
         buffers = self._buffers(wire, None if deadline is None else deadline - monotonic())
-        return connection.begin(wire.method, buffers, wire.rest, streamed=streamed)
+        return connection.begin(wire.method, buffers, wire.body_stream, streamed=streamed)
 
     def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
         """Return *wire* as it is written: one buffer, unless it is large."""
@@ -248,7 +248,7 @@ class HttpClient:
         target = (
             f"{self._prefix}{wire.path}?{wire.query}" if wire.query else self._prefix + wire.path
         )
-        length = size if wire.rest is None else size + wire.rest.left
+        length = size if wire.body_stream is None else size + wire.body_stream.remaining_bytes
         framing = f"Content-Length: {length}\r\n" if length or wire.method in _WITH_BODY else ""
         head = (
             f"{wire.method} {target}{self._said}{sent_lines(wire, left_s)}{framing}\r\n"

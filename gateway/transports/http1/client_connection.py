@@ -120,17 +120,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._end(str(exc) if exc else "it was closed before the answer was whole")
         self.transport = None
         if self._rest is not None:
-            self._rest.leave()
+            self._rest.detach()
 
     def pause_writing(self) -> None:
         """Take no more of a body that is arriving: the kernel has not taken what was written."""
         if self._rest is not None:
-            self._rest.hold()
+            self._rest.pause()
 
     def resume_writing(self) -> None:
         """Take more of it."""
         if self._rest is not None:
-            self._rest.go_on()
+            self._rest.resume()
 
     # -- one request
 
@@ -178,19 +178,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if rest is not None:
             self._rest = rest
             self._first = [*buffers]  # what is here already goes with the head
-            rest.pour(self)
+            rest.pipe_to(self)
             buffers, self._first = self._first, None
         self.transport.writelines(buffers)
         return answer
 
-    def take(self, piece: memoryview) -> None:
+    def write(self, piece: memoryview) -> None:
         """Send the next piece of a body that is arriving."""
         if self._first is not None:
             self._first.append(piece)
         elif self.usable:
             self.transport.write(piece)
 
-    def ring(self) -> None:
+    def on_timeout(self) -> None:
         """The time for the answer is over."""
         if self.awaited:
             self._fail(self._peer.late())
@@ -225,8 +225,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             keeps = keeps and answer.keeps
         self.awaited = False
         if self._rest is not None:
-            self._rest.leave()
-            keeps = keeps and not self._rest.left
+            self._rest.detach()
+            keeps = keeps and not self._rest.remaining_bytes
             self._rest = None
         return keeps and self.usable and not self._paused
 

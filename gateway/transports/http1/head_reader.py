@@ -114,8 +114,8 @@ class RequestHeadCache(ParseCache[RequestHead]):
 
     def note(self, head: RequestHead) -> None:
         """Remember *head*, which was checked, if it came before."""
-        if head.raw and self.wants(head.raw):
-            self.keep(head.raw, head)
+        if head.raw and self.should_admit(head.raw):
+            self.put(head.raw, head)
 
 
 class HeadReader:

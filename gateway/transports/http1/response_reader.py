@@ -214,8 +214,8 @@ class ResponseReader:
             self._begin_body(head)
             return size
         self._feed_head(raw, 0)
-        if self.head_read and known.wants(raw):  # not of an interim answer
-            known.keep(raw, self.head)
+        if self.head_read and known.should_admit(raw):  # not of an interim answer
+            known.put(raw, self.head)
         return size
 
     def _feed_head(self, data: bytes, at: int) -> int:

@@ -93,11 +93,11 @@ class CutThroughBody:
         self._timer: asyncio.TimerHandle | None = None
         self.start = start
         self.end = end
-        self.left = end - start
+        self.remaining_bytes = end - start
         self._head: memoryview | None = None
         self.complete = False
-        self.begun = False
-        self.moved = 0.0
+        self.is_started = False
+        self.last_progress = 0.0
 
     # -- what an exchange asks
 
@@ -138,7 +138,7 @@ class CutThroughBody:
 
     def close(self) -> None:
         """Forget all of it; harmless the second time."""
-        self.leave()
+        self.detach()
         self._dropping = True
         self._pieces.clear()
         self._whole = None
@@ -148,13 +148,13 @@ class CutThroughBody:
 
     # -- what an upstream asks
 
-    def pour(self, taker: BodySink, /) -> None:
+    def pipe_to(self, taker: BodySink, /) -> None:
         """Give *taker* what is here, and the rest as it comes."""
-        self.begun = True
+        self.is_started = True
         self._taker = taker
-        self.go_on()
+        self.resume()
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Give no more for now."""
         if self._dropping or self.complete:
             return
@@ -162,7 +162,7 @@ class CutThroughBody:
             self._held_since = self._loop.time()
         self._source.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Give more; harmless when nothing was held."""
         if self._taker is None:
             return
@@ -172,13 +172,13 @@ class CutThroughBody:
         if self._held_since is None:
             self._read_on()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Give no more for good."""
         if self._taker is not None:
-            self.hold()
+            self.pause()
             self._taker = None
 
-    async def whole(self) -> memoryview:
+    async def read_all(self) -> memoryview:
         """Return the whole body when it has come.
 
         Raises:
@@ -186,7 +186,7 @@ class CutThroughBody:
             Overloaded: No room in the budget.
             ConnectionError: The client has left.
         """
-        if self.begun:
+        if self.is_started:
             raise Unavailable(
                 "the request was passed on while it came, and cannot be sent a second time"
             )
@@ -230,7 +230,7 @@ class CutThroughBody:
         self._filled += size
         self.complete = self._filled == self.end
         if self._whole is not None:
-            self.moved = monotonic()
+            self.last_progress = monotonic()
         else:
             begin, self._at = self._at, self._at + size
             if self._dropping:
@@ -279,19 +279,19 @@ class CutThroughBody:
             self._give(piece)
         else:
             self._pieces.append(piece)
-            self.hold()  # nobody takes it yet
+            self.pause()  # nobody takes it yet
 
     def _give(self, piece: memoryview) -> None:
         assert self._taker is not None  # noqa: S101  # whoever calls has looked
-        self.left -= piece.nbytes
-        self.moved = monotonic()
-        self._taker.take(piece)
+        self.remaining_bytes -= piece.nbytes
+        self.last_progress = monotonic()
+        self._taker.write(piece)
 
     def _read_on(self) -> None:
         if not self.complete:
             self._source.give_me()
         if self._held_since is not None:
-            self.hold()  # what was at hand is more than is wanted yet
+            self.pause()  # what was at hand is more than is wanted yet
 
     def _excuse(self) -> None:
         if self._held_since is not None:

@@ -343,8 +343,8 @@ class Http2Receiver(FrameReader):
         head = self._read_head(self._decoder.decode(block))
         if version != self._decoder.version:
             self._known.clear()  # equal bytes mean something else now
-        elif not isinstance(head, Http2StreamError) and self._known.wants(block):
-            self._known.keep(block, head)
+        elif not isinstance(head, Http2StreamError) and self._known.should_admit(block):
+            self._known.put(block, head)
         return head
 
     def _opened(self, number: int, head: Head | Http2StreamError) -> Http2Stream | None:

@@ -195,11 +195,11 @@ class _Method:
             async with self._admission.place(len(message)):
                 answer = await self._one(_request(self._path, message, context))
         except GatewayError as error:
-            answer = self._frontend.refuse(error)
+            answer = self._frontend.reject(error)
         return _finished(answer, context)
 
     async def _one(self, request: GrpcRequest) -> GrpcResponse:
-        found = await self._frontend.ask(request)
+        found = await self._frontend.handle(request)
         if isinstance(found, GrpcResponse):
             return self._checked(found, request)
         async with aclosing(found) as answers:
@@ -246,7 +246,7 @@ class _Method:
         try:
             message = await self._message(context)
         except GatewayError as error:
-            yield self._frontend.refuse(error)
+            yield self._frontend.reject(error)
             return
         async with aclosing(self._answers(message, context)) as answers:
             async for answer in answers:
@@ -264,14 +264,14 @@ class _Method:
                 async for answer in answers:
                     yield self._checked(answer, request)
         except GatewayError as error:
-            yield self._frontend.refuse_wire(request, error)
+            yield self._frontend.reject_message(request, error)
 
     def _checked(self, answer: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *answer*, or the refusal to send so much."""
         try:
             self._admission.check(answer)
         except TooLarge as error:
-            return self._frontend.refuse_wire(request, error)
+            return self._frontend.reject_message(request, error)
         return answer
 
 

@@ -284,7 +284,7 @@ class StreamConnection(asyncio.Protocol):
             await self._refuse(asked, error)
             return
         try:
-            found = await self._listener.frontend.ask(asked.frame)
+            found = await self._listener.frontend.handle(asked.frame)
             if isinstance(found, Frame):
                 await self._write(found, asked)
                 return
@@ -295,7 +295,7 @@ class StreamConnection(asyncio.Protocol):
             slots.release()
 
     async def _refuse(self, asked: _Asked, error: GatewayError) -> None:
-        await self._write(self._listener.frontend.refuse(error), asked)
+        await self._write(self._listener.frontend.reject(error), asked)
 
     async def _write(self, answer: Frame, asked: _Asked) -> None:
         """Write a frame, with the number of its question, and wait until the kernel has it."""
@@ -306,7 +306,7 @@ class StreamConnection(asyncio.Protocol):
         lease = self._new_lease()
         try:
             if not lease.take(size := size_of(answer.payload)):
-                answer = self._listener.frontend.refuse(_no_room(size))
+                answer = self._listener.frontend.reject(_no_room(size))
             await self._write_now(answer, asked)
         finally:
             lease.close()
@@ -324,7 +324,7 @@ class StreamConnection(asyncio.Protocol):
         try:
             return self._framer.send(frame)
         except GatewayError as error:  # no frame can carry it
-            refusal = self._listener.frontend.refuse(error)
+            refusal = self._listener.frontend.reject(error)
             return self._framer.send(Frame(refusal.payload, frame.correlation))
 
     async def _flush(self) -> None:
@@ -363,7 +363,7 @@ class StreamConnection(asyncio.Protocol):
         """Say the last word, and read on for a moment so that no reset destroys it."""
         try:
             if error is not None:
-                refusal = self._listener.frontend.refuse(error)
+                refusal = self._listener.frontend.reject(error)
                 self._transport.writelines(self._framer.send(refusal))
                 await self._flush()
             if not self._ended.is_set() and self._transport.can_write_eof():

@@ -131,7 +131,7 @@ class Grpc:
         options = [("grpc.max_receive_message_length", -1)]
         self._stub = service.GrpsServiceStub(grpc.insecure_channel(address, options))
 
-    def ask(self, method: str, **fields: Any) -> Any:
+    def handle(self, method: str, **fields: Any) -> Any:
         """Return the answer as a document."""
         message = self._pb.GrpsMessage(**fields)
         answer = getattr(self._stub, method)(message, timeout=TIMEOUT_S)
@@ -174,20 +174,20 @@ class Grpc:
             s_d={"d": 2.25},
         )
         return {
-            "grpc live": lambda: self.ask("CheckLiveness"),
-            "grpc online": lambda: self.ask("Online"),
-            "grpc ready": lambda: self.ask("CheckReadiness"),
-            "grpc text": lambda: self.ask("Predict", str_data="hello grps.", model="text-1"),
+            "grpc live": lambda: self.handle("CheckLiveness"),
+            "grpc online": lambda: self.handle("Online"),
+            "grpc ready": lambda: self.handle("CheckReadiness"),
+            "grpc text": lambda: self.handle("Predict", str_data="hello grps.", model="text-1"),
             "grpc stream": lambda: self.streamed(str_data="hello out there", model="speak"),
-            "grpc tensors": lambda: self.ask("Predict", gtensors=pair, model="simple-1"),
-            "grpc floats": lambda: self.ask("Predict", gtensors=floats, model="floats"),
-            "grpc small integers": lambda: self.ask("Predict", gtensors=small, model="small"),
-            "grpc bytes": lambda: self.ask("Predict", bin_data=b"\x00\xff", model="text"),
-            "grpc map": lambda: self.ask("Predict", gmap=gmap, model="mapped"),
-            "grpc server": lambda: self.ask("ServerMetadata"),
-            "grpc model": lambda: self.ask("ModelMetadata", str_data="simple"),
-            "grpc unknown": lambda: self.ask("Predict", str_data="x", model="nobody-1"),
-            "grpc nothing": lambda: self.ask("Predict", model="text"),
+            "grpc tensors": lambda: self.handle("Predict", gtensors=pair, model="simple-1"),
+            "grpc floats": lambda: self.handle("Predict", gtensors=floats, model="floats"),
+            "grpc small integers": lambda: self.handle("Predict", gtensors=small, model="small"),
+            "grpc bytes": lambda: self.handle("Predict", bin_data=b"\x00\xff", model="text"),
+            "grpc map": lambda: self.handle("Predict", gmap=gmap, model="mapped"),
+            "grpc server": lambda: self.handle("ServerMetadata"),
+            "grpc model": lambda: self.handle("ModelMetadata", str_data="simple"),
+            "grpc unknown": lambda: self.handle("Predict", str_data="x", model="nobody-1"),
+            "grpc nothing": lambda: self.handle("Predict", model="text"),
         }
 
 

@@ -15,7 +15,7 @@ class Bell:
         self.rang = asyncio.Event()
         self.at = 0.0
 
-    def ring(self) -> None:
+    def on_timeout(self) -> None:
         self.at = monotonic()
         self.rang.set()
 
@@ -25,7 +25,7 @@ async def test_items_ring_in_their_time() -> None:
     wheel, now = TimerWheel(), monotonic()
     bells = {delay: Bell() for delay in (0.06, 0.02, 0.04)}
     for delay, bell in bells.items():
-        wheel.enter(bell, now + delay)
+        wheel.schedule(bell, now + delay)
     async with asyncio.timeout(5):
         for bell in bells.values():
             await bell.rang.wait()
@@ -42,13 +42,13 @@ async def test_late_items_ring_in_order() -> None:
             super().__init__()
             self._name = name
 
-        def ring(self) -> None:
+        def on_timeout(self) -> None:
             order.append(self._name)
-            super().ring()
+            super().on_timeout()
 
     last, first = Named("last"), Named("first")
-    wheel.enter(last, monotonic() - STEP_S)
-    wheel.enter(first, monotonic() - 3 * STEP_S)
+    wheel.schedule(last, monotonic() - STEP_S)
+    wheel.schedule(first, monotonic() - 3 * STEP_S)
     async with asyncio.timeout(5):
         await last.rang.wait()
     assert ["first", "last"] == order
@@ -57,7 +57,7 @@ async def test_late_items_ring_in_order() -> None:
 async def test_past_time_rings_soon() -> None:
     """What is late already rings in the next step."""
     wheel, bell = TimerWheel(), Bell()
-    wheel.enter(bell, monotonic() - 1)
+    wheel.schedule(bell, monotonic() - 1)
     async with asyncio.timeout(5):
         await bell.rang.wait()
 
@@ -66,21 +66,21 @@ async def test_items_taken_back_do_not_ring() -> None:
     """One of two is taken back; taking back what rang is harmless."""
     wheel, kept, gone = TimerWheel(), Bell(), Bell()
     when = monotonic() + STEP_S
-    step = wheel.enter(kept, when)
-    wheel.leave(gone, wheel.enter(gone, when))
+    step = wheel.schedule(kept, when)
+    wheel.cancel(gone, wheel.schedule(gone, when))
     async with asyncio.timeout(5):
         await kept.rang.wait()
-    wheel.leave(kept, step)
+    wheel.cancel(kept, step)
     assert not gone.rang.is_set()
 
 
 async def test_closed_wheel_is_silent() -> None:
     """After closing nothing rings."""
     wheel, bell, other = TimerWheel(), Bell(), Bell()
-    wheel.enter(bell, monotonic())
+    wheel.schedule(bell, monotonic())
     wheel.close()
     second = TimerWheel()
-    second.enter(other, monotonic() + 2 * STEP_S)
+    second.schedule(other, monotonic() + 2 * STEP_S)
     async with asyncio.timeout(5):
         await other.rang.wait()
     assert not bell.rang.is_set()
@@ -91,10 +91,10 @@ def test_wheel_moves_to_another_loop() -> None:
     wheel, bell = TimerWheel(), Bell()
 
     async def left_behind() -> None:
-        wheel.enter(Bell(), monotonic() + 60)
+        wheel.schedule(Bell(), monotonic() + 60)
 
     async def rings() -> None:
-        wheel.enter(bell, monotonic() + STEP_S)
+        wheel.schedule(bell, monotonic() + STEP_S)
         async with asyncio.timeout(5):
             await bell.rang.wait()
 
@@ -107,12 +107,12 @@ async def test_steps_that_nothing_is_left_in_are_not_kept() -> None:
     """However many times are entered and taken back, at most the last one's step stays."""
     wheel, bell, kept = TimerWheel(), Bell(), Bell()
     when = monotonic() + 60
-    step = wheel.enter(kept, when)
+    step = wheel.schedule(kept, when)
     for number in range(100):
-        wheel.leave(bell, wheel.enter(bell, when + number * STEP_S))
+        wheel.cancel(bell, wheel.schedule(bell, when + number * STEP_S))
     assert 2 == len(wheel._steps)  # what it holds shows nowhere else
-    wheel.leave(kept, step)
-    wheel.leave(kept, step)
+    wheel.cancel(kept, step)
+    wheel.cancel(kept, step)
     assert 1 == len(wheel._steps)
 
 
@@ -122,14 +122,14 @@ async def test_what_rings_may_enter_what_is_due() -> None:
     now = monotonic()
 
     class Busy(Bell):
-        def ring(self) -> None:
-            wheel.leave(self, wheel.enter(self, now - STEP_S))
-            wheel.leave(self, wheel.enter(self, now + 60))
-            super().ring()
+        def on_timeout(self) -> None:
+            wheel.cancel(self, wheel.schedule(self, now - STEP_S))
+            wheel.cancel(self, wheel.schedule(self, now + 60))
+            super().on_timeout()
 
     first = Busy()
-    wheel.enter(first, now - 2 * STEP_S)
-    wheel.enter(last, now - STEP_S)
+    wheel.schedule(first, now - 2 * STEP_S)
+    wheel.schedule(last, now - STEP_S)
     async with asyncio.timeout(5):
         await last.rang.wait()
     assert first.rang.is_set()

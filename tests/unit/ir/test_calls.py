@@ -25,7 +25,7 @@ def test_a_changed_context_loses_its_wire_form_too() -> None:
 
 def test_within_keeps_the_wire_form() -> None:
     """Deadline and request id are not in the wire form, which so stays true."""
-    changed = CALL.within(deadline=3.0)
+    changed = CALL.with_context(deadline=3.0)
     assert 3.0 == changed.context.deadline
     assert CALL.context.origin is changed.context.origin
 

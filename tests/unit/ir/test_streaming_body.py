@@ -64,7 +64,7 @@ async def test_a_landed_call_has_its_bytes() -> None:
     """Each input is a view of the one body; the wire origin, which says otherwise, is dropped."""
     source = body()
     waiting = call(HERE, tensor("a", source, 2, 3), tensor("b", source, 5, 5))
-    waiting = waiting.within(origin=Origin("oip.http", None))
+    waiting = waiting.with_context(origin=Origin("oip.http", None))
     found = await with_buffered_body(waiting)
     assert isinstance(found, InferRequest)
     assert [b"ab", b"abc", b"defgh"] == [bytes(as_raw(each)) for each in found.inputs]

@@ -20,9 +20,9 @@ REPLY = InferResponse(model=MODEL, outputs=())
 
 
 def waiting(source: FakeArriving) -> InferRequest:
-    data = StreamedData(source, source.start, source.left)
+    data = StreamedData(source, source.start, source.remaining_bytes)
     return InferRequest(
-        model=MODEL, inputs=(streamed_tensor("a", Datatype.UINT8, (source.left,), data),)
+        model=MODEL, inputs=(streamed_tensor("a", Datatype.UINT8, (source.remaining_bytes,), data),)
     )
 
 
@@ -56,7 +56,7 @@ async def test_nothing_is_repeated_that_was_passed_on() -> None:
     """Once a part of its bytes has gone a call is not sent again."""
     clock = FakeClock()
     source = FakeArriving(b"xyz", 1)
-    source.begun = True
+    source.is_started = True
     inner = ScriptedService(NotSent("not now"), REPLY)
     with pytest.raises(NotSent):
         await CallLimits(inner, retries=RetryBudget(sleep=clock.sleep, clock=clock))(

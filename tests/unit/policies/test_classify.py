@@ -199,7 +199,7 @@ async def test_a_targets_own_refusal_is_the_answer() -> None:
     ("call", "labels"),
     [
         (ASKED, {"o": ("a", "b", "c", "d")}),
-        (ASKED.within(needs=frozenset({Need.BATCHING})), {}),
+        (ASKED.with_context(needs=frozenset({Need.BATCHING})), {}),
     ],
     ids=["labels", "numbers"],
 )

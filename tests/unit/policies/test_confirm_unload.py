@@ -44,7 +44,7 @@ async def test_does_not_wait_for_ever() -> None:
 async def test_misses_no_deadline() -> None:
     """The caller has its answer before its time is over."""
     layer, _, clock = unloading(None, always=True)
-    await layer(UNLOAD.within(deadline=clock() + 1.0))
+    await layer(UNLOAD.with_context(deadline=clock() + 1.0))
     assert sum(clock.sleeps) < 1.0
 
 

@@ -73,13 +73,13 @@ async def test_what_can_be_done_without_is_not_asked_for_again_at_once() -> None
     gone = Unavailable("gone")
     service = ScriptedService(gone, gone, FOUND)
     cache = MetadataCache(service, clock=clock)
-    assert [None, None] == [await cache.told(M), await cache.told(M)]
+    assert [None, None] == [await cache.get_or_none(M), await cache.get_or_none(M)]
     assert 1 == len(service.calls)
     clock.advance(10)
-    assert await cache.told(M) is None
+    assert await cache.get_or_none(M) is None
     assert 2 == len(service.calls)
     cache.forget(ModelRef("m", "1"))
-    assert FOUND == await cache.told(M)
+    assert FOUND == await cache.get_or_none(M)
 
 
 async def test_what_is_not_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ async def test_what_is_not_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     service = ScriptedService(always=Unavailable("gone"))
     cache = MetadataCache(service)
     for name in ("a", "b", "c", "b", "c", "a"):
-        await cache.told(ModelRef(name))
+        await cache.get_or_none(ModelRef(name))
     assert ["a", "b", "c", "a"] == [call.model.name for call in service.calls if call.model]
 
 
@@ -149,9 +149,9 @@ async def test_doubted_answers_are_asked_for_again() -> None:
         await cache(call)
     for seconds, asked in ((0.5, 2), (0.5, 4), (0.9, 4), (5.0, 6)):
         clock.advance(seconds)
-        cache.doubt(M)
-        cache.doubt(ModelRef("other"))
-        cache.doubt(None)
+        cache.invalidate_if_stale(M)
+        cache.invalidate_if_stale(ModelRef("other"))
+        cache.invalidate_if_stale(None)
         for call in (CALL, batching):
             await cache(call)
         assert asked == len(service.calls)

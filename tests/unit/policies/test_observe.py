@@ -158,6 +158,8 @@ async def test_calls_at_the_same_time_keep_their_own_notes() -> None:
         return REPLY
 
     observe = Observe(ScriptedService(always=route), seen.append, lines_per_s=0)
-    await asyncio.gather(observe(CALL.within(request_id="a")), observe(CALL.within(request_id="b")))
+    await asyncio.gather(
+        observe(CALL.with_context(request_id="a")), observe(CALL.with_context(request_id="b"))
+    )
     await settle()
     assert [("a", "a"), ("b", "b")] == [(o.route, o.target) for o in seen]

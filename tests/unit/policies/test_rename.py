@@ -100,7 +100,7 @@ async def test_what_needs_no_renaming_keeps_its_wire_form() -> None:
     origin = Origin("oip.http", b"wire")
     answer = InferResponse(model=ModelRef("public", "7"), outputs=(tensor("z"),), origin=origin)
     service = ScriptedService(answer)
-    asked = request("c").within(origin=origin)
+    asked = request("c").with_context(origin=origin)
     assert await Rename(service, inputs={"a": "b"}, outputs={"y": "OUT"})(asked) is answer
     assert service.calls[0] is asked
 
@@ -108,7 +108,7 @@ async def test_what_needs_no_renaming_keeps_its_wire_form() -> None:
 async def test_changed_call_drops_its_wire_form() -> None:
     """Stale bytes cannot be forwarded under another name."""
     service = ScriptedService(reply())
-    await renaming(service)(request("c").within(origin=Origin("oip.http", b"wire")))
+    await renaming(service)(request("c").with_context(origin=Origin("oip.http", b"wire")))
     assert service.calls[0].context.origin is None
 
 
@@ -216,16 +216,16 @@ async def test_configuration_is_under_the_callers_names() -> None:
 async def test_members_are_renamed_as_inputs_are() -> None:
     """What may be an input has the target's name for it; what is none keeps its own."""
     service = ScriptedService(reply())
-    call = InferRequest(model=PUBLIC, members={"a": "x", "temperature": 0.5})
+    call = InferRequest(model=PUBLIC, flat_members={"a": "x", "temperature": 0.5})
     await renaming(service)(call)
-    assert [InferRequest(model=ModelRef("inner"), members={"b": "x", "temperature": 0.5})] == (
+    assert [InferRequest(model=ModelRef("inner"), flat_members={"b": "x", "temperature": 0.5})] == (
         service.calls
     )
 
 
 async def test_a_member_may_not_become_an_input_that_is_there() -> None:
     """After renaming every name is still one input."""
-    call = request("c", members={"a": 1})
+    call = request("c", flat_members={"a": 1})
     with pytest.raises(InvalidRequest, match="input 'c' is there twice"):
         await renaming(ScriptedService(), inputs={"a": "c"})(call)
 

@@ -34,7 +34,7 @@ class HttpEcho(HttpFrontend):
         finally:
             self.closed = True
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         raise error
 
 
@@ -94,7 +94,7 @@ async def test_grpc_message_and_status_cross() -> None:
             yield GrpcResponse((wire.view, b"!"), GrpcStatus.OK, "", (("k", "v"),))
             yield GrpcResponse((), GrpcStatus.NOT_FOUND, "gone")
 
-        def refuse(self, error: GatewayError, /) -> GrpcResponse:
+        def reject(self, error: GatewayError, /) -> GrpcResponse:
             raise error
 
     client = grpc_memory(Grpc())
@@ -114,7 +114,7 @@ async def test_frames_arrive_fresh_with_their_deadline() -> None:
             seen.append(wire)
             yield Frame((b"an", b"swer"), wire.correlation)
 
-        def refuse(self, error: GatewayError, /) -> Frame:
+        def reject(self, error: GatewayError, /) -> Frame:
             raise AssertionError(error)
 
     deadline = time.monotonic() + 60

@@ -31,12 +31,12 @@ def test_what_fields_were_read_as_is_kept() -> None:
     def broken(_fields: Headers) -> int:
         raise ValueError("no number")
 
-    assert [1, 1] == [headers.read_by(first), headers.read_by(first)]
+    assert [1, 1] == [headers.parsed_with(first), headers.parsed_with(first)]
     with pytest.raises(ValueError, match="no number"):
-        headers.read_by(broken)
-    assert 1 == headers.read_by(first)
-    assert "b" == headers.read_by(lambda fields: fields.get("a"))
-    assert 2 == headers.read_by(first)
+        headers.parsed_with(broken)
+    assert 1 == headers.parsed_with(first)
+    assert "b" == headers.parsed_with(lambda fields: fields.get("a"))
+    assert 2 == headers.parsed_with(first)
 
 
 def test_one_buffer_is_viewed_as_it_is() -> None:

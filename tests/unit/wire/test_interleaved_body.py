@@ -18,11 +18,11 @@ class Cup:
     def __init__(self, poured: InterleavedBody) -> None:
         self.poured = poured
         self.content = b""
-        self.left: list[int] = []
+        self.remaining_bytes: list[int] = []
 
-    def take(self, piece: memoryview, /) -> None:
+    def write(self, piece: memoryview, /) -> None:
         self.content += piece
-        self.left.append(self.poured.left)
+        self.remaining_bytes.append(self.poured.remaining_bytes)
 
 
 class Pieces(FakeArriving):
@@ -33,20 +33,20 @@ class Pieces(FakeArriving):
         self._size = size
         self.calls: list[str] = []
 
-    def pour(self, taker: BodySink, /) -> None:
-        self.begun = True
+    def pipe_to(self, taker: BodySink, /) -> None:
+        self.is_started = True
         for at in range(self.start, self.end, self._size):
             piece = memoryview(self.body)[at : at + self._size]
-            self.left -= piece.nbytes
-            taker.take(piece)
+            self.remaining_bytes -= piece.nbytes
+            taker.write(piece)
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         self.calls.append("hold")
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.calls.append("go on")
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self.calls.append("leave")
 
 
@@ -54,14 +54,14 @@ class Pieces(FakeArriving):
 def test_everything_stands_where_it_belongs(size: int) -> None:
     """Whatever the pieces, each insert comes before its place; what is left is known throughout."""
     poured = InterleavedBody(Pieces(b"..abcdefgh", 2, size), INSERTS)
-    assert len(EXPECTED) == poured.left
-    assert poured.left == poured.end - poured.start
+    assert len(EXPECTED) == poured.remaining_bytes
+    assert poured.remaining_bytes == poured.end - poured.start
     cup = Cup(poured)
-    poured.pour(cup)
+    poured.pipe_to(cup)
     assert EXPECTED == cup.content
-    assert 0 == cup.left[-1]
-    assert all(cup.left[:-1]), "it looked as if it were over"
-    assert poured.begun
+    assert 0 == cup.remaining_bytes[-1]
+    assert all(cup.remaining_bytes[:-1]), "it looked as if it were over"
+    assert poured.is_started
 
 
 def test_an_insert_at_the_end() -> None:
@@ -70,16 +70,16 @@ def test_an_insert_at_the_end() -> None:
         Pieces(b"..abc", 2, 2), ((4, b"<one>"), (5, b"<two>"), (5, b"<three>"))
     )
     cup = Cup(poured)
-    poured.pour(cup)
+    poured.pipe_to(cup)
     assert b"ab<one>c<two><three>" == cup.content
-    assert 0 == poured.left
+    assert 0 == poured.remaining_bytes
 
 
 def test_an_insert_at_the_beginning() -> None:
     """The first place may be where the source begins."""
     poured = InterleavedBody(Pieces(b"..abc", 2, 2), ((2, b"<first>"),))
     cup = Cup(poured)
-    poured.pour(cup)
+    poured.pipe_to(cup)
     assert b"<first>abc" == cup.content
 
 
@@ -87,15 +87,15 @@ async def test_all_else_is_the_sources() -> None:
     """Holding, going on and leaving are its affair, and so is the whole."""
     source = Pieces(b"..abc", 2, 2)
     poured = InterleavedBody(source, ())
-    source.moved = 7.0
-    assert 7.0 == poured.moved
-    assert b"..abc" == bytes(await poured.whole())
-    poured.hold()
-    poured.go_on()
-    poured.leave()
+    source.last_progress = 7.0
+    assert 7.0 == poured.last_progress
+    assert b"..abc" == bytes(await poured.read_all())
+    poured.pause()
+    poured.resume()
+    poured.detach()
     assert ["hold", "go on", "leave"] == source.calls
     cup = Cup(poured)
-    poured.pour(cup)
-    poured.leave()
-    poured.take(memoryview(b"late"))
+    poured.pipe_to(cup)
+    poured.detach()
+    poured.write(memoryview(b"late"))
     assert b"abc" == cup.content

@@ -145,10 +145,10 @@ class InferMessageScanner:
             TooLarge: A limit is exceeded.
         """
         outlines = self._outlines[raw_tag]
-        found = outlines.find(view)
+        found = outlines.get(view)
         if found is None:
             scanned = self._scan(view, raw_tag)
-            if outlines.wants(_mark(scanned, len(view))):
+            if outlines.should_admit(_mark(scanned, len(view))):
                 self._remember(scanned, view, raw_tag)
             return scanned
         (message, has_id), raws = found
@@ -177,7 +177,7 @@ class InferMessageScanner:
                 holes.append(slice(start, at))
         # Where numbers are longer than they need be, places are others than those counted here.
         if at == len(view) and ids <= 1:
-            self._outlines[raw_tag].keep(view, holes, (message, ids == 1))
+            self._outlines[raw_tag].put(view, holes, (message, ids == 1))
 
     def _id(self, value: memoryview) -> str:
         request_id = text(value, "id")

@@ -87,7 +87,7 @@ def decode_generate(
         sequence=parameters.sequence,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
-        members=members,
+        flat_members=members,
     )
 
 

@@ -114,8 +114,8 @@ def decode_request(
         InvalidRequest: The bytes or members are wrong.
         TooLarge: A limit is exceeded.
     """
-    body, rest = view_of(wire.body), wire.rest
-    fields = wire.headers.read_by(fields_of)
+    body, rest = view_of(wire.body), wire.body_stream
+    fields = wire.headers.parsed_with(fields_of)
     length = fields.json_bytes
     end = len(body) if length is None else length
     if end > len(body) and (rest is None or end > rest.end):

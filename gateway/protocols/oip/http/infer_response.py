@@ -128,7 +128,7 @@ def decode_response(
         UpstreamProtocolError: It is the answer to another request.
     """
     body = view_of(wire.body)
-    length = wire.headers.read_by(told_length)
+    length = wire.headers.parsed_with(told_length)
     end = len(body) if length is None else length
     if end > len(body):
         raise too_short(end, len(body))

@@ -181,7 +181,7 @@ class JsonTemplateCache(Generic[T]):
             tensors: As they were read.
         """
         key, holes, tail = cut
-        if not self._kept.wants(key):
+        if not self._kept.should_admit(key):
             return
         mould = None
         try:
@@ -195,7 +195,7 @@ class JsonTemplateCache(Generic[T]):
             if not marks and tail.nbytes == sum(slot.stop - slot.start for slot in slots):
                 mould = _Template(said, request_id, id_hole, len(holes), tail.nbytes, slots)
         # None is kept too: it says that this text has no mould, and need not be looked at again.
-        self._kept.keep(key, mould)
+        self._kept.put(key, mould)
 
 
 def _marked(key: bytes, holes: Sequence[bytes]) -> bytes:

@@ -230,7 +230,7 @@ class GrpcCodec:
             GatewayError: As `decode_reply`.
             MalformedMessage: It is the answer to another request.
         """
-        request = call.request.within(needs=call.context.needs)
+        request = call.request.with_context(needs=call.context.needs)
         reply = self.decode_reply(request, wire)
         header = pb.InferResponseHeader.FromString(scan_response(wire.view).meta_data)
         asked = number_of(request.id) or _ALONE

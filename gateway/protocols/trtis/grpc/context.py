@@ -11,7 +11,7 @@ from gateway.wire.metadata import grpc_context
 NAME: Final = "trtis.grpc"
 REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
 NEEDS: Final = REPLY_NEEDS | {Need.OUTPUTS}
-CALLERS: Final = REPLY_NEEDS | {Need.NUMBERS}
+CALLERS: Final = REPLY_NEEDS | {Need.NUMERIC_VERSIONS}
 
 
 def context_of(wire: GrpcRequest) -> Context:

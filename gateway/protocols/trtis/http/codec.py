@@ -203,11 +203,11 @@ class HttpCodec:
         """
         return remote.encode_call(call, self._options)
 
-    def encode_arriving(self, call: Call[Any], /) -> HttpRequest | None:
+    def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request whose last inputs are still arriving; None where it must be whole."""
         if not isinstance(call, InferRequest) or not can_cut_through(call):
             return None
-        return self.encode_call(call).ending_in(streaming_body_of(call))
+        return self.encode_call(call).with_body_stream(streaming_body_of(call))
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's answer to *call*; outputs are views of its body.

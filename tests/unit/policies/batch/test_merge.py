@@ -216,7 +216,7 @@ def test_what_was_asked_goes_on() -> None:
         "priority": 3,
         "context": Context(metadata=(("x-tenant", "a"),), request_id="first", session=4),
     }
-    expected = ask(ints(1, 2), **fields).within(needs=WHOLE, session=None)
+    expected = ask(ints(1, 2), **fields).with_context(needs=WHOLE, session=None)
     assert expected == merge_requests([ask(ints(1), **fields), ask(ints(2), **fields)])
 
 

@@ -32,7 +32,7 @@ DECLARED = (
     TensorMetadata("byte", Datatype.UINT8, (-1,)),
     TensorMetadata("unknown", None, (-1,)),
 )
-STAND_INS = frozenset({Need.STAND_INS})
+STAND_INS = frozenset({Need.SUBSTITUTES})
 IN_ORDER = frozenset({Need.OUTPUTS})
 INPUTS = DatatypeRestorer("input", M, DECLARED, InvalidRequest)
 
@@ -131,8 +131,8 @@ def test_integers_may_stand_in_where_the_protocol_widens() -> None:
         may_be_substitute((integer,)),
         may_be_substitute((integer,), Need.WIDENED),
     )
-    assert [None, Need.STAND_INS, Need.WIDENED] == [
-        substitute_kind(frozenset(needs)) for needs in ((), (Need.STAND_INS,), (Need.WIDENED,))
+    assert [None, Need.SUBSTITUTES, Need.WIDENED] == [
+        substitute_kind(frozenset(needs)) for needs in ((), (Need.SUBSTITUTES,), (Need.WIDENED,))
     ]
 
 

@@ -19,7 +19,7 @@ M = ModelRef("m")
 
 
 def apart(members: dict[str, Any], *inputs: TensorMetadata) -> InferRequest:
-    call = InferRequest(model=M, members=members, parameters={"kept": 1})
+    call = InferRequest(model=M, flat_members=members, parameters={"kept": 1})
     return split_flat_members(call, ModelMetadata(name="m", inputs=inputs, outputs=()))
 
 
@@ -31,7 +31,7 @@ def test_what_the_model_does_not_know_is_a_parameter() -> None:
     """Inputs come in the order they were sent; nothing is left as a member."""
     call = apart({"x": "a", "y": 2}, declared(Datatype.BYTES, (1,)))
     assert ["x"] == [tensor.name for tensor in call.inputs]
-    assert ({"kept": 1, "y": 2}, {}) == (dict(call.parameters), dict(call.members))
+    assert ({"kept": 1, "y": 2}, {}) == (dict(call.parameters), dict(call.flat_members))
 
 
 @pytest.mark.parametrize(

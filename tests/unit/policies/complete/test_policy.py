@@ -206,7 +206,7 @@ async def test_call_without_a_model_is_asked_about_as_such() -> None:
 async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) -> None:
     """What was sent by name alone is an input where the model has one, in streams as well."""
     model = Model(WHOLE)
-    call = InferRequest(model=M, members={"A": (1, 2), "b": 3})
+    call = InferRequest(model=M, flat_members={"A": (1, 2), "b": 3})
     complete = Complete(model.service, frozenset())
     if streamed:
         await close_stream(await complete(StreamInferRequest(model=M, request=call)))
@@ -215,7 +215,7 @@ async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) 
     asked = model.service.calls[-1]
     inner = asked.request if isinstance(asked, StreamInferRequest) else asked
     assert isinstance(inner, InferRequest)
-    assert ({}, {"b": 3}) == (dict(inner.members), dict(inner.parameters))
+    assert ({}, {"b": 3}) == (dict(inner.flat_members), dict(inner.parameters))
     assert (array_tensor("A", ARRAY),) == model.inputs
 
 
@@ -223,7 +223,7 @@ async def test_without_metadata_members_cannot_be_told_apart() -> None:
     """The error says what the metadata was asked for."""
     model = Model(metadata=Unavailable("gone"))
     with pytest.raises(Unavailable, match=r"does not tell inputs from parameters, .* gone"):
-        await Complete(model.service, frozenset())(InferRequest(model=M, members={"A": 1}))
+        await Complete(model.service, frozenset())(InferRequest(model=M, flat_members={"A": 1}))
 
 
 async def test_an_answer_that_is_an_error_is_passed_on() -> None:

@@ -37,9 +37,9 @@ def test_one_stands_for_what_has_no_number(
 @pytest.mark.parametrize(
     ("needs", "version", "sent"),
     [
-        ({Need.NUMBERS}, "1", "blue"),
-        ({Need.NUMBERS}, "7", "7"),
-        ({Need.NUMBERS}, "", ""),
+        ({Need.NUMERIC_VERSIONS}, "1", "blue"),
+        ({Need.NUMERIC_VERSIONS}, "7", "7"),
+        ({Need.NUMERIC_VERSIONS}, "", ""),
         (set(), "1", "1"),
     ],
 )

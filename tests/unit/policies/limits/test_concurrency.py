@@ -127,7 +127,7 @@ async def test_place_is_not_given_to_one_who_left() -> None:
     first, second, third = (asyncio.ensure_future(limit(CALL)) for _ in range(3))
     await settle()
     second.cancel()
-    limit._places.leave()  # before the cancelled waiter has run
+    limit._places.release()  # before the cancelled waiter has run
     await settle()
     assert 2 == len(service.waiting)
     for future in service.waiting:

@@ -34,7 +34,7 @@ async def test_the_routes_time_begins_anew_while_bytes_move() -> None:
     async def slow(_call: Call[Any]) -> InferResponse:
         for _ in range(4):
             await asyncio.sleep(0.05)
-            source.moved = time.monotonic()
+            source.last_progress = time.monotonic()
         return REPLY
 
     assert REPLY is await CallLimits(ScriptedService(slow), 0.1)(waiting(source))
@@ -46,7 +46,7 @@ async def test_a_call_of_which_nothing_moves_is_given_up() -> None:
     service = ScriptedService()
     asking = asyncio.ensure_future(CallLimits(service, 0.1)(waiting(source)))
     await asyncio.sleep(0.06)
-    source.moved = time.monotonic()
+    source.last_progress = time.monotonic()
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await asking
@@ -57,7 +57,7 @@ async def test_a_call_of_which_nothing_moves_is_given_up() -> None:
 async def test_what_the_caller_set_holds_for_all_of_it() -> None:
     """A client that moves bytes has no more time than it asked for."""
     source = FakeArriving(b"xyz", 0)
-    source.moved = time.monotonic() + 60
+    source.last_progress = time.monotonic() + 60
     call = waiting(source, time.monotonic() + 0.05)
     with pytest.raises(DeadlineExceeded):
         await CallLimits(ScriptedService(), 10.0)(call)

@@ -136,14 +136,14 @@ async def test_off_takes_no_region(call: Any) -> None:
 
 async def test_off_changes_no_answer() -> None:
     """What was answered all the same is passed on."""
-    assert await SharedMemoryOff().placed(CALL, REPLY) is REPLY
+    assert await SharedMemoryOff().store_outputs(CALL, REPLY) is REPLY
 
 
 async def test_map_brings_inputs_and_takes_outputs(segment: Path) -> None:
     """The target sees plain tensors; the caller's output lies where it wanted it."""
     inner = ScriptedService(REPLY)
     service, room = mapped(segment, inner)
-    call = CALL.within(origin=Origin("c", object()))
+    call = CALL.with_context(origin=Origin("c", object()))
     reply = await service(call)
     (sent,) = inner.calls
     assert isinstance(sent, InferRequest)

@@ -76,14 +76,14 @@ def test_codecs_say_what_they_can() -> None:
 def test_how_much_is_enough(path: str, length: str | None, expected: int | None) -> None:
     """The JSON of an inference request is; anything else is read whole, and refused as ever."""
     pairs = () if length is None else (("inference-header-content-length", length),)
-    assert expected == HTTP.head_bytes(HttpRequest("POST", path, "", Headers(pairs)))
+    assert expected == HTTP.early_bytes(HttpRequest("POST", path, "", Headers(pairs)))
 
 
 def test_a_head_is_read() -> None:
     """Inputs have their descriptions, and places in what is to come; what is in the JSON is here."""
     plain = {"name": "j", "datatype": "INT32", "shape": [1], "data": [7]}
     wire, source = request(member("a", 3), plain, member("b", 5), id="q", outputs=[{"name": "y"}])
-    call = HTTP.decode_head(wire)
+    call = HTTP.decode_early(wire)
     assert isinstance(call, InferRequest)
     assert ("q", ModelRef("m"), (RequestedOutput("y"),)) == (call.id, call.model, call.outputs)
     first, json_data, second = call.inputs
@@ -100,7 +100,7 @@ def test_what_is_looked_at_is_read_whole(datatype: str) -> None:
     """A BYTES or BOOL input among the others needs all bytes."""
     shape = {"shape": [1]} if datatype == "BYTES" else {}
     wire, _ = request(member("a", 3), member("b", 5, datatype, **shape))
-    assert HTTP.decode_head(wire) is None
+    assert HTTP.decode_early(wire) is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_wrong_head_is_refused_in_the_same_words(
     with pytest.raises(GatewayError) as of_whole:
         HTTP.decode_call(whole)
     with pytest.raises(GatewayError) as of_head:
-        HTTP.decode_head(early)
+        HTTP.decode_early(early)
     assert (type(of_whole.value), of_whole.value.message) == (
         type(of_head.value),
         of_head.value.message,
@@ -135,7 +135,7 @@ def test_an_http_request_ends_in_what_comes() -> None:
     """With the rest behind it, a request is what it would have been whole."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (HERE, waiting("a", source, 2, 3), waiting("b", source, 5, 5))
-    wire = HTTP.encode_arriving(InferRequest(model=ModelRef("m"), inputs=inputs, id="q"))
+    wire = HTTP.encode_cut_through(InferRequest(model=ModelRef("m"), inputs=inputs, id="q"))
     landed = (
         HERE,
         Tensor("a", Datatype.UINT8, (3,), RawData(memoryview(b"abc"))),
@@ -143,7 +143,7 @@ def test_an_http_request_ends_in_what_comes() -> None:
     )
     whole = HTTP.encode_call(InferRequest(model=ModelRef("m"), inputs=landed, id="q"))
     assert wire is not None
-    assert source is wire.rest
+    assert source is wire.body_stream
     assert (whole.path, whole.headers) == (wire.path, wire.headers)
     assert bytes(whole.view) == bytes(wire.view) + source.body[2:]
 
@@ -152,7 +152,7 @@ def test_a_request_of_nothing_else_says_where_its_json_ends() -> None:
     """The header that tells the JSON's length is there although no binary tensor is here yet."""
     source = FakeArriving(b"{}abcdefgh", 2)
     call = InferRequest(model=ModelRef("m"), inputs=(waiting("a", source, 2, 8),))
-    wire = HTTP.encode_arriving(call)
+    wire = HTTP.encode_cut_through(call)
     assert wire is not None
     assert str(len(wire.view)) == wire.headers.get("inference-header-content-length")
 
@@ -162,7 +162,7 @@ def test_a_grpc_message_ends_in_what_comes(before: tuple[Tensor, ...]) -> None:
     """With the rest behind it, a message is the one of the whole request."""
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (*before, waiting("a", source, 2, 8))
-    wire = GRPC.encode_arriving(InferRequest(model=ModelRef("m"), inputs=inputs))
+    wire = GRPC.encode_cut_through(InferRequest(model=ModelRef("m"), inputs=inputs))
     assert wire is not None
     assert source is wire.rest
     message = pb.ModelInferRequest.FromString(bytes(wire.view) + source.body[2:])
@@ -177,18 +177,18 @@ def test_each_tensor_of_a_grpc_message_has_its_field() -> None:
     for name, size in (("a", 3), ("b", 0), ("c", 5), ("d", 0)):
         inputs.append(waiting(name, source, at, size))
         at += size
-    wire = GRPC.encode_arriving(InferRequest(model=ModelRef("m"), inputs=tuple(inputs)))
+    wire = GRPC.encode_cut_through(InferRequest(model=ModelRef("m"), inputs=tuple(inputs)))
     assert wire is not None
     assert wire.rest is not None
 
     class Cup:
         content = b""
 
-        def take(self, piece: memoryview, /) -> None:
+        def write(self, piece: memoryview, /) -> None:
             self.content += piece
 
-    expected, cup = wire.rest.left, Cup()
-    wire.rest.pour(cup)
+    expected, cup = wire.rest.remaining_bytes, Cup()
+    wire.rest.pipe_to(cup)
     assert expected == len(cup.content)
     message = pb.ModelInferRequest.FromString(bytes(wire.view) + cup.content)
     assert [b"ab", b"abc", b"", b"defgh", b""] == list(message.raw_input_contents)
@@ -200,8 +200,8 @@ def test_what_cannot_end_a_message_is_written_whole() -> None:
     source = FakeArriving(b"{}abcdefgh", 2)
     inputs = (waiting("a", source, 2, 3), waiting("b", source, 5, 5))
     call = InferRequest(model=ModelRef("m"), inputs=inputs)
-    assert GRPC.encode_arriving(call.changed(inputs=inputs[::-1])) is None
-    assert HTTP.encode_arriving(call.changed(inputs=inputs[::-1])) is None
-    assert HTTP.encode_arriving(StreamInferRequest(model=ModelRef("m"), request=call)) is None
+    assert GRPC.encode_cut_through(call.changed(inputs=inputs[::-1])) is None
+    assert HTTP.encode_cut_through(call.changed(inputs=inputs[::-1])) is None
+    assert HTTP.encode_cut_through(StreamInferRequest(model=ModelRef("m"), request=call)) is None
     json_only = PassingHttpCodec(LIMITS, {"dialect": "mlserver"})
-    assert json_only.encode_arriving(call) is None
+    assert json_only.encode_cut_through(call) is None

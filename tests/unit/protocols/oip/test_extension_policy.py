@@ -65,7 +65,7 @@ def test_a_question_to_the_gateway_itself_is_marked(
 ) -> None:
     """The listener chooses whose counts and whose log are meant; the wire form stays known."""
     origin = Origin("oip.http", object())
-    found = apply_policy(call.within(origin=origin), read_extensions({option: "gateway"}))
+    found = apply_policy(call.with_context(origin=origin), read_extensions({option: "gateway"}))
     assert call.changed(own=True) == found
     assert origin == found.context.origin
     assert call is apply_policy(call, read_extensions({option: "target"}))

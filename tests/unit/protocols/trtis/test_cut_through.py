@@ -36,7 +36,7 @@ def tensors(source: FakeArriving, size: int = 4) -> tuple[Tensor, ...]:
 def test_a_request_ends_in_what_comes() -> None:
     """With the rest behind it, a request is what it would have been whole."""
     source = FakeArriving(BODY, 2)
-    wire = CODEC.encode_arriving(call(*tensors(source)))
+    wire = CODEC.encode_cut_through(call(*tensors(source)))
     whole = [
         Tensor(name, Datatype.UINT8, (2,), RawData(memoryview(data)))
         for name, data in (("a", b"abcd"), ("b", b"efgh"))
@@ -44,7 +44,7 @@ def test_a_request_ends_in_what_comes() -> None:
     expected = CODEC.encode_call(call(*whole))
     assert isinstance(CODEC, CutThroughCodec)
     assert wire is not None
-    assert source is wire.rest
+    assert source is wire.body_stream
     assert (expected.path, expected.headers) == (wire.path, wire.headers)
     assert bytes(expected.view) == bytes(wire.view) + BODY[2:]
 
@@ -52,8 +52,8 @@ def test_a_request_ends_in_what_comes() -> None:
 def test_other_requests_are_written_whole() -> None:
     """Inputs in another order, and questions."""
     source = FakeArriving(BODY, 2)
-    assert CODEC.encode_arriving(call(*tensors(source)[::-1])) is None
-    assert CODEC.encode_arriving(ModelReadyRequest(model=MODEL)) is None
+    assert CODEC.encode_cut_through(call(*tensors(source)[::-1])) is None
+    assert CODEC.encode_cut_through(ModelReadyRequest(model=MODEL)) is None
 
 
 def test_sizes_are_checked_before_they_come() -> None:
@@ -61,4 +61,4 @@ def test_sizes_are_checked_before_they_come() -> None:
     source = FakeArriving(BODY, 2)
     wrong = tuple(Tensor(each.name, each.datatype, (3,), each.data) for each in tensors(source))
     with pytest.raises(InvalidTensor, match="'a' has 4 bytes, batch size 2 of shape"):
-        CODEC.encode_arriving(call(*wrong))
+        CODEC.encode_cut_through(call(*wrong))

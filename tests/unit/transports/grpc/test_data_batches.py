@@ -57,7 +57,7 @@ class Asked(GrpcFrontend):
         self.sizes.append(len(wire.view))
         yield GrpcResponse((b"",))
 
-    def refuse(self, error: GatewayError, /) -> GrpcResponse:
+    def reject(self, error: GatewayError, /) -> GrpcResponse:
         return GrpcResponse(status=GrpcStatus.RESOURCE_EXHAUSTED, details=error.message)
 
 

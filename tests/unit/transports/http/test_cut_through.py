@@ -11,6 +11,7 @@ from gateway.transports.http.cut_through import cut_through_limiter, early_dispa
 from gateway.transports.http.request_head import Head
 from gateway.wire.http import Headers, HttpRequest
 from tests.fakes import FakeArriving
+from tests.integration.http_kit import Echo
 
 KIB = 1024
 
@@ -22,7 +23,7 @@ class Early:
         self.enough = enough
         self.asked: list[HttpRequest] = []
 
-    def head_bytes(self, wire: HttpRequest, /) -> int | None:
+    def early_bytes(self, wire: HttpRequest, /) -> int | None:
         self.asked.append(wire)
         return self.enough
 
@@ -77,8 +78,8 @@ def test_others_are_received_whole(asked: Head, limits: dict[str, int], enough: 
 
 
 def test_a_frontend_that_knows_nothing_of_it_has_bodies_whole() -> None:
-    """Without `head_bytes` nothing is begun early."""
-    assert begun(object(), head(1 << 20)) is None
+    """The default of `ServerFrontend` dispatches nothing early."""
+    assert begun(Echo(), head(1 << 20)) is None
 
 
 def test_most_places_are_for_whole_requests() -> None:
@@ -98,6 +99,6 @@ async def test_a_request_is_made_whole() -> None:
         found.path,
         found.query,
         found.deadline,
-        found.rest,
+        found.body_stream,
     )
     assert found is await whole_of(found)

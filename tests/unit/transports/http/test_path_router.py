@@ -19,14 +19,14 @@ class Streaming(HttpFrontend):
     async def __call__(self, _wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         yield HttpResponse(200)
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         raise error
 
 
 class Single(Streaming):
     """Has the one answer at hand, too."""
 
-    async def ask(self, _wire: HttpRequest) -> HttpResponse:
+    async def handle(self, _wire: HttpRequest) -> HttpResponse:
         return HttpResponse(201)
 
 

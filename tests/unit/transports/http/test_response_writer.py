@@ -61,12 +61,12 @@ async def test_without_a_socket_the_request_id_is_a_header_too() -> None:
     """As a client would read it."""
 
     class Named:
-        async def ask(self, wire: HttpRequest, /) -> HttpResponse:
+        async def handle(self, wire: HttpRequest, /) -> HttpResponse:
             said = (wire.headers.get("x-request-id") or "").encode()
             return HttpResponse(200, PLAIN, (said,), request_id="r")
 
         async def __call__(self, wire: HttpRequest, /) -> Any:
-            yield await self.ask(wire)
+            yield await self.handle(wire)
 
     frontend: Any = Named()
     asked = HttpRequest("GET", "/", request_id="q")

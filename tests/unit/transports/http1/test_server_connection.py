@@ -33,15 +33,15 @@ class Answering(HttpFrontend):
     def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         raise AssertionError(wire)
 
-    async def ask(self, wire: HttpRequest) -> HttpResponse:
+    async def handle(self, wire: HttpRequest) -> HttpResponse:
         self.seen.append(wire)
         await self.go.wait()
         return HttpResponse(200)
 
-    def refuse(self, error: GatewayError, /) -> HttpResponse:
+    def reject(self, error: GatewayError, /) -> HttpResponse:
         return HttpResponse(503, body=(error.message.encode(),))
 
-    def head_bytes(self, _wire: HttpRequest) -> int:
+    def early_bytes(self, _wire: HttpRequest) -> int:
         return 10
 
 

@@ -55,7 +55,7 @@ class Cup:
     def __init__(self) -> None:
         self.pieces: list[memoryview] = []
 
-    def take(self, piece: memoryview, /) -> None:
+    def write(self, piece: memoryview, /) -> None:
         self.pieces.append(piece)
 
     @property
@@ -97,7 +97,7 @@ async def test_the_head_is_what_was_waited_for() -> None:
     assert scene.body[:100] == bytes(arrival.head)
     assert arrival.head.readonly
     assert not scene.source.reading
-    assert (100, 1 << 20, (1 << 20) - 100) == (arrival.start, arrival.end, arrival.left)
+    assert (100, 1 << 20, (1 << 20) - 100) == (arrival.start, arrival.end, arrival.remaining_bytes)
     arrival.close()
 
 
@@ -108,10 +108,10 @@ async def test_everything_is_poured_in_order(piece: int) -> None:
     scene.source.piece = piece
     arrival = await scene.begun(150)
     cup = Cup()
-    arrival.pour(cup)
+    arrival.pipe_to(cup)
     scene.source.send()
     assert arrival.complete
-    assert 0 == arrival.left
+    assert 0 == arrival.remaining_bytes
     assert scene.body[100:] == cup.content
     arrival.close()
 
@@ -121,17 +121,17 @@ async def test_a_full_taker_is_given_no_more() -> None:
     scene = Scene()
     arrival = await scene.begun()
     cup = Cup()
-    arrival.pour(cup)
+    arrival.pipe_to(cup)
     taken = len(cup.content)
-    arrival.hold()
+    arrival.pause()
     scene.source.send()
     assert taken == len(cup.content)
     assert not scene.source.reading
     draw = random.Random(1)  # noqa: S311  # the same each time
-    while not arrival.complete or arrival.left:
-        arrival.go_on()
+    while not arrival.complete or arrival.remaining_bytes:
+        arrival.resume()
         scene.source.send(draw.randrange(1, 300_000))
-        arrival.hold()
+        arrival.pause()
     assert scene.body[100:] == cup.content
     arrival.close()
 
@@ -142,16 +142,16 @@ async def test_a_taker_that_pauses_within_a_piece_is_obeyed() -> None:
     arrival = await scene.begun()
 
     class Narrow(Cup):
-        def take(self, piece: memoryview, /) -> None:
-            super().take(piece)
-            arrival.hold()
+        def write(self, piece: memoryview, /) -> None:
+            super().write(piece)
+            arrival.pause()
 
     cup = Narrow()
-    arrival.pour(cup)
+    arrival.pipe_to(cup)
     assert 1 == len(cup.pieces)
     scene.source.send()
     assert 1 == len(cup.pieces)
-    arrival.go_on()
+    arrival.resume()
     scene.source.send()
     assert 2 == len(cup.pieces)
     arrival.close()
@@ -161,14 +161,14 @@ async def test_the_whole_can_be_had_instead() -> None:
     """What came and what comes lies in one buffer; asking again gives the same."""
     scene = Scene()
     arrival = await scene.begun(5000)
-    asking = asyncio.ensure_future(arrival.whole())
+    asking = asyncio.ensure_future(arrival.read_all())
     await settle()
     assert 1 << 20 == scene.budget.used_bytes
     scene.source.send()
     whole = await asking
     assert scene.body == whole
     assert whole.readonly
-    assert scene.body == await arrival.whole()
+    assert scene.body == await arrival.read_all()
     arrival.close()
 
 
@@ -176,9 +176,9 @@ async def test_what_was_poured_is_gone() -> None:
     """The whole cannot be had once pouring has begun."""
     scene = Scene()
     arrival = await scene.begun()
-    arrival.pour(Cup())
+    arrival.pipe_to(Cup())
     with pytest.raises(Unavailable, match="cannot be sent a second time"):
-        await arrival.whole()
+        await arrival.read_all()
     arrival.close()
 
 
@@ -201,7 +201,7 @@ async def test_no_room_is_said() -> None:
     scene = Scene(4 << 20, budget=1 << 20)
     arrival = await scene.begun()
     with pytest.raises(Overloaded):
-        await arrival.whole()
+        await arrival.read_all()
     arrival.close()
 
 
@@ -209,7 +209,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up() -> None:
     """Its pace is watched without anybody waiting for it, and the limit is named."""
     scene = Scene(body_idle_timeout_s=0.02)
     arrival = await scene.begun()
-    arrival.pour(Cup())
+    arrival.pipe_to(Cup())
     async with asyncio.timeout(5):
         while not scene.faults:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.005)
@@ -222,10 +222,10 @@ async def test_time_in_which_nothing_is_read_does_not_count() -> None:
     scene = Scene(body_idle_timeout_s=0.05)
     arrival = await scene.begun()
     cup = Cup()
-    arrival.pour(cup)
-    arrival.hold()
+    arrival.pipe_to(cup)
+    arrival.pause()
     await asyncio.sleep(0.15)
-    arrival.go_on()
+    arrival.resume()
     await asyncio.sleep(0.01)
     scene.source.send()
     assert [] == scene.faults
@@ -237,10 +237,10 @@ async def test_a_client_that_is_not_read_is_looked_after() -> None:
     """While nothing is read, and only then, the connection is looked at every few milliseconds."""
     scene = Scene()
     arrival = await scene.begun(1000)
-    arrival.pour(Cup())
+    arrival.pipe_to(Cup())
     await asyncio.sleep(0.1)
     before = len(scene.source.looked)
-    arrival.hold()
+    arrival.pause()
     async with asyncio.timeout(5):
         while len(scene.source.looked) < before + 2:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
@@ -253,9 +253,9 @@ async def test_the_rest_can_be_let_go() -> None:
     scene = Scene(8 << 20)
     arrival = await scene.begun()
     cup = Cup()
-    arrival.pour(cup)
+    arrival.pipe_to(cup)
     given = cup.content
-    arrival.leave()
+    arrival.detach()
     assert not scene.source.reading
     dropping = asyncio.ensure_future(arrival.drop())
     await settle()
@@ -266,7 +266,7 @@ async def test_the_rest_can_be_let_go() -> None:
     arrival.close()
 
 
-@pytest.mark.parametrize("wait", ["begin", "whole", "drop"])
+@pytest.mark.parametrize("wait", ["begin", "read_all", "drop"])
 async def test_a_client_that_leaves_ends_every_wait(wait: str) -> None:
     """Whoever waits learns that no more comes."""
     scene = Scene()
@@ -294,7 +294,7 @@ async def test_what_is_at_hand_is_taken_as_it_is() -> None:
     assert scene.arrival.complete
     assert data is scene.arrival.head.obj
     cup = Cup()
-    scene.arrival.pour(cup)
+    scene.arrival.pipe_to(cup)
     assert scene.body[100:] == cup.content
     scene.arrival.close()
 
@@ -304,9 +304,9 @@ async def test_closing_twice_is_harmless() -> None:
     scene = Scene()
     arrival = await scene.begun()
     cup = Cup()
-    arrival.pour(cup)
+    arrival.pipe_to(cup)
     before = len(cup.pieces)
     arrival.close()
     arrival.close()
-    arrival.go_on()
+    arrival.resume()
     assert before == len(cup.pieces)

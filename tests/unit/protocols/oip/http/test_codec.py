@@ -182,10 +182,10 @@ def test_headers_of_most_requests_to_an_upstream_are_the_same() -> None:
     call = InferRequest(
         model=ModelRef("m"), inputs=(raw_tensor("X", Datatype.INT8, (1,), memoryview(b"1")),)
     )
-    alone = [CODEC.encode_call(call.within(request_id=each)) for each in ("a", "b")]
+    alone = [CODEC.encode_call(call.with_context(request_id=each)) for each in ("a", "b")]
     assert alone[0].headers is alone[1].headers
     assert ["a", "b"] == [wire.request_id for wire in alone]
-    beside = CODEC.encode_call(call.within(request_id="a", metadata=(("traceparent", "t"),)))
+    beside = CODEC.encode_call(call.with_context(request_id="a", metadata=(("traceparent", "t"),)))
     crossed = (("traceparent", "t"), ("x-request-id", "a"))
     assert (*alone[0].headers.pairs, *crossed) == beside.headers.pairs
     assert "" == beside.request_id
@@ -313,7 +313,7 @@ def test_output_without_description() -> None:
 def test_id_made_up_by_a_server_is_left_out() -> None:
     """A client that sent no id gets none, and the call's own id is the one read back."""
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
-    sent = call.within(request_id="r-9")
+    sent = call.with_context(request_id="r-9")
     assert "r-9" == document_of(CODEC.encode_call(sent))[0]["id"]
     wire = answer({"model_name": "m", "id": "r-9", "outputs": []})
     assert "" == CODEC.decode_reply(sent, wire).id

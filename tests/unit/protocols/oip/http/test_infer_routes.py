@@ -59,7 +59,8 @@ def test_streams_take_whole_inference_requests(action: str) -> None:
     """MLServer's form, under both of its paths; answers are whole too, each an event."""
     call = opened(post(action, {"id": "7", "inputs": [X_JSON]}))
     assert CALL == StreamInferRequest(
-        model=call.model, request=call.request.within(protocol="", metadata=(), needs=frozenset())
+        model=call.model,
+        request=call.request.with_context(protocol="", metadata=(), needs=frozenset()),
     )
     item = LISTENER.encode_item(call, InferResponse(model=M, outputs=(X,), final=False))
     assert "text/event-stream; charset=utf-8" == item.headers.get("content-type")
@@ -76,7 +77,7 @@ def test_generate_takes_whole_inference_requests() -> None:
 
 def test_an_input_may_be_called_inputs() -> None:
     """A list of values is no list of tensors."""
-    assert {"inputs": ("a", "b")} == generate({"inputs": ["a", "b"]}).members
+    assert {"inputs": ("a", "b")} == generate({"inputs": ["a", "b"]}).flat_members
 
 
 def test_members_of_parameters_are_members() -> None:
@@ -91,7 +92,7 @@ def test_members_of_parameters_are_members() -> None:
             "sequence_end": True,
         }
     )
-    assert {"text": "t", "list": (1, 2.5, True), "stop": "x"} == call.members
+    assert {"text": "t", "list": (1, 2.5, True), "stop": "x"} == call.flat_members
     assert ("9", 3, 5) == (call.id, call.priority, call.timeout_us)
     assert Sequence("s", end=True) == call.sequence
 

@@ -43,7 +43,7 @@ def test_goes_on_under_the_targets_name(method: str) -> None:
     call = ON.decode_call(asking("/v2/models/a%20b/versions/2/explain/more", method))
     assert isinstance(call, OpaqueCall)
     assert ModelRef("a b", "2") == call.model
-    there = call.changed(model=ModelRef("c", "7")).within(metadata=())
+    there = call.changed(model=ModelRef("c", "7")).with_context(metadata=())
     wire = UPSTREAM.encode_call(there)
     assert (method, "/v2/models/c/versions/7/explain/more", "a=b", b"data") == (
         wire.method,

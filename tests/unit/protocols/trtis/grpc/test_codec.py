@@ -120,7 +120,7 @@ def test_decodes_what_it_encodes(case: CallCase) -> None:
             else:
                 assert sent.data == got.data
     else:
-        assert case.call == found.within(protocol="", needs=frozenset())
+        assert case.call == found.with_context(protocol="", needs=frozenset())
 
 
 def test_stream_messages_are_inferences() -> None:

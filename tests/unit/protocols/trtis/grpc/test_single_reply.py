@@ -35,7 +35,7 @@ def test_a_refused_message_keeps_its_id(batch_size: int) -> None:
     wire = GrpcRequest(STREAM, (memoryview(message.SerializeToString()),))
     codec: Any = GrpcCodec(DEFAULT_LIMITS, {})
     frontend: Any = Frontend(codec, ScriptedService({}))
-    answer = frontend.refuse_wire(wire, Overloaded("no place"))
+    answer = frontend.reject_message(wire, Overloaded("no place"))
     found = pb.InferResponse.FromString(bytes(answer.view))
     assert (pb.UNAVAILABLE, "no place") == (found.request_status.code, found.request_status.msg)
     assert found.meta_data.id == 77

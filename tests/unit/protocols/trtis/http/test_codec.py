@@ -83,7 +83,9 @@ def test_decodes_what_it_encodes(case: CallCase) -> None:
             about = ModelRef("m") if case.call.model else None
             assert found == ServerStatusRequest(about=about, context=found.context)
         else:
-            assert case.call.within() == found.within(protocol="", metadata=(), needs=frozenset())
+            assert case.call.with_context() == found.with_context(
+                protocol="", metadata=(), needs=frozenset()
+            )
         return
     assert isinstance(found, InferRequest)
     assert [one.name for one in case.call.inputs] == [one.name for one in found.inputs]
@@ -104,7 +106,7 @@ def test_context_holds_what_travels_beside() -> None:
     assert found.context.request_id == "abc"
     assert found.context.metadata == (("x-request-id", "abc"), ("x-other", " v"))
     assert found.context.deadline == 5.0
-    needs = {Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING, Need.NUMBERS}
+    needs = {Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING, Need.NUMERIC_VERSIONS}
     assert found.context.needs == needs
     bad = Headers((("X-Request-Id", "a\x01"),))
     assert CODEC.decode_call(HttpRequest("GET", "/api/status", "", bad)).context.request_id == ""
