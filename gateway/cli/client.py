@@ -14,7 +14,7 @@ from gateway.app import connect
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
-    Form,
+    OutputFormat,
     OutputOption,
     fail,
     note,
@@ -78,7 +78,7 @@ def infer(  # one for each flag
     ] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "30s",
-    output: OutputOption = Form.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Run one inference and print its outputs.
 
@@ -108,7 +108,7 @@ def infer(  # one for each flag
 def models(
     url: UrlArgument = DEFAULT_URL,
     timeout: TimeoutOption = "10s",
-    output: OutputOption = Form.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List a server's models with their versions and states."""
 
@@ -116,7 +116,7 @@ def models(
         return await service(RepositoryIndexRequest(context=context))
 
     entries = _asked(url, timeout, ask)
-    if output is Form.JSON:
+    if output is OutputFormat.JSON:
         say_json(
             [
                 {
@@ -138,7 +138,7 @@ def health(
     model: Annotated[str | None, typer.Option(help="Ask about this model.")] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "5s",
-    output: OutputOption = Form.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Say whether a server, or one of its models, is ready.
 
@@ -153,7 +153,7 @@ def health(
         return await service(ModelReadyRequest(model=ref, context=context))
 
     ready = _asked(url, timeout, ask)
-    if output is Form.JSON:
+    if output is OutputFormat.JSON:
         say_json({"ready": ready})
     else:
         say("ready" if ready else "not ready")
@@ -236,12 +236,12 @@ def _tensors(
     return tuple(tensors)
 
 
-def _print_answer(answer: InferResponse, output: Form) -> None:
+def _print_answer(answer: InferResponse, output: OutputFormat) -> None:
     try:
         tensors = [json_of(tensor) for tensor in answer.outputs]
     except GatewayError as error:
         fail(f"the answer cannot be shown: {error.message}")
-    if output is Form.JSON:
+    if output is OutputFormat.JSON:
         say_json({"model": answer.model.name, "version": answer.model.version, "outputs": tensors})
         return
     rows = [

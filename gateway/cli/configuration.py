@@ -13,7 +13,7 @@ from gateway.app import check, explain_call
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
-    Form,
+    OutputFormat,
     OutputOption,
     fail,
     note,
@@ -75,7 +75,7 @@ def chosen(argument: Path | None, option: Path | None) -> Path | None:
 def validate(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
-    output: OutputOption = Form.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Check a configuration file: `ok`, or every problem with its line and column.
 
@@ -87,7 +87,7 @@ def validate(
         checked(path)
     except ConfigError as error:
         problems = error.problems
-    if output is Form.JSON:
+    if output is OutputFormat.JSON:
         entries = [_entry(problem) for problem in problems]
         say_json({"file": str(path), "ok": not problems, "problems": entries})
     elif problems:
@@ -110,7 +110,7 @@ def explain(  # one for each flag
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
     ] = None,
-    output: OutputOption = Form.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Say which route a call would take, and why.
 
@@ -125,7 +125,7 @@ def explain(  # one for each flag
     found = explain_call(
         loaded.config, model=model, version=version, protocol=protocol, headers=headers
     )
-    if output is Form.JSON:
+    if output is OutputFormat.JSON:
         say_json(dataclasses.asdict(found))
     else:
         rows = [(name, "yes" if matched else "no", why) for name, matched, why in found.verdicts]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway.app import Gateway
-from gateway.cli.output import FAILED, Form, OutputOption, note, say, say_json, table
+from gateway.cli.output import FAILED, OutputFormat, OutputOption, note, say, say_json, table
 from gateway.cli.run import run_mapping
 from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
 from gateway.demo.client import Trip, ask_language, travel, ways
@@ -25,7 +25,7 @@ def demo(
     http: HttpOption = None,
     grpc: GrpcOption = None,
     admin: AdminOption = None,
-    output: OutputOption = Form.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Recognise a handwritten digit over every protocol, compare the answers, and go on serving.
 
@@ -47,7 +47,7 @@ class Show:
         agreed: Whether every protocol brought the same answer; False before.
     """
 
-    def __init__(self, scan: Scan, sentence: Sentence, output: Form, *, once: bool) -> None:
+    def __init__(self, scan: Scan, sentence: Sentence, output: OutputFormat, *, once: bool) -> None:
         self._scan = scan
         self._sentence = sentence
         self._output = output
@@ -66,14 +66,14 @@ class Show:
             note(farewell(gateway.addresses, self._scan))
 
     async def _show(self, addresses: Mapping[str, str]) -> None:
-        if self._output is Form.TEXT:
+        if self._output is OutputFormat.TEXT:
             say(f"A scan of a handwritten {self._scan.digit}, which no model was trained on:\n")
             say(draw(self._scan) + "\n")
         trips = [await travel(way, self._scan) for way in ways(addresses)]
         way = next(trip.way for trip in trips if not trip.way.one_model)
         language = await ask_language(way, self._sentence)
         self.agreed = len({trip.answer for trip in trips}) == 1
-        if self._output is Form.JSON:
+        if self._output is OutputFormat.JSON:
             say_json(as_json(trips, agreed=self.agreed))
             return
         say(as_table(trips) + "\n")

@@ -13,14 +13,14 @@ FAILED = 1
 WRONG_USAGE = 2
 
 
-class Form(enum.Enum):
+class OutputFormat(enum.Enum):
     """The form in which a verb prints its data."""
 
     TEXT = "text"
     JSON = "json"
 
 
-OutputOption = Annotated[Form, typer.Option("--output", "-o", help="Form of the data.")]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the data.")]
 
 
 def say(text: str) -> None:

@@ -109,7 +109,7 @@ def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Yam
         if node is None:
             tree.problems.append(Problem((1, 1), "", "the file is empty"))
         else:
-            _Reader(tree, environment, directory).read(node, ())
+            _YamlReader(tree, environment, directory).read(node, ())
     except _LimitError as error:
         tree.problems.append(Problem(error.position, "", error.message))
     except yaml.MarkedYAMLError as error:
@@ -159,7 +159,7 @@ def _check_events(text: str) -> None:
             raise _LimitError(_position(event.start_mark), message)
 
 
-class _Reader:
+class _YamlReader:
     def __init__(self, tree: YamlTree, environment: Mapping[str, str], directory: Path) -> None:
         self._tree = tree
         self._environment = environment

@@ -36,7 +36,7 @@ _SIZE = struct.Struct("<Q")
 _NAMES: dict[Datatype | None, str] = {datatype: datatype.name for datatype in Datatype}
 
 
-class Meter(Protocol):
+class CacheMeter(Protocol):
     """Told what becomes of requests, and of answers that are kept."""
 
     def looked_up(self, outcome: str) -> None:
@@ -49,7 +49,7 @@ class Meter(Protocol):
         """Note an answer that is let go: "evicted" for room, "expired" or "cleared"."""
 
 
-class _Unmetered:
+class _NoCacheMeter:
     def looked_up(self, outcome: str) -> None: ...
     def kept(self, size_bytes: int) -> None: ...
     def dropped(self, reason: str, size_bytes: int) -> None: ...
@@ -94,13 +94,13 @@ class Cache:
         *,
         max_bytes: int = 64 * _MIB,
         max_age_s: float = 60.0,
-        meter: Meter | None = None,
+        meter: CacheMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        self._meter = _Unmetered() if meter is None else meter
+        self._meter = _NoCacheMeter() if meter is None else meter
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._flights: dict[bytes, _PendingLookup] = {}

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
-from gateway.routing.sequence_affinity import IDLE_S, Affinity
+from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import record_target
 
@@ -126,7 +126,7 @@ class Balance:
         self.targets = tuple(targets)
         self._readiness = readiness
         self._choose = SmoothRoundRobin() if choose is None else choose
-        self._affinity = Affinity("target", idle_s=sequence_idle_s)
+        self._affinity = SequenceAffinity("target", idle_s=sequence_idle_s)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Ask one target; all of them whether a model is ready, and what each must know itself."""

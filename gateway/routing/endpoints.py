@@ -22,7 +22,7 @@ from gateway.ir.context import Sequence as Place
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
 from gateway.ir.streams import on_stream_end
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
-from gateway.routing.sequence_affinity import IDLE_S, Affinity
+from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
@@ -114,7 +114,7 @@ class Endpoints:
         self._picker = picker
         self._ejection = ejection
         self._clock = clock
-        self._affinity = Affinity("endpoint", idle_s=sequence_idle_s, clock=clock)
+        self._affinity = SequenceAffinity("endpoint", idle_s=sequence_idle_s, clock=clock)
         self._turn = 0
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:

@@ -35,7 +35,7 @@ class _Assignment:
     lost: bool = False
 
 
-class Affinity:
+class SequenceAffinity:
     """Chooses a place for each request of a sequence.
 
     Args:

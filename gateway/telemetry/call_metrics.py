@@ -22,7 +22,7 @@ _LABELS: Final = ("route", "model", "protocol", "kind", "code")
 _DURATION_LABELS: Final = ("route", "protocol", "kind")
 
 
-class _Durations:
+class _DurationHistogram:
     """Durations of one series of calls."""
 
     __slots__ = ("buckets", "seconds")
@@ -37,12 +37,12 @@ class _Count:
 
     __slots__ = ("calls", "durations")
 
-    def __init__(self, durations: _Durations) -> None:
+    def __init__(self, durations: _DurationHistogram) -> None:
         self.calls = 0
         self.durations = durations
 
 
-class AnsweredMetrics(Collector):
+class CallMetrics(Collector):
     """Counts calls by route, model, protocol, kind and code, and times them without the last.
 
     Args:
@@ -55,7 +55,7 @@ class AnsweredMetrics(Collector):
         texts = [floatToGoString(bound) for bound in bounds_s]  # type: ignore[no-untyped-call]  # the library is half typed
         self._names = (*texts, "+Inf")
         self._counts: dict[tuple[str, ...], _Count] = {}
-        self._durations: dict[tuple[str, ...], _Durations] = {}
+        self._durations: dict[tuple[str, ...], _DurationHistogram] = {}
         registry.register(self)
 
     def count(self, labels: Labels, seconds: float) -> None:
@@ -88,10 +88,10 @@ class AnsweredMetrics(Collector):
             duration.add_metric(labels, buckets, durations.seconds)
         yield duration
 
-    def _durations_of(self, labels: Labels) -> _Durations:
+    def _durations_of(self, labels: Labels) -> _DurationHistogram:
         route, _, protocol, kind, _ = labels
         key = (route, protocol, kind)
         found = self._durations.get(key)
         if found is None:
-            found = self._durations[key] = _Durations(len(self._names))
+            found = self._durations[key] = _DurationHistogram(len(self._names))
         return found

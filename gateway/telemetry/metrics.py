@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
 from gateway.telemetry.batching_metrics import SharingMetrics
-from gateway.telemetry.call_metrics import AnsweredMetrics, Labels
+from gateway.telemetry.call_metrics import CallMetrics, Labels
 from gateway.telemetry.model_usage import Usage
 from gateway.telemetry.pipeline_metrics import StepMetrics
 
@@ -68,7 +68,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._series = series
         self._models: set[str] = set()
-        self._answered = AnsweredMetrics(self.registry, _BUCKETS)
+        self._answered = CallMetrics(self.registry, _BUCKETS)
         self._refused = Counter(
             "gateway_refused_requests",
             "Requests refused before any route saw them.",

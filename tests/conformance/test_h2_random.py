@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import Field, literal
 from gateway.transports.http2.receiver import STREAM_WINDOW
@@ -83,7 +83,9 @@ class Echo(FrameByFrame):
         self.ended: list[int] = []
         self.gone: list[int] = []
         self._client = client
-        self.core = Http2(self, self._read, client=client, streams=100, header_bytes=16_384)
+        self.core = Http2Connection(
+            self, self._read, client=client, streams=100, header_bytes=16_384
+        )
 
     def _read(self, fields: Sequence[Field]) -> Any:
         if not self._client and not any(name[:1] == b":" for name, _ in fields):

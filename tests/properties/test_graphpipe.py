@@ -22,14 +22,14 @@ from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
 from gateway.protocols.graphpipe.config_parameter import CONFIG, CONFIG_BASE64
 from gateway.protocols.graphpipe.datatypes import DATATYPES, NUMBERS
 from gateway.protocols.graphpipe.http import HttpCodec
-from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec
+from gateway.protocols.graphpipe.stream import GraphPipeStreamCodec, SizePrefixFramer
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
 from tests.cases import graphpipe_oracle as oracle
 
 MODEL = ModelRef("m")
 HTTP = HttpCodec(DEFAULT_LIMITS, {})
-STREAM = StreamCodec(DEFAULT_LIMITS, {"default_model": "m"})
+STREAM = GraphPipeStreamCodec(DEFAULT_LIMITS, {"default_model": "m"})
 PATH = "/graphpipe/m"
 
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=12)

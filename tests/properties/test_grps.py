@@ -23,7 +23,7 @@ from gateway.protocols.grps.datatypes import BY_DATATYPE
 from gateway.protocols.grps.errors import Unreadable
 from gateway.protocols.grps.grpc import SERVICE, GrpcCodec
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.messages import SUCCESS, Form, GrpsMessage, Status
+from gateway.protocols.grps.messages import SUCCESS, ContentFormat, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
@@ -119,10 +119,12 @@ VALUES = st.one_of(
     st.fixed_dictionaries({"s_d": st.dictionaries(NAMES, st.floats(allow_nan=False))}),
 )
 MESSAGES = st.one_of(
-    st.builds(lambda text: GrpsMessage(form=Form.STR_DATA, text=text), TEXTS),
-    st.builds(lambda data: GrpsMessage(form=Form.BIN_DATA, data=data), st.binary(max_size=9000)),
-    st.builds(lambda entries: GrpsMessage(form=Form.GMAP, entries=entries), VALUES),
-    st.builds(lambda code: GrpsMessage(status=Status(code, "x", 2)), st.integers(-9, 999)),
+    st.builds(lambda text: GrpsMessage(form=ContentFormat.STR_DATA, text=text), TEXTS),
+    st.builds(
+        lambda data: GrpsMessage(form=ContentFormat.BIN_DATA, data=data), st.binary(max_size=9000)
+    ),
+    st.builds(lambda entries: GrpsMessage(form=ContentFormat.GMAP, entries=entries), VALUES),
+    st.builds(lambda code: GrpsMessage(status=GrpsStatus(code, "x", 2)), st.integers(-9, 999)),
     st.just(GrpsMessage(status=SUCCESS, model="m")),
 )
 
@@ -142,7 +144,7 @@ SEEDS = [
         write_message(
             GrpsMessage(
                 model="m",
-                form=Form.GTENSORS,
+                form=ContentFormat.GTENSORS,
                 tensors=(
                     array_tensor("a", np.arange(3, dtype=np.int8) - 1),
                     array_tensor("b", np.ones((1, 2), np.float16)),
@@ -153,10 +155,10 @@ SEEDS = [
     ),
     b"".join(
         write_message(
-            GrpsMessage(form=Form.GMAP, entries={"s_s": {"a": "b"}, "s_b": {"k": b"\x00"}})
+            GrpsMessage(form=ContentFormat.GMAP, entries={"s_s": {"a": "b"}, "s_b": {"k": b"\x00"}})
         )
     ),
-    b"".join(write_message(GrpsMessage(status=SUCCESS, form=Form.STR_DATA, text="hello"))),
+    b"".join(write_message(GrpsMessage(status=SUCCESS, form=ContentFormat.STR_DATA, text="hello"))),
 ]
 DOCUMENTS = [
     b'{"gtensors":{"tensors":[{"name":"a","dtype":"DT_INT64","shape":[2],"flat_int64":[1,"-2"]}]}}',

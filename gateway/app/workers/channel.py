@@ -66,7 +66,7 @@ def _exactly(file: Any, size: int) -> bytes:
     return b"".join(parts)
 
 
-class Channel:
+class WorkerChannel:
     """One end of the line.
 
     Args:
@@ -105,9 +105,9 @@ class Channel:
             return  # the other side went first
 
 
-async def open_channel(line: socket.socket) -> Channel:
+async def open_channel(line: socket.socket) -> WorkerChannel:
     """Return the end of a line that *line* is."""
-    return Channel(*await asyncio.open_unix_connection(sock=line))
+    return WorkerChannel(*await asyncio.open_unix_connection(sock=line))
 
 
 def _framed(payload: bytes) -> bytes:

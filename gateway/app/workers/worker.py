@@ -18,7 +18,7 @@ from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_startup_objects
 from gateway.app.run import loop_factory, prepare
-from gateway.app.workers.channel import Channel, Orders, open_channel, read_orders
+from gateway.app.workers.channel import Orders, WorkerChannel, open_channel, read_orders
 from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
 from gateway.telemetry.aggregation import snapshot
@@ -89,13 +89,13 @@ async def _run(orders: Orders, line: socket.socket) -> int:
     return 0
 
 
-async def _refused(channel: Channel, error: Exception) -> int:
+async def _refused(channel: WorkerChannel, error: Exception) -> int:
     channel.send({"failed": str(error)})
     await channel.close()
     return _FAILED
 
 
-async def _answer(channel: Channel, gateway: Gateway) -> None:
+async def _answer(channel: WorkerChannel, gateway: Gateway) -> None:
     """Answer the supervisor's questions until it has gone."""
     while (message := await channel.receive()) is not None:
         if message["ask"] == "ready":

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from gateway.app.workers.channel import Channel, Orders, open_channel
+from gateway.app.workers.channel import Orders, WorkerChannel, open_channel
 from gateway.telemetry.aggregation import Figures
 
 MODULE: Final = "gateway.app.workers.worker"
@@ -85,7 +85,7 @@ class SpawnedWorker:
         channel: The line to it, over which it has had its orders.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: Channel) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
         self.figures: Figures = ()
         self._process = process

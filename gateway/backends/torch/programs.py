@@ -98,7 +98,7 @@ def _exported(torch: Any, path: Path, device: Any) -> Program:
         if tensor is None:  # a number or text that the program was exported with
             leaves.append(spec.arg.value)
         else:
-            leaves.append(_Slot(tensor.name))
+            leaves.append(_ArgumentSlot(tensor.name))
             inputs.append(tensor)
     returned = [
         _described(torch, spec.arg, values)
@@ -121,7 +121,7 @@ def _exported(torch: Any, path: Path, device: Any) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _ArgumentSlot:
     """Where an input goes among the arguments."""
 
     name: str
@@ -132,7 +132,9 @@ def _caller(program: Any, leaves: Sequence[Any]) -> Callable[[Mapping[str, Any]]
     spec = program.call_spec.in_spec
 
     def call(tensors: Mapping[str, Any]) -> Any:
-        filled = [tensors[leaf.name] if isinstance(leaf, _Slot) else leaf for leaf in leaves]
+        filled = [
+            tensors[leaf.name] if isinstance(leaf, _ArgumentSlot) else leaf for leaf in leaves
+        ]
         arguments, keywords = spec.unflatten(filled)
         return module(*arguments, **keywords)
 
@@ -214,5 +216,5 @@ def _examples(program: Any, leaves: Sequence[Any]) -> dict[str, tuple[int, ...]]
     return {
         leaf.name: tuple(tensor.shape)
         for tensor, leaf in zip(given, leaves, strict=True)
-        if isinstance(leaf, _Slot)
+        if isinstance(leaf, _ArgumentSlot)
     }

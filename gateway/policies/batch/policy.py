@@ -49,7 +49,7 @@ _GRAIN_S = 0.0005
 _REFUSED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE})
 
 
-class Meter(Protocol):
+class BatchMeter(Protocol):
     """Told what becomes of batches."""
 
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None:
@@ -59,7 +59,7 @@ class Meter(Protocol):
         """Note a call that the target would not have, so that its requests are asked apart."""
 
 
-class _Unmetered:
+class _NoBatchMeter:
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None: ...
     def refused(self) -> None: ...
 
@@ -107,13 +107,13 @@ class Batch:
         rules: BatchRules,
         *,
         known: Known | None = None,
-        meter: Meter | None = None,
+        meter: BatchMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
         later: Later = _on_loop,
     ) -> None:
         self._inner = inner
         self._rules = rules
-        self._meter = _Unmetered() if meter is None else meter
+        self._meter = _NoBatchMeter() if meter is None else meter
         self._clock = clock
         self._later = later
         self._known = Known(inner, clock=clock) if known is None else known

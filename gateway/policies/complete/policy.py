@@ -72,7 +72,7 @@ _ORDER_UNKNOWN: Final = "outputs without names have an order"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingCompletion:
     """What an answer is completed by.
 
     Attributes:
@@ -130,7 +130,7 @@ class Complete:
             reply = await self._sent(request)
             if self._suffices(reply, call.context.needs):
                 return reply
-            return await self._answer(_Asked(request, call.batch_size, known), reply)
+            return await self._answer(_PendingCompletion(request, call.batch_size, known), reply)
         except GatewayError as error:
             if error.code in _DOUBTFUL:
                 self._metadata.invalidate_if_stale(call.model)
@@ -142,7 +142,9 @@ class Complete:
         whole = call if request is call.request else call.changed(request=request)
         items = await self._inner(whole)
         if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
-            asked = _Asked(request.with_context(needs=needs), call.request.batch_size, known)
+            asked = _PendingCompletion(
+                request.with_context(needs=needs), call.request.batch_size, known
+            )
             items = MappedStream(items, lambda item: self._answer(asked, item))
         return items
 
@@ -223,7 +225,7 @@ class Complete:
         )
         return call.changed(inputs=filling.fill(call.inputs, self._needs))
 
-    async def _answer(self, asked: _Asked, reply: InferResponse) -> InferResponse:
+    async def _answer(self, asked: _PendingCompletion, reply: InferResponse) -> InferResponse:
         if reply.error is not None:
             return reply
         read = self._stand_ins
@@ -238,7 +240,7 @@ class Complete:
             reply = await self._in_own_order(asked.request, reply)
         return reply
 
-    async def _response(self, asked: _Asked, reply: InferResponse) -> InferResponse:
+    async def _response(self, asked: _PendingCompletion, reply: InferResponse) -> InferResponse:
         call = asked.request
         needs = call.context.needs
         apart = reply.batch_size is not None

@@ -8,14 +8,14 @@ from __future__ import annotations
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.protocols.graphpipe.options import check_options
 from gateway.protocols.graphpipe.paths import PREFIX
-from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec
+from gateway.protocols.graphpipe.stream import GraphPipeStreamCodec, SizePrefixFramer
 from gateway.wire.codec import HttpBinding, ProtocolSpec, StreamBinding
 
 SPEC = ProtocolSpec(
     name="graphpipe",
     http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX,), path_option="path", any_path=True),
     stream=StreamBinding(
-        codec=StreamCodec, server_framer=SizePrefixFramer, client_framer=SizePrefixFramer
+        codec=GraphPipeStreamCodec, server_framer=SizePrefixFramer, client_framer=SizePrefixFramer
     ),
     options=check_options,
     default_model="default_model",

@@ -36,7 +36,7 @@ _RESERVED_PREFIXES: Final = ("triton_", "graphpipe_")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConfigParameter:
     """What a config says.
 
     Attributes:
@@ -52,10 +52,10 @@ class Settings:
     parameters: Parameters = field(default_factory=dict)
 
 
-NO_SETTINGS: Final = Settings()
+NO_SETTINGS: Final = ConfigParameter()
 
 
-def read_config(config: memoryview, limits: MessageLimits) -> Settings:
+def read_config(config: memoryview, limits: MessageLimits) -> ConfigParameter:
     """Return what *config* says; never raises for what is in it."""
     if not config:
         return NO_SETTINGS
@@ -67,7 +67,7 @@ def read_config(config: memoryview, limits: MessageLimits) -> Settings:
     found = _object(config, limits)
     parameters.update(_scalars(found.get("parameters"), limits))
     timeout_ms = _whole(found.get(_TIMEOUT_MS))
-    return Settings(
+    return ConfigParameter(
         id=_id(found.get("request_id"), limits),
         priority=_whole(found.get("priority")),
         timeout_us=timeout_ms * 1000 or None,

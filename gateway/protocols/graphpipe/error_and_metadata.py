@@ -24,7 +24,7 @@ from gateway.protocols.graphpipe.datatypes import (
     number_of,
 )
 from gateway.protocols.graphpipe.errors import text_of
-from gateway.protocols.graphpipe.flatbuffer_reader import Message, table
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table
 from gateway.protocols.graphpipe.flatbuffer_writer import add_shape, add_string, point
 
 _ERROR: Final = table("an Error table", 8, 4)
@@ -80,7 +80,7 @@ class MetadataMessage(NamedTuple):
     outputs: tuple[TensorMetadata, ...]
 
 
-def read_errors(message: Message, at: int) -> list[ErrorMessage]:
+def read_errors(message: FlatbufferMessage, at: int) -> list[ErrorMessage]:
     """Return the errors of the vector that the offset at *at* points to.
 
     Raises:
@@ -92,7 +92,7 @@ def read_errors(message: Message, at: int) -> list[ErrorMessage]:
     return [_error(message, place) for place in range(start, start + 4 * count, 4)]
 
 
-def read_honest_errors(message: Message, at: int) -> list[ErrorMessage]:
+def read_honest_errors(message: FlatbufferMessage, at: int) -> list[ErrorMessage]:
     """Return the errors that stand beside outputs; none when they cannot be read.
 
     Python servers on a flatbuffers of 2.0.7 or later claim as many errors as they send outputs,
@@ -104,7 +104,7 @@ def read_honest_errors(message: Message, at: int) -> list[ErrorMessage]:
         return []
 
 
-def read_metadata(message: Message) -> MetadataMessage | None:
+def read_metadata(message: FlatbufferMessage) -> MetadataMessage | None:
     """Return the metadata that *message* is; None when it has neither inputs nor outputs.
 
     Then it is none: an InferResponse, perhaps, which says what went wrong.
@@ -143,7 +143,7 @@ def metadata_response(metadata: MetadataMessage) -> bytes:
     return bytes(head)
 
 
-def _error(message: Message, place: int) -> ErrorMessage:
+def _error(message: FlatbufferMessage, place: int) -> ErrorMessage:
     at = message.follow(place, "an error")
     code_at, text_at = message.fields(at, _ERROR)
     number = _CODE(message.view, at + code_at)[0] if code_at else 0
@@ -160,7 +160,7 @@ def _listed(names: str) -> list[str]:
 
 
 def _tensors(
-    message: Message, field: int, defaults: list[str] | None
+    message: FlatbufferMessage, field: int, defaults: list[str] | None
 ) -> tuple[TensorMetadata, ...]:
     """Return what a vector of IOMetadata tells, of the *defaults* only when it is a graph's."""
     if not field:
@@ -182,7 +182,7 @@ def _tensors(
     return tuple([TensorMetadata(name, None, None) for name in defaults])
 
 
-def _tensor(message: Message, place: int) -> TensorMetadata:
+def _tensor(message: FlatbufferMessage, place: int) -> TensorMetadata:
     at = message.follow(place, "an IOMetadata table")
     name_at, description_at, shape_at, type_at = message.fields(at, _IO_METADATA)
     if not name_at:

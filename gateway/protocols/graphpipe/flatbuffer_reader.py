@@ -60,7 +60,7 @@ def table(name: str, *widths: int) -> Table:
     return Table(name, widths, form.size, form.unpack_from)
 
 
-class Message:
+class FlatbufferMessage:
     """A message and what may still be read of it.
 
     Args:

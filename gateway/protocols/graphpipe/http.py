@@ -44,7 +44,7 @@ from gateway.protocols.graphpipe.errors import (
     is_error_status,
     text_of,
 )
-from gateway.protocols.graphpipe.flatbuffer_reader import Message
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import METADATA_REQUEST, error_response
 from gateway.protocols.graphpipe.messages import open_request
 from gateway.protocols.graphpipe.options import CONTROL, STATUS, settings_of
@@ -88,7 +88,7 @@ class RequestKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ErrorFormat:
     """What is kept of a request for its answer.
 
     Attributes:
@@ -230,7 +230,7 @@ class HttpCodec:
     def _posted(self, wire: HttpRequest) -> Call[Any]:
         asked = RequestKind.INFER
         try:
-            message = Message(wire.view, self._limits)
+            message = FlatbufferMessage(wire.view, self._limits)
             at = open_request(message)
             if at is None:
                 asked = RequestKind.METADATA
@@ -238,21 +238,21 @@ class HttpCodec:
             if model is None:
                 raise no_model(wire.path)
             if at is None:
-                return ModelMetadataRequest(model=model, context=_context(wire, Form(asked)))
+                return ModelMetadataRequest(model=model, context=_context(wire, ErrorFormat(asked)))
             return calls.decode_infer(
                 message,
                 at,
                 model,
-                lambda names: _context(wire, Form(RequestKind.INFER, names)),
+                lambda names: _context(wire, ErrorFormat(RequestKind.INFER, names)),
                 self._settings,
             )
         except GatewayError as error:
             # Tells `encode_error` that there was a message, and which kind it was.
-            error.origin = Origin(NAME, wire, Form(asked))
+            error.origin = Origin(NAME, wire, ErrorFormat(asked))
             raise
 
     def _got(self, wire: HttpRequest) -> Call[Any]:
-        context = _context(wire, Form(RequestKind.SHOWN))
+        context = _context(wire, ErrorFormat(RequestKind.SHOWN))
         health = _HEALTH_PATHS.get(wire.path)
         if health is not None:
             return health(context=context)
@@ -297,7 +297,7 @@ class HttpCodec:
     def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, RepositoryIndexRequest):
             return shown.read_index(wire.view, self._limits)
-        message = Message(wire.view, self._limits)
+        message = FlatbufferMessage(wire.view, self._limits)
         if isinstance(call, InferRequest):
             return calls.decode_infer_reply(call, message, self._settings)
         found = calls.decode_metadata(message)
@@ -326,7 +326,7 @@ class HttpCodec:
 def _error_in(body: memoryview, limits: MessageLimits) -> str:
     """Return the text of the error message that *body* is, "" when it is something else."""
     try:
-        calls.decode_metadata(Message(body, limits))
+        calls.decode_metadata(FlatbufferMessage(body, limits))
     except UpstreamFault as fault:
         return fault.said.text
     except GatewayError:
@@ -339,19 +339,19 @@ def _is_inference(call: Call[Any] | None, error: GatewayError) -> bool:
         return isinstance(call, InferRequest)
     origin = error.origin
     form = None if origin is None or origin.codec != NAME else origin.form
-    return isinstance(form, Form) and form.asked is RequestKind.INFER
+    return isinstance(form, ErrorFormat) and form.asked is RequestKind.INFER
 
 
-def _form_of(call: Call[Any]) -> Form:
+def _form_of(call: Call[Any]) -> ErrorFormat:
     """Return how *call* was asked; a call of another codec is answered with a message."""
     origin = call.context.origin
-    if origin is not None and origin.codec == NAME and isinstance(origin.form, Form):
+    if origin is not None and origin.codec == NAME and isinstance(origin.form, ErrorFormat):
         return origin.form
     outputs = call.outputs if isinstance(call, InferRequest) else ()
-    return Form(RequestKind.INFER, tuple([output.name for output in outputs]))
+    return ErrorFormat(RequestKind.INFER, tuple([output.name for output in outputs]))
 
 
-def _context(wire: HttpRequest, form: Form) -> Context:
+def _context(wire: HttpRequest, form: ErrorFormat) -> Context:
     return http_context(wire, NAME, calls.REPLY_NEEDS, form)
 
 

@@ -19,7 +19,7 @@ from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, T
 from gateway.ir.limits import check_shape
 from gateway.ir.tensor import Shape, Tensor
 from gateway.protocols.graphpipe.datatypes import DATATYPES, STRING, TYPE_NAMES
-from gateway.protocols.graphpipe.flatbuffer_reader import Message, table
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table
 from gateway.protocols.graphpipe.string_tensors import read_strings
 
 _REQUEST: Final = table("the Request table", 1, 4)
@@ -32,7 +32,7 @@ _INFER, _METADATA = 1, 2
 _NOTHING: Final = memoryview(b"")
 
 
-def open_request(message: Message) -> int | None:
+def open_request(message: FlatbufferMessage) -> int | None:
     """Return where the table of an inference request stands; None for a metadata request.
 
     Raises:
@@ -56,7 +56,7 @@ def open_request(message: Message) -> int | None:
 
 
 def read_infer_request(
-    message: Message, at: int, *, lenient: bool
+    message: FlatbufferMessage, at: int, *, lenient: bool
 ) -> tuple[memoryview, tuple[Tensor, ...], list[str]]:
     """Return the inference request whose table stands at *at*.
 
@@ -91,7 +91,7 @@ def read_infer_request(
 
 
 def read_infer_response(
-    message: Message, names: Sequence[str], drop: int
+    message: FlatbufferMessage, names: Sequence[str], drop: int
 ) -> tuple[tuple[Tensor, ...], int]:
     """Return the outputs of the InferResponse that is *message*, and where its errors are.
 
@@ -122,7 +122,9 @@ def read_infer_response(
     return _tensors(message, start + 4 * drop, count - drop, names), errors_at
 
 
-def _tensors(message: Message, start: int, count: int, names: Sequence[str]) -> tuple[Tensor, ...]:
+def _tensors(
+    message: FlatbufferMessage, start: int, count: int, names: Sequence[str]
+) -> tuple[Tensor, ...]:
     """Return the *count* tensors of a vector whose elements begin at *start*."""
     most = message.limits.tensors
     if count > most:
@@ -139,7 +141,7 @@ def _tensors(message: Message, start: int, count: int, names: Sequence[str]) -> 
     return tuple(found)
 
 
-def _tensor(message: Message, at: int, name: str, index: int) -> tuple[Tensor, int]:
+def _tensor(message: FlatbufferMessage, at: int, name: str, index: int) -> tuple[Tensor, int]:
     """Return the tensor whose table stands at *at*, and the bytes of its data.
 
     The strings of a String tensor are counted as they are read, and not here.
@@ -174,7 +176,7 @@ def _tensor(message: Message, at: int, name: str, index: int) -> tuple[Tensor, i
 
 
 def _strings(
-    message: Message,
+    message: FlatbufferMessage,
     name: str,
     label: str,
     shape: Shape,
@@ -193,7 +195,9 @@ def _strings(
     return Tensor(name, Datatype.BYTES, shape, ItemsData(items))
 
 
-def _check_numeric(message: Message, label: str, number: int, shape: Shape, size: int) -> None:
+def _check_numeric(
+    message: FlatbufferMessage, label: str, number: int, shape: Shape, size: int
+) -> None:
     """Refuse a tensor whose shape cannot be, or is not that of *size* bytes of data."""
     datatype = DATATYPES[number]
     count = check_shape(label, datatype, shape, message.limits)
@@ -203,7 +207,7 @@ def _check_numeric(message: Message, label: str, number: int, shape: Shape, size
         raise _misfit(label, number, shape, f"{size} bytes", str(needed))
 
 
-def _check_empty(message: Message, label: str, shape: Shape, count: int) -> None:
+def _check_empty(message: FlatbufferMessage, label: str, shape: Shape, count: int) -> None:
     """Refuse a shape without elements whose other dimensions are absurd: numpy cannot hold it."""
     others = 0 if count else prod([dim for dim in shape if dim])
     if others > message.limits.elements:

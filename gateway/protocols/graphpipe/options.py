@@ -18,7 +18,7 @@ _NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class GraphPipeOptions:
     """The options, typed.
 
     Attributes:
@@ -56,7 +56,7 @@ def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def settings_of(options: Mapping[str, Any]) -> Settings:
+def settings_of(options: Mapping[str, Any]) -> GraphPipeOptions:
     """Return *options* as settings.
 
     Raises:
@@ -65,7 +65,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     for key in options:
         if key not in _READERS:
             raise ValueError(f"graphpipe has no option {key!r}, only {', '.join(_READERS)}")
-    return Settings(**{key: _READERS[key](key, value) for key, value in options.items()})
+    return GraphPipeOptions(**{key: _READERS[key](key, value) for key, value in options.items()})
 
 
 def _one_of(*known: str) -> Callable[[str, Any], str]:

@@ -36,7 +36,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.graphpipe import translate as calls
-from gateway.protocols.graphpipe.flatbuffer_reader import Message
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import (
     MAX_MESSAGE_BYTES,
     METADATA_REQUEST,
@@ -185,7 +185,7 @@ class SizePrefixFramer:
         return size
 
 
-class StreamCodec:
+class GraphPipeStreamCodec:
     """GraphPipe over byte streams, in both directions.
 
     Args:
@@ -221,7 +221,7 @@ class StreamCodec:
             NotFound: The listener has no default model.
             TooLarge: A limit is exceeded.
         """
-        message = Message(view_of(wire.payload), self._limits)
+        message = FlatbufferMessage(view_of(wire.payload), self._limits)
         at = open_request(message)
         model = self._settings.default_model
         if model is None:
@@ -297,7 +297,7 @@ class StreamCodec:
         if isinstance(call, ServerLiveRequest):
             return True  # there is an answer
         try:
-            return self._read(call, Message(view_of(wire.payload), self._limits))
+            return self._read(call, FlatbufferMessage(view_of(wire.payload), self._limits))
         except UpstreamFault as fault:
             kind = fault.kind
             if kind is NotFound and call.model is not None:
@@ -309,7 +309,7 @@ class StreamCodec:
                 return False
             raise error from None
 
-    def _read(self, call: Call[Any], message: Message) -> Any:
+    def _read(self, call: Call[Any], message: FlatbufferMessage) -> Any:
         if isinstance(call, InferRequest):
             return calls.decode_infer_reply(call, message, self._settings)
         found = calls.decode_metadata(message)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.errors import MalformedMessage, TooLarge
-from gateway.protocols.graphpipe.flatbuffer_reader import Message
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 
 # Fewer are quicker one by one.
 _FEW: Final = 32
@@ -56,7 +56,9 @@ class Strings(Sequence[memoryview]):
             yield view[start:end]
 
 
-def read_strings(message: Message, start: int, count: int, what: str) -> Sequence[memoryview]:
+def read_strings(
+    message: FlatbufferMessage, start: int, count: int, what: str
+) -> Sequence[memoryview]:
     """Return the strings of a vector whose *count* elements begin at *start*.
 
     Raises:

@@ -37,10 +37,10 @@ from gateway.protocols.graphpipe.error_and_metadata import (
     read_metadata,
 )
 from gateway.protocols.graphpipe.errors import clip, error_class_of, is_error_status, status_of
-from gateway.protocols.graphpipe.flatbuffer_reader import Message
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import infer_request, infer_response
 from gateway.protocols.graphpipe.messages import read_infer_request, read_infer_response
-from gateway.protocols.graphpipe.options import Settings
+from gateway.protocols.graphpipe.options import GraphPipeOptions
 from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
@@ -66,7 +66,7 @@ class UpstreamErrorText:
     text: str
 
 
-def needs_of(settings: Settings) -> frozenset[Need]:
+def needs_of(settings: GraphPipeOptions) -> frozenset[Need]:
     """Return what a request to an upstream cannot be written without.
 
     Outputs are asked for by name, always: in the order that is configured, or else that of the
@@ -76,11 +76,11 @@ def needs_of(settings: Settings) -> frozenset[Need]:
 
 
 def decode_infer(
-    message: Message,
+    message: FlatbufferMessage,
     at: int,
     model: ModelRef,
     context: Callable[[tuple[str, ...]], Context],
-    settings: Settings,
+    settings: GraphPipeOptions,
 ) -> InferRequest:
     """Return the inference request whose table stands at *at*.
 
@@ -154,7 +154,7 @@ def error_message(error: GatewayError, codec: str, limits: MessageLimits) -> Err
     return ErrorMessage(number, clip(text, limits.error_text_bytes))
 
 
-def encode_infer(call: InferRequest, settings: Settings) -> list[Buffer]:
+def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]:
     """Return *call* as buffers; outputs are asked for in the upstream's order where it is known.
 
     Raises:
@@ -176,12 +176,14 @@ def encode_infer(call: InferRequest, settings: Settings) -> list[Buffer]:
     return infer_request(config, names if any(names) else (), wire_tensors(inputs), outputs)
 
 
-def asked_names(call: InferRequest, settings: Settings) -> Sequence[str]:
+def asked_names(call: InferRequest, settings: GraphPipeOptions) -> Sequence[str]:
     """Return the names of the outputs an upstream is asked for."""
     return settings.outputs or [output.name for output in call.outputs]
 
 
-def decode_infer_reply(call: InferRequest, message: Message, settings: Settings) -> InferResponse:
+def decode_infer_reply(
+    call: InferRequest, message: FlatbufferMessage, settings: GraphPipeOptions
+) -> InferResponse:
     """Return the answer to *call*, its data views of *message*.
 
     Raises:
@@ -210,7 +212,7 @@ class UpstreamFault(Exception):  # the codec turns it into an error with an orig
         self.kind = error_class_of(number)
 
 
-def decode_metadata(message: Message) -> MetadataMessage:
+def decode_metadata(message: FlatbufferMessage) -> MetadataMessage:
     """Return the metadata that *message* is.
 
     Raises:

@@ -28,7 +28,7 @@ from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.messages import (
     GMAP_FIELDS,
     SUCCESS,
-    Form,
+    ContentFormat,
     GrpsMessage,
     MapValue,
     check_names,
@@ -40,7 +40,7 @@ FORM_PARAMETER: Final = "grps_form"
 _GMAP: Final = "gmap."
 _BYTES_FIELD: Final = "s_b"
 _INTEGERS: Final = {"s_i32": 32, "s_i64": 64}
-_ONE: Final = (Form.STR_DATA, Form.BIN_DATA)
+_ONE: Final = (ContentFormat.STR_DATA, ContentFormat.BIN_DATA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ReplyFormat:
         route: What the codec noted for itself.
     """
 
-    form: Form | None = None
+    form: ContentFormat | None = None
     ndarray: bool = False
     route: object = None
 
@@ -69,14 +69,14 @@ def request_content(
         TooLarge: It has more entries than allowed.
     """
     form = message.form
-    if form is Form.GTENSORS:
+    if form is ContentFormat.GTENSORS:
         check_names(message.tensors)
         return message.tensors, {}
-    if form is Form.NDARRAY:
+    if form is ContentFormat.NDARRAY:
         if not message.tensors:
             raise InvalidRequest("ndarray has no data here: it exists in JSON only, use gtensors")
         return message.tensors, {}
-    if form is Form.GMAP:
+    if form is ContentFormat.GMAP:
         return _of_map(message.entries, limits)
     if form is None:
         raise InvalidRequest(
@@ -100,18 +100,18 @@ def reply_message(asked: ReplyFormat, reply: InferResponse) -> GrpsMessage:
         item = _only_item(outputs[0])
         if item is not None:
             return _mirrored(asked.form, item)
-    if asked.form is Form.GMAP and _is_map(outputs, reply.parameters):
+    if asked.form is ContentFormat.GMAP and _is_map(outputs, reply.parameters):
         entries = _map_of(outputs, reply.parameters)
-        return GrpsMessage(status=SUCCESS, form=Form.GMAP, entries=entries)
+        return GrpsMessage(status=SUCCESS, form=ContentFormat.GMAP, entries=entries)
     if len(outputs) == 1:
         item = _only_item(outputs[0])
         if item is not None and _text_of(item) is None:
-            return GrpsMessage(status=SUCCESS, form=Form.BIN_DATA, data=item)
+            return GrpsMessage(status=SUCCESS, form=ContentFormat.BIN_DATA, data=item)
     tensors = tuple([_outgoing(tensor) for tensor in outputs])
-    return GrpsMessage(status=SUCCESS, form=Form.GTENSORS, tensors=tensors)
+    return GrpsMessage(status=SUCCESS, form=ContentFormat.GTENSORS, tensors=tensors)
 
 
-def request_message(call: InferRequest, form: Form | None, *, widen: bool) -> GrpsMessage:
+def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bool) -> GrpsMessage:
     """Return the data of a request to an upstream.
 
     Args:
@@ -128,10 +128,10 @@ def request_message(call: InferRequest, form: Form | None, *, widen: bool) -> Gr
         form = _FORMS.get(said) if isinstance(said, str) else None
     if form in _ONE:
         return _as_one(form, call.inputs)
-    if form is Form.GMAP:
+    if form is ContentFormat.GMAP:
         return GrpsMessage(form=form, entries=_map_of(call.inputs, call.parameters))
     tensors = tuple([_sent(tensor, widen=widen) for tensor in call.inputs])
-    if form is Form.NDARRAY:
+    if form is ContentFormat.NDARRAY:
         if len(tensors) != 1 or tensors[0].datatype is not Datatype.FP32:
             raise Unsupported("ndarray carries one FP32 tensor, the request has other inputs")
         return GrpsMessage(form=form, tensors=(tensors[0].renamed(""),))
@@ -140,7 +140,7 @@ def request_message(call: InferRequest, form: Form | None, *, widen: bool) -> Gr
         raise Unsupported(
             f"input {unnamed[0]} has no name and others have: grps takes names for all or for none"
         )
-    return GrpsMessage(form=Form.GTENSORS, tensors=tensors)
+    return GrpsMessage(form=ContentFormat.GTENSORS, tensors=tensors)
 
 
 def reply_content(
@@ -158,9 +158,9 @@ def reply_content(
         TooLarge: It has more entries than allowed.
     """
     form = message.form
-    if form is Form.GTENSORS or (form is Form.NDARRAY and message.tensors):
+    if form is ContentFormat.GTENSORS or (form is ContentFormat.NDARRAY and message.tensors):
         return message.tensors, {}
-    if form is Form.GMAP:
+    if form is ContentFormat.GMAP:
         return _of_map(message.entries, limits)
     if form not in _ONE:
         raise MalformedMessage("the answer has no data")
@@ -168,11 +168,11 @@ def reply_content(
     return (tensor,), {FORM_PARAMETER: form.value}
 
 
-_FORMS: Final = {form.value: form for form in Form}
+_FORMS: Final = {form.value: form for form in ContentFormat}
 
 
 def _one_element(message: GrpsMessage) -> bytes | memoryview:
-    return message.text.encode() if message.form is Form.STR_DATA else message.data
+    return message.text.encode() if message.form is ContentFormat.STR_DATA else message.data
 
 
 def _only_item(tensor: Tensor) -> bytes | memoryview | None:
@@ -190,11 +190,11 @@ def _text_of(item: bytes | memoryview) -> str | None:
         return None
 
 
-def _mirrored(form: Form | None, item: bytes | memoryview) -> GrpsMessage:
-    words = _text_of(item) if form is Form.STR_DATA else None
+def _mirrored(form: ContentFormat | None, item: bytes | memoryview) -> GrpsMessage:
+    words = _text_of(item) if form is ContentFormat.STR_DATA else None
     if words is not None:
-        return GrpsMessage(status=SUCCESS, form=Form.STR_DATA, text=words)
-    return GrpsMessage(status=SUCCESS, form=Form.BIN_DATA, data=item)
+        return GrpsMessage(status=SUCCESS, form=ContentFormat.STR_DATA, text=words)
+    return GrpsMessage(status=SUCCESS, form=ContentFormat.BIN_DATA, data=item)
 
 
 def _ndarray(outputs: tuple[Tensor, ...]) -> GrpsMessage:
@@ -203,7 +203,7 @@ def _ndarray(outputs: tuple[Tensor, ...]) -> GrpsMessage:
         raise Unconvertible(
             f"the answer cannot be an ndarray: needed is one output of FP32, there is {found}"
         )
-    return GrpsMessage(status=SUCCESS, form=Form.NDARRAY, tensors=outputs)
+    return GrpsMessage(status=SUCCESS, form=ContentFormat.NDARRAY, tensors=outputs)
 
 
 def _spelled(tensor: Tensor) -> str:
@@ -247,14 +247,14 @@ def _check_text(tensor: Tensor) -> None:
             )
 
 
-def _as_one(form: Form, inputs: tuple[Tensor, ...]) -> GrpsMessage:
+def _as_one(form: ContentFormat, inputs: tuple[Tensor, ...]) -> GrpsMessage:
     item = _only_item(inputs[0]) if len(inputs) == 1 else None
     if item is None:
         raise Unsupported(
             f"{form.value} carries one BYTES element, the request has {len(inputs)} inputs of "
             "other kinds"
         )
-    if form is Form.BIN_DATA:
+    if form is ContentFormat.BIN_DATA:
         return GrpsMessage(form=form, data=item)
     words = _text_of(item)
     if words is None:
@@ -280,7 +280,7 @@ def _check_plain(call: InferRequest) -> None:
 def _of_map(
     entries: Mapping[str, Mapping[str, MapValue]], limits: MessageLimits
 ) -> tuple[tuple[Tensor, ...], Parameters]:
-    parameters: dict[str, Parameter] = {FORM_PARAMETER: Form.GMAP.value}
+    parameters: dict[str, Parameter] = {FORM_PARAMETER: ContentFormat.GMAP.value}
     tensors = []
     for member, values in entries.items():
         for key, value in values.items():

@@ -17,7 +17,7 @@ from gateway.ir.errors import InvalidTensor
 from gateway.ir.tensor import Tensor
 
 
-class Form(enum.Enum):
+class ContentFormat(enum.Enum):
     """Which member of the message holds its data."""
 
     BIN_DATA = "bin_data"
@@ -36,7 +36,7 @@ class Flag(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class GrpsStatus:
     """What an answer says of itself.
 
     Attributes:
@@ -48,12 +48,12 @@ class Status:
     flag: int = Flag.UNKNOWN
 
 
-SUCCESS: Final = Status(200, "OK", Flag.SUCCESS)
+SUCCESS: Final = GrpsStatus(200, "OK", Flag.SUCCESS)
 
 
 def failure(code: int, text: str) -> GrpsMessage:
     """Return an answer that says that something failed, and nothing else."""
-    return GrpsMessage(status=Status(code, text, Flag.FAILURE))
+    return GrpsMessage(status=GrpsStatus(code, text, Flag.FAILURE))
 
 
 MapValue = str | bytes | int | float
@@ -73,9 +73,9 @@ class GrpsMessage:
         entries: For `GMAP`, by field and key.
     """
 
-    form: Form | None = None
+    form: ContentFormat | None = None
     model: str = ""
-    status: Status | None = None
+    status: GrpsStatus | None = None
     data: bytes | memoryview = b""
     text: str = ""
     tensors: tuple[Tensor, ...] = ()

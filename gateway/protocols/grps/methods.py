@@ -52,7 +52,14 @@ from gateway.protocols.grps.errors import (
     is_failure_code,
     status_code_of,
 )
-from gateway.protocols.grps.messages import SUCCESS, Flag, Form, GrpsMessage, Status, failure
+from gateway.protocols.grps.messages import (
+    SUCCESS,
+    ContentFormat,
+    Flag,
+    GrpsMessage,
+    GrpsStatus,
+    failure,
+)
 from gateway.protocols.grps.metadata import (
     lists_model,
     read_model,
@@ -60,7 +67,7 @@ from gateway.protocols.grps.metadata import (
     write_model,
     write_server,
 )
-from gateway.protocols.grps.options import LIVE, Settings
+from gateway.protocols.grps.options import LIVE, GrpsOptions
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
 """What an answer to a client cannot be written without, and what its inputs may stand for."""
@@ -112,7 +119,11 @@ _QUESTIONS: Final[Mapping[type[Call[Any]], str]] = {
 
 
 def decode_method(
-    method: str, message: GrpsMessage, context: Context, settings: Settings, limits: MessageLimits
+    method: str,
+    message: GrpsMessage,
+    context: Context,
+    settings: GrpsOptions,
+    limits: MessageLimits,
 ) -> Call[Any]:
     """Return what a client asks by calling *method* with *message*.
 
@@ -144,7 +155,7 @@ def decode_method(
     return _PLAIN[method](context=context)
 
 
-def model_of(key: str, settings: Settings, limits: MessageLimits) -> ModelRef:
+def model_of(key: str, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:
     """Return the model that a grps key means to this listener.
 
     Raises:
@@ -185,14 +196,14 @@ def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
     """Return *error* as a message; what an upstream of grps said stays as it said it."""
     origin = error.origin
     code, words = status_code_of(error), error.message
-    if origin is not None and isinstance(origin.form, Status):
+    if origin is not None and isinstance(origin.form, GrpsStatus):
         words = origin.form.msg
         if is_failure_code(origin.form.code):
             code = origin.form.code
     return failure(code, clip(words, limits.error_text_bytes))
 
 
-def encode_question(call: Call[Any], settings: Settings) -> tuple[str, GrpsMessage]:
+def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMessage]:
     """Return the method and message that ask an upstream what *call* asks.
 
     Raises:
@@ -214,7 +225,7 @@ def encode_question(call: Call[Any], settings: Settings) -> tuple[str, GrpsMessa
     if isinstance(call, ModelMetadataRequest):
         # The plain name: unlike for inference, the version is no part of it.
         name = "" if call.model is None else call.model.name
-        return method, GrpsMessage(form=Form.STR_DATA, text=name)
+        return method, GrpsMessage(form=ContentFormat.STR_DATA, text=name)
     return method, GrpsMessage()
 
 
@@ -230,7 +241,7 @@ def keyed(message: GrpsMessage, key: str) -> GrpsMessage:
     )
 
 
-def key_of(model: ModelRef | None, settings: Settings) -> str:
+def key_of(model: ModelRef | None, settings: GrpsOptions) -> str:
     """Return the grps key of *model*: the configured one, else "name-version", else the name."""
     if model is None:
         return ""
@@ -244,7 +255,11 @@ def key_of(model: ModelRef | None, settings: Settings) -> str:
 
 
 def decode_method_reply(
-    call: Call[Any], message: GrpsMessage, origin: Origin, settings: Settings, limits: MessageLimits
+    call: Call[Any],
+    message: GrpsMessage,
+    origin: Origin,
+    settings: GrpsOptions,
+    limits: MessageLimits,
 ) -> Any:
     """Return what an upstream's answer to *call* says.
 
@@ -273,9 +288,9 @@ def decode_method_reply(
 
 
 def _metadata_reply(
-    call: Call[Any], message: GrpsMessage, settings: Settings, limits: MessageLimits
+    call: Call[Any], message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits
 ) -> Any:
-    if message.form is not Form.STR_DATA:
+    if message.form is not ContentFormat.STR_DATA:
         raise MalformedMessage("the answer has no str_data, which holds the metadata")
     if isinstance(call, ServerMetadataRequest):
         return ServerMetadata(SERVER, "")
@@ -288,7 +303,7 @@ def _metadata_reply(
     raise unknown(call)
 
 
-def raise_failure(call: Call[Any], status: Status | None, origin: Origin) -> None:
+def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) -> None:
     """Raise what an upstream's Status says, unless it says that all is well.
 
     Without a Status an answer is a success: C++ servers leave it out of their metadata.
@@ -308,25 +323,25 @@ def unknown(call: Call[Any]) -> Unsupported:
     return Unsupported(f"{type(call).__name__} is not supported over grps", model=call.model)
 
 
-def _said(origin: Origin, status: Status) -> Origin:
+def _said(origin: Origin, status: GrpsStatus) -> Origin:
     return Origin(origin.codec, origin.wire, status)
 
 
-def _asked_model(message: GrpsMessage, settings: Settings, limits: MessageLimits) -> ModelRef:
-    if message.form is not Form.STR_DATA or not message.text:
+def _asked_model(message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:
+    if message.form is not ContentFormat.STR_DATA or not message.text:
         raise InvalidRequest("no model name: needed is the plain name in str_data")
     return model_of(message.text, settings, limits)
 
 
 def _text(words: str) -> GrpsMessage:
-    return GrpsMessage(status=SUCCESS, form=Form.STR_DATA, text=words)
+    return GrpsMessage(status=SUCCESS, form=ContentFormat.STR_DATA, text=words)
 
 
 def _infer_reply(
     call: InferRequest | StreamInferRequest,
     message: GrpsMessage,
     origin: Origin,
-    settings: Settings,
+    settings: GrpsOptions,
     limits: MessageLimits,
 ) -> InferResponse:
     request = call.request if isinstance(call, StreamInferRequest) else call

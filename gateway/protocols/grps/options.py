@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.ir.context import ModelRef
 from gateway.protocols.grps.custom.routes import CustomRoute, read_routes
 from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
-from gateway.protocols.grps.messages import Form
+from gateway.protocols.grps.messages import ContentFormat
 
 READY, LIVE = "ready", "live"
 # A file's scalars are text.
@@ -18,7 +18,7 @@ COMPRESSIONS: Final = ("none", "snappy", "gzip", "zlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class GrpsOptions:
     """The options, typed.
 
     Attributes:
@@ -50,12 +50,12 @@ class Settings:
     customized: tuple[CustomRoute, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     readiness: str = READY
-    input_form: Mapping[str, Form] = field(default_factory=dict)
+    input_form: Mapping[str, ContentFormat] = field(default_factory=dict)
     output: str = ""
     widen: bool = False
     compress: str = "none"
 
-    def form_of(self, model: ModelRef | None) -> Form | None:
+    def form_of(self, model: ModelRef | None) -> ContentFormat | None:
         """Return the form in which data goes to *model*; None for that of the caller."""
         if not self.input_form:
             return None
@@ -73,7 +73,7 @@ def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def settings_of(options: Mapping[str, Any]) -> Settings:
+def settings_of(options: Mapping[str, Any]) -> GrpsOptions:
     """Return *options* as settings.
 
     Raises:
@@ -82,7 +82,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     for key in options:
         if key not in _READERS:
             raise ValueError(f"grps has no option {key!r}, only {', '.join(_READERS)}")
-    return Settings(**{key: _READERS[key](key, value) for key, value in options.items()})
+    return GrpsOptions(**{key: _READERS[key](key, value) for key, value in options.items()})
 
 
 def custom_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -139,15 +139,15 @@ def _keys(key: str, value: Any) -> Mapping[str, str]:
     return {name: _text(f"{key}.{name}", target) for name, target in entries.items()}
 
 
-def _form(key: str, value: Any) -> Form:
+def _form(key: str, value: Any) -> ContentFormat:
     try:
-        return Form(value)
+        return ContentFormat(value)
     except ValueError:
-        known = ", ".join(form.value for form in Form)
+        known = ", ".join(form.value for form in ContentFormat)
         raise ValueError(f"{key} {value!r} is none of {known}") from None
 
 
-def _forms(key: str, value: Any) -> Mapping[str, Form]:
+def _forms(key: str, value: Any) -> Mapping[str, ContentFormat]:
     if isinstance(value, str):
         return {"*": _form(key, value)}
     entries = _mapping(key, value)

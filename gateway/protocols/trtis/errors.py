@@ -66,7 +66,7 @@ _CODE: dict[int, ErrorCode] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class TrtisStatus:
     """What a request status says of one call."""
 
     code: int
@@ -89,16 +89,16 @@ class UnknownMode(InvalidRequest):
     """A mode or action that is none of those there are: UNKNOWN, not INVALID_ARG."""
 
 
-def status_of(call: Call[Any] | None, error: GatewayError, limit_bytes: int) -> Status:
+def status_of(call: Call[Any] | None, error: GatewayError, limit_bytes: int) -> TrtisStatus:
     """Return the request status that *error* is answered with.
 
     An upstream's own goes back as it came, whichever carrier it came by. An inference with a model
     that is not served is UNAVAILABLE, a status of one INVALID_ARG: so does the real server.
     """
     origin = error.origin
-    if origin is not None and isinstance(origin.form, Status):
+    if origin is not None and isinstance(origin.form, TrtisStatus):
         return origin.form
-    return Status(_code_of(call, error), clip(error.message, limit_bytes))
+    return TrtisStatus(_code_of(call, error), clip(error.message, limit_bytes))
 
 
 def _code_of(call: Call[Any] | None, error: GatewayError) -> int:

@@ -22,7 +22,7 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
-from gateway.protocols.trtis.errors import Status, error_class_of
+from gateway.protocols.trtis.errors import TrtisStatus, error_class_of
 from gateway.protocols.trtis.server_status import (
     is_ready,
     model_of,
@@ -96,7 +96,7 @@ def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: in
     """
     text = status.msg.encode()[:most].decode("utf-8", "ignore")
     shown = text or f"upstream answered with request status {status.code} and no text"
-    form = Status(status.code if status.code in _KNOWN else pb.UNKNOWN, text)
+    form = TrtisStatus(status.code if status.code in _KNOWN else pb.UNKNOWN, text)
     kind = error_class_of(call, status.code)
     return kind(shown, model=call.model, origin=Origin(origin.codec, origin.wire, form))
 

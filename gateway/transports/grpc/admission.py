@@ -112,7 +112,7 @@ class Place:
         self._admission.leave(self._size)
 
 
-class Gate:
+class GrpcSessionLimits:
     """What the listener allows the messages of one bidirectional stream."""
 
     def __init__(self, admission: Admission) -> None:

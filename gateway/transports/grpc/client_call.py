@@ -19,10 +19,10 @@ from gateway.ir.errors import (
 )
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.grpc.compression import decompress_message
-from gateway.transports.grpc.headers import ResponseHead, status_of_http
-from gateway.transports.grpc.messages import Message, MessageReader, whole_message
+from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
+from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
@@ -42,7 +42,7 @@ _OF_RESET: Final = {
 class Http2ClientConnection(Protocol):
     """The part of a connection that a call uses."""
 
-    core: Http2
+    core: Http2Connection
     loop: asyncio.AbstractEventLoop
     name: str
 
@@ -87,18 +87,18 @@ class ClientCall:
         self._limit = limit_bytes
         self.stream = stream
         self.turn = turn
-        self._head: ResponseHead | None = None
+        self._head: GrpcResponseHead | None = None
         self._reader: MessageReader | None = None
-        self._messages: deque[Message] = deque()
+        self._messages: deque[GrpcMessage] = deque()
         self._single = False
-        self._end: ResponseHead | None = None
+        self._end: GrpcResponseHead | None = None
         self._error: GatewayError | None = None
         self._waiter: asyncio.Future[GrpcResponse | None] | None = None
         self._rest: StreamingBody | None = None
 
     # -- what the connection tells
 
-    def head(self, head: ResponseHead, *, end: bool) -> None:
+    def head(self, head: GrpcResponseHead, *, end: bool) -> None:
         """Take the fields before the messages, or those after."""
         if self._head is None:
             if head.http_status is not None and 100 <= head.http_status < 200:  # noqa: PLR2004
@@ -109,7 +109,7 @@ class ClientCall:
             if head.http_status != 200 and head.status is None:  # noqa: PLR2004  # OK
                 status = status_of_http(head.http_status or 0)
                 details = f"HTTP status {head.http_status} without a gRPC status"
-                self._end = ResponseHead(None, True, status, details, head.metadata, "")
+                self._end = GrpcResponseHead(None, True, status, details, head.metadata, "")
             elif not head.is_grpc and head.status is None:
                 self._error = self._broken("an answer that is no gRPC")
         elif head.http_status is not None or not end:
@@ -117,7 +117,7 @@ class ClientCall:
         if end or self._end is not None or self._error is not None:
             self._finish(head)
 
-    def whole(self, head: ResponseHead, view: memoryview, tail: ResponseHead) -> None:
+    def whole(self, head: GrpcResponseHead, view: memoryview, tail: GrpcResponseHead) -> None:
         """Take all of an answer: what `head`, `data` and `head` again would be told."""
         message = whole_message(view, self._limit)
         if (
@@ -148,7 +148,7 @@ class ClientCall:
             return
         message = whole_message(view, self._limit) if self._reader is None else None
         if message is not None and self._head is not None and not end:
-            self._messages.append(Message(message))
+            self._messages.append(GrpcMessage(message))
             self._came()
         else:
             self._piece(view, end=end)
@@ -203,7 +203,7 @@ class ClientCall:
         elif not self._done:
             details = f"{self._line.name} reset the stream: {h2.code_name(code)}"
             status = _OF_RESET.get(code, GrpcStatus.INTERNAL)
-            self._end = ResponseHead(None, True, status, details, (), "")
+            self._end = GrpcResponseHead(None, True, status, details, (), "")
             self._wake()
 
     def sent(self) -> None:
@@ -296,7 +296,7 @@ class ClientCall:
         self._widen()
         return GrpcResponse((await self._plain(found),))
 
-    async def _next(self) -> Message | None:
+    async def _next(self) -> GrpcMessage | None:
         """Return the next message; None at the end."""
         while not self._messages:
             if self._error is not None:
@@ -318,7 +318,7 @@ class ClientCall:
             self._line.core.grant(stream, stream.short_by(wanted))
             self._line.flush_soon()
 
-    def _finish(self, head: ResponseHead) -> None:
+    def _finish(self, head: GrpcResponseHead) -> None:
         """Take the end of the call."""
         if self._end is None and self._error is None:
             if head.status is None:
@@ -346,7 +346,7 @@ class ClientCall:
         assert end.status is not None  # noqa: S101  # `_finish` looked
         return GrpcResponse(status=end.status, details=end.details, metadata=end.metadata)
 
-    async def _plain(self, message: Message) -> Any:
+    async def _plain(self, message: GrpcMessage) -> Any:
         if message.coding is None:
             return message.view
         try:

@@ -15,10 +15,10 @@ from gateway.ir.errors import DeadlineExceeded, NotSent, Unavailable, UpstreamPr
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
-from gateway.transports.grpc.headers import ResponseHead, read_response_head
-from gateway.transports.http2.connection import Http2
+from gateway.transports.grpc.headers import GrpcResponseHead, read_response_head
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
-from gateway.transports.http2.protocol import H2Protocol
+from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UpstreamConnector
 from gateway.wire.http import Buffer
@@ -30,7 +30,7 @@ _SWEEP_S: Final = 1.0
 _PATIENCE_S: Final = 30.0
 
 
-class GrpcClientConnection(H2Protocol):
+class GrpcClientConnection(Http2Protocol):
     """A connection to an upstream.
 
     Args:
@@ -41,7 +41,7 @@ class GrpcClientConnection(H2Protocol):
     def __init__(self, pool: GrpcConnectionPool, name: str) -> None:
         super().__init__()
         self.name = name
-        self.core = Http2(
+        self.core = Http2Connection(
             self, read_response_head, client=True, streams=0, header_bytes=_HEADER_BYTES
         )
         self.born = self.idle_since = monotonic()
@@ -123,14 +123,18 @@ class GrpcClientConnection(H2Protocol):
             self.ready.set_result(None)
 
     def whole(
-        self, stream: Http2Stream, head: ResponseHead, view: memoryview, tail: ResponseHead | None
+        self,
+        stream: Http2Stream,
+        head: GrpcResponseHead,
+        view: memoryview,
+        tail: GrpcResponseHead | None,
     ) -> None:
         """Give a call all of its answer."""
         stream.owner.whole(head, view, tail)
         if not self.core.streams or self._pool.waiting:
             self._pool.left(self)
 
-    def head(self, stream: Http2Stream, head: ResponseHead, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: GrpcResponseHead, *, end: bool) -> None:
         """Give a call its header fields, or its trailers."""
         stream.owner.head(head, end=end)
         if end:

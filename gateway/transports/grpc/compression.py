@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.transports.grpc.messages import Message
+from gateway.transports.grpc.messages import GrpcMessage
 from gateway.transports.http.content_coding import Inflater, inflate
 
 
 async def decompress_message(
-    message: Message, limit_bytes: int, ratio: int, floor_bytes: int
+    message: GrpcMessage, limit_bytes: int, ratio: int, floor_bytes: int
 ) -> memoryview:
     """Return a message as it was before it was compressed.
 

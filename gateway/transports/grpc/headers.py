@@ -55,7 +55,7 @@ _OF_HTTP: Final = {
 _COARSE_FROM_S: Final = 1.0
 
 
-class RequestHead(Struct, frozen=True):
+class GrpcRequestHead(Struct, frozen=True):
     """What a call says before its first message.
 
     Attributes:
@@ -77,7 +77,7 @@ class RequestHead(Struct, frozen=True):
     length: int | None = None
 
 
-class ResponseHead(Struct, frozen=True):
+class GrpcResponseHead(Struct, frozen=True):
     """What an answer says before its first message, or after the last.
 
     Attributes:
@@ -97,7 +97,9 @@ class ResponseHead(Struct, frozen=True):
     coding: str
 
 
-def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead | Http2StreamError:
+def read_request_head(
+    fields: Sequence[Field], limit_bytes: int
+) -> GrpcRequestHead | Http2StreamError:
     """Return what the fields of a request say; a fault where HTTP/2 forbids them."""
     why = broken_fields(fields, _OF_A_REQUEST)
     if why is not None:
@@ -125,7 +127,7 @@ def read_request_head(fields: Sequence[Field], limit_bytes: int) -> RequestHead 
     if found.get(b"te", _TE) != _TE:
         return Http2StreamError(h2.PROTOCOL_ERROR, "TE is not trailers")
     timeout = found.get(b"grpc-timeout")
-    return RequestHead(
+    return GrpcRequestHead(
         pseudo[b":path"].decode("utf-8", "replace"),
         tuple(metadata),
         None if timeout is None else grpc_timeout(timeout.decode("latin-1")),
@@ -142,7 +144,7 @@ def _http_status(method: bytes, content_type: bytes) -> int:
     return 200 if content_type.startswith(_CONTENT_TYPE) else 415
 
 
-def read_response_head(fields: Sequence[Field]) -> ResponseHead | Http2StreamError:
+def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2StreamError:
     """Return what the fields of an answer say, or those after it; a fault as for a request."""
     why = broken_fields(fields, _OF_AN_ANSWER)
     if why is not None:
@@ -165,7 +167,7 @@ def read_response_head(fields: Sequence[Field]) -> ResponseHead | Http2StreamErr
             coding = value.decode("latin-1").lower()
         elif not name.startswith((b"grpc-", b":")) and name not in _OURS:
             metadata += _pair(name, value)
-    return ResponseHead(http_status, is_grpc, status, details, tuple(metadata), coding)
+    return GrpcResponseHead(http_status, is_grpc, status, details, tuple(metadata), coding)
 
 
 def status_of_http(status: int) -> GrpcStatus:

@@ -20,7 +20,7 @@ _PREFIX: Final = Struct(">BI")
 _CODINGS: Final = frozenset({"gzip", "deflate"})
 
 
-class Message(msgspec.Struct, frozen=True):
+class GrpcMessage(msgspec.Struct, frozen=True):
     """A message that has come whole.
 
     Attributes:
@@ -65,7 +65,7 @@ class MessageReader:
         """Bytes of the message that is coming, all of them."""
         return self._size
 
-    def feed(self, view: memoryview) -> list[Message]:
+    def feed(self, view: memoryview) -> list[GrpcMessage]:
         """Take a part of the stream; return the messages that are whole now.
 
         A message that came in one piece is a view of it; others are copied once.
@@ -75,7 +75,7 @@ class MessageReader:
             MalformedMessage: A flag is neither 0 nor 1, or nothing was agreed to compress with.
             Unsupported: A message is compressed in a way that is not known.
         """
-        messages: list[Message] = []
+        messages: list[GrpcMessage] = []
         while len(view):
             if self._buffer is not None:
                 view = self._fill(view)
@@ -155,10 +155,10 @@ class MessageReader:
         self.missing -= len(piece)
         return view[len(piece) :]
 
-    def _message(self, view: memoryview) -> Message:
+    def _message(self, view: memoryview) -> GrpcMessage:
         self._buffer = None
         self.missing = 0
-        return Message(view, self._coding if self._flag else None)
+        return GrpcMessage(view, self._coding if self._flag else None)
 
 
 _NOTHING: Final = memoryview(b"")

@@ -23,7 +23,7 @@ from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import Admission
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_connection import ServerConnection
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
@@ -88,7 +88,7 @@ class GrpcServer:
         self._mount(mounts, self._admission, budget, limits)
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
         # Some are accepted and not yet connections; those that never will be leave by themselves.
-        self._connections: WeakSet[ServerConnection] = WeakSet()
+        self._connections: WeakSet[GrpcServerConnection] = WeakSet()
         self._server: asyncio.Server | None = None
         self._running = False
         self._socket: UnixSocket | None = None
@@ -133,10 +133,10 @@ class GrpcServer:
             bound = self._server.sockets[0].getsockname()[1]
             self._address = bound_address(self._address, bound)
 
-    def connection(self) -> ServerConnection:
+    def connection(self) -> GrpcServerConnection:
         """Return the protocol of one more connection; it has not been told of a transport."""
         age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
-        connection = ServerConnection(
+        connection = GrpcServerConnection(
             self._methods, self._limits, self._count, self._refused, age_s
         )
         self._connections.add(connection)

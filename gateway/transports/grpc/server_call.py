@@ -21,19 +21,19 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.transports.grpc.admission import Gate
+from gateway.transports.grpc.admission import GrpcSessionLimits
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import (
     RESPONSE_HEAD,
     TRAILERS_OK,
-    RequestHead,
+    GrpcRequestHead,
     only_block,
     trailers_block,
     with_metadata,
 )
-from gateway.transports.grpc.messages import PREFIX_BYTES, Message, frame_message, whole_message
+from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message, whole_message
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_messages import Http2ServerConnection, Incoming
+from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
@@ -74,14 +74,18 @@ class ServerCall:
     )
 
     def __init__(
-        self, line: Http2ServerConnection, stream: Http2Stream, head: RequestHead, method: Method
+        self,
+        line: Http2ServerConnection,
+        stream: Http2Stream,
+        head: GrpcRequestHead,
+        method: Method,
     ) -> None:
         self._line = line
         self._stream = stream
         self._head = head
         self._method = method
         # A call of one message that comes in one piece, as most are, needs none.
-        self._incoming: Incoming | None = None
+        self._incoming: RequestMessages | None = None
         self._began = monotonic()
         self._sent: asyncio.Future[None] | None = None
         self._ending: GrpcResponse | None = None
@@ -105,7 +109,7 @@ class ServerCall:
         method = self._method
         message = whole_message(view, method.limits.message_bytes)
         if message is not None and method.unary:
-            self._start(Message(message))
+            self._start(GrpcMessage(message))
             return
         if method.bidirectional:
             self._start(None)
@@ -131,7 +135,7 @@ class ServerCall:
         if one and self._incoming is None:
             whole = whole_message(view, method.limits.message_bytes)
             if whole is not None:
-                self._start(Message(whole))
+                self._start(GrpcMessage(whole))
                 return
         incoming = self._receiving()
         try:
@@ -183,12 +187,12 @@ class ServerCall:
 
     # -- reading
 
-    def _receiving(self) -> Incoming:
+    def _receiving(self) -> RequestMessages:
         """Return what receives messages that come in pieces, or several."""
         incoming = self._incoming
         if incoming is None:
             method, coding = self._method, self._head.coding
-            incoming = self._incoming = Incoming(
+            incoming = self._incoming = RequestMessages(
                 self._line,
                 self._stream,
                 coding,
@@ -199,7 +203,7 @@ class ServerCall:
             )
         return incoming
 
-    def _start(self, message: Message | None) -> None:
+    def _start(self, message: GrpcMessage | None) -> None:
         method = self._method
         if message is not None and method.unary:
             answering = self._unary(message)
@@ -214,7 +218,7 @@ class ServerCall:
             async for message in messages:
                 yield self._request(await self._plain(message))
 
-    async def _plain(self, message: Message) -> memoryview:
+    async def _plain(self, message: GrpcMessage) -> memoryview:
         """Return a message as it was before it was compressed."""
         limits = self._method.limits
         ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
@@ -225,7 +229,7 @@ class ServerCall:
 
     # -- answering
 
-    async def _unary(self, message: Message) -> None:
+    async def _unary(self, message: GrpcMessage) -> None:
         """Answer one message with one; a frame more on every step of the way would be felt."""
         self._running = True
         method = self._method
@@ -256,7 +260,7 @@ class ServerCall:
         finally:
             self._leave()
 
-    async def _streaming(self, message: Message | None) -> None:
+    async def _streaming(self, message: GrpcMessage | None) -> None:
         """Answer one message, or as many as come, with any number."""
         self._running = True
         try:
@@ -293,7 +297,7 @@ class ServerCall:
                 return answer
         raise InternalError(f"{self._method.path} was given no answer")
 
-    async def _server_stream(self, message: Message) -> None:
+    async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
         held = 0 if self._incoming is None else self._incoming.take_reserved()
         request = self._request(view)
@@ -304,7 +308,7 @@ class ServerCall:
             await self._relay(answers, request)
 
     async def _bidirectional(self) -> None:
-        gate = Gate(self._method.admission)
+        gate = GrpcSessionLimits(self._method.admission)
         wires = self._read()
         answering = self._method.frontend.session(wires, gate)
         async with aclosing(wires), aclosing(answering) as answers:

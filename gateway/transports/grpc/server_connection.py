@@ -11,13 +11,13 @@ from typing import Final
 from gateway.ir.errors import GatewayError, InvalidRequest
 from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
 from gateway.transports.contract import ServerLimits
-from gateway.transports.grpc.headers import RequestHead, only_block, read_request_head
+from gateway.transports.grpc.headers import GrpcRequestHead, only_block, read_request_head
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
-from gateway.transports.http2.protocol import H2Protocol
+from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcStatus
 
@@ -28,7 +28,7 @@ _BLOCK_OVERHEAD: Final = 2
 """Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
 
 
-class ServerConnection(H2Protocol):
+class GrpcServerConnection(Http2Protocol):
     """A connection of a listener.
 
     Args:
@@ -65,7 +65,7 @@ class ServerConnection(H2Protocol):
         self._grace_s: float | None = None
         self.final = False
         self._ended = False
-        self.core = Http2(
+        self.core = Http2Connection(
             self,
             partial(read_request_head, limit_bytes=limits.grpc_metadata_bytes),
             client=False,
@@ -111,7 +111,7 @@ class ServerConnection(H2Protocol):
     def settled(self) -> None:
         """Do nothing: the client has its own pace."""
 
-    def head(self, stream: Http2Stream, head: RequestHead, *, end: bool) -> None:
+    def head(self, stream: Http2Stream, head: GrpcRequestHead, *, end: bool) -> None:
         """Begin a call, or refuse it by its head."""
         if head.length is not None:
             stream.owed = head.length
@@ -128,7 +128,7 @@ class ServerConnection(H2Protocol):
             call.data(memoryview(b""), end=True)
 
     def whole(
-        self, stream: Http2Stream, head: RequestHead, view: memoryview, _tail: object
+        self, stream: Http2Stream, head: GrpcRequestHead, view: memoryview, _tail: object
     ) -> None:
         """Begin a call whose one message is here."""
         method = self._methods.get(head.path)
@@ -251,7 +251,7 @@ class ServerConnection(H2Protocol):
         if not self.core.streams:
             self.close()
 
-    def _turn_away(self, stream: Http2Stream, head: RequestHead) -> None:
+    def _turn_away(self, stream: Http2Stream, head: GrpcRequestHead) -> None:
         status, details, http = GrpcStatus.UNIMPLEMENTED, "no protocol here serves this method", 200
         if head.http_status != 200:  # noqa: PLR2004  # OK
             status, details, http = GrpcStatus.INTERNAL, "this is no gRPC call", head.http_status

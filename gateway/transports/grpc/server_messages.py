@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
 from gateway.transports.contract import MemoryBudget, ServerLimits
-from gateway.transports.grpc.messages import Message, MessageReader
-from gateway.transports.http2.connection import Http2
+from gateway.transports.grpc.messages import GrpcMessage, MessageReader
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.http import size_of
@@ -27,7 +27,7 @@ _MOST_MESSAGES: Final = 4096
 class Http2ServerConnection(Protocol):
     """The part of a connection that a call uses."""
 
-    core: Http2
+    core: Http2Connection
     final: bool
     flushing: bool
     loop: asyncio.AbstractEventLoop
@@ -42,7 +42,7 @@ class Http2ServerConnection(Protocol):
         """The last call is over of a connection that is *final*."""
 
 
-class Incoming:
+class RequestMessages:
     """What comes of one call.
 
     Args:
@@ -97,7 +97,7 @@ class Incoming:
         self._reserved = 0
         self._received = 0
         self._began = self._heard = began
-        self.messages: deque[Message] = deque()
+        self.messages: deque[GrpcMessage] = deque()
         self.ended = False
 
     def feed(self, view: memoryview, *, end: bool) -> None:
@@ -130,7 +130,7 @@ class Incoming:
         self._received += size_of(views)
         return True
 
-    async def read(self) -> AsyncGenerator[Message, None]:
+    async def read(self) -> AsyncGenerator[GrpcMessage, None]:
         """Give the messages of a bidirectional stream as they come."""
         while True:
             while self.messages:

@@ -20,7 +20,7 @@ from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.client_rules import IDEMPOTENT, UpstreamErrors, sent_lines
 from gateway.transports.http.content_coding import coding_of
-from gateway.transports.http1.client_connection import UpstreamConnection, read_buffer
+from gateway.transports.http1.client_connection import Http1ClientConnection, read_buffer
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
 from gateway.transports.net.resolver import UpstreamConnector
 from gateway.transports.net.write_drain import deadline_scope
@@ -68,8 +68,8 @@ class HttpClient:
         self._buffer = read_buffer()
         self._known = ResponseHeadCache()
         self._wheel = TimerWheel()
-        self._idle: list[UpstreamConnection] = []
-        self._open: set[UpstreamConnection] = set()
+        self._idle: list[Http1ClientConnection] = []
+        self._open: set[Http1ClientConnection] = set()
         self._pruning: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -107,7 +107,7 @@ class HttpClient:
                 body = await self._peer.plain(body, head.codings)
         return HttpResponse(head.status, head.headers, (body,))
 
-    def _at_hand(self, now: float) -> UpstreamConnection | None:
+    def _at_hand(self, now: float) -> Http1ClientConnection | None:
         """Take the connection used last, and a place; None where either must be waited for."""
         idle = self._idle
         if not (
@@ -180,7 +180,7 @@ class HttpClient:
 
     async def _asked(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
-    ) -> tuple[UpstreamConnection, ResponseReader]:
+    ) -> tuple[Http1ClientConnection, ResponseReader]:
         """Send *wire* and return its answer with its head read; once more where that is safe."""
         rest, keepalive_s = wire.body_stream, self._limits.keepalive_s
         connection = await self._connection(
@@ -205,7 +205,7 @@ class HttpClient:
 
     async def _asked_anew(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
-    ) -> tuple[UpstreamConnection, ResponseReader]:
+    ) -> tuple[Http1ClientConnection, ResponseReader]:
         """Send *wire* a second and last time, on a connection of its own."""
         connection = await self._connect()
         try:
@@ -218,7 +218,7 @@ class HttpClient:
         return connection, answer
 
     @staticmethod
-    def _unread(connection: UpstreamConnection, wire: HttpRequest) -> bool:
+    def _unread(connection: Http1ClientConnection, wire: HttpRequest) -> bool:
         """Return whether nobody can have acted on a request that went wrong."""
         if wire.body_stream is not None and wire.body_stream.is_started:
             return False
@@ -228,7 +228,7 @@ class HttpClient:
 
     def _write(
         self,
-        connection: UpstreamConnection,
+        connection: Http1ClientConnection,
         wire: HttpRequest,
         deadline: float | None,
         *,
@@ -257,13 +257,13 @@ class HttpClient:
 
     # -- the pool
 
-    async def _connection(self, idle_s: float) -> UpstreamConnection:
+    async def _connection(self, idle_s: float) -> Http1ClientConnection:
         """Return a connection that is clean, not too old and not idle for more than *idle_s*."""
         if self._closed:
             raise self._peer.closed()
         return self._idle_connection(idle_s, monotonic()) or await self._connect()
 
-    def _idle_connection(self, idle_s: float, now: float) -> UpstreamConnection | None:
+    def _idle_connection(self, idle_s: float, now: float) -> Http1ClientConnection | None:
         """Return such a connection, if there is one."""
         while self._idle:
             connection = self._idle.pop()
@@ -272,7 +272,7 @@ class HttpClient:
             self._cut(connection)
         return None
 
-    def _fresh(self, connection: UpstreamConnection, now: float, idle_s: float) -> bool:
+    def _fresh(self, connection: Http1ClientConnection, now: float, idle_s: float) -> bool:
         """Return whether an idle connection may be used, if for no longer than *idle_s*."""
         return (
             connection.usable
@@ -280,7 +280,7 @@ class HttpClient:
             and now - connection.born <= self._limits.connection_age_s
         )
 
-    async def _connect(self) -> UpstreamConnection:
+    async def _connect(self) -> Http1ClientConnection:
         """Make a connection.
 
         Raises:
@@ -289,7 +289,7 @@ class HttpClient:
         if self._closed:
             raise self._peer.closed()
         loop = asyncio.get_running_loop()
-        make = partial(UpstreamConnection, self._peer, loop, self._buffer, self._known)
+        make = partial(Http1ClientConnection, self._peer, loop, self._buffer, self._known)
         timeout_s = self._peer.connect_timeout_s
         scope = asyncio.timeout(timeout_s)
         try:
@@ -304,7 +304,7 @@ class HttpClient:
         self._open.add(connection)
         return connection
 
-    def _put_back(self, connection: UpstreamConnection) -> None:
+    def _put_back(self, connection: Http1ClientConnection) -> None:
         if not connection.release() or self._closed:
             self._cut(connection)
             return
@@ -312,7 +312,7 @@ class HttpClient:
         if self._pruning is None:
             self._prune_after(self._limits.keepalive_s)
 
-    def _cut(self, connection: UpstreamConnection) -> None:
+    def _cut(self, connection: Http1ClientConnection) -> None:
         self._open.discard(connection)
         connection.cut()
 

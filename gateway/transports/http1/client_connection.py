@@ -18,7 +18,7 @@ from gateway.wire.http import Buffer, HttpResponse
 _WAITING_BYTES = 1 << 20
 
 
-class UpstreamConnection(asyncio.BufferedProtocol):
+class Http1ClientConnection(asyncio.BufferedProtocol):
     """A connection of a pool.
 
     Args:

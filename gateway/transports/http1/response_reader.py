@@ -37,7 +37,7 @@ _REMEMBERED: Final = 512
 _REMEMBERED_BYTES: Final = 1024
 
 
-class AnswerHead(Struct, frozen=True):
+class ResponseHead(Struct, frozen=True):
     """What the head of an answer says.
 
     Attributes:
@@ -59,7 +59,7 @@ class AnswerHead(Struct, frozen=True):
     plain: int
 
 
-class ResponseHeadCache(ParseCache[AnswerHead]):
+class ResponseHeadCache(ParseCache[ResponseHead]):
     """Heads that were found right, by their bytes: servers send the same ones again and again."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class ResponseReader:
         lands: Its body is received in `room`.
     """
 
-    head: AnswerHead
+    head: ResponseHead
 
     __slots__ = (
         "_chunks",
@@ -251,15 +251,15 @@ class ResponseReader:
             raise self._peer.broken("a transfer coding that nobody asked for")
         self._begin_body(self._said(status))
 
-    def _said(self, status: int) -> AnswerHead:
+    def _said(self, status: int) -> ResponseHead:
         headers, codings = answer_fields(self._fields)
         length, chunked, plain = self._length, self._chunks is not None, -1
         usual = self.keeps and not (chunked or codings or status in _BODILESS)
         if usual and length is not None and self._peer.takes(length):
             plain = length
-        return AnswerHead(status, headers, codings, length, chunked, self.keeps, plain)
+        return ResponseHead(status, headers, codings, length, chunked, self.keeps, plain)
 
-    def _begin_body(self, head: AnswerHead) -> None:
+    def _begin_body(self, head: ResponseHead) -> None:
         self.head = head
         self.head_read = True
         if self._method == "HEAD" or head.status in _BODILESS:

@@ -22,7 +22,7 @@ from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, 
 from gateway.transports.http2.streams import Http2Stream
 
 
-class Http2(Http2Receiver):
+class Http2Connection(Http2Receiver):
     """One end of a connection, made as `Receiving` says.
 
     Attributes:

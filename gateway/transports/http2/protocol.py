@@ -10,7 +10,7 @@ import asyncio
 from time import monotonic
 from typing import Any, Final
 
-from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.net.sockets import tune
 from gateway.wire.http import Buffer
@@ -19,7 +19,7 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024
 """What may wait in the transport; more waits where it was made."""
 
 
-class H2Protocol(asyncio.Protocol):
+class Http2Protocol(asyncio.Protocol):
     """Joins a transport and an `Http2`, which a subclass makes.
 
     Attributes:
@@ -31,7 +31,7 @@ class H2Protocol(asyncio.Protocol):
         turn: Another number after each time that something could be written.
     """
 
-    core: Http2
+    core: Http2Connection
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

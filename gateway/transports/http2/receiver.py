@@ -23,7 +23,7 @@ from gateway.transports.http2.frames import (
     MissingPseudoHeaders,
 )
 from gateway.transports.http2.hpack import Field, HeaderDecoder
-from gateway.transports.http2.streams import Http2Stream, StreamWriter
+from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 from gateway.wire.http import Buffer
 from gateway.wire.message_cache import ParseCache
 
@@ -111,7 +111,7 @@ class Http2Receiver(FrameReader):
         self._next = 1
         self._accepting = True
         self.out: list[Buffer] = []
-        self.outlet = StreamWriter(self.out, self.credit, self.streams, receiver.sent)
+        self.outlet = Http2StreamWriter(self.out, self.credit, self.streams, receiver.sent)
         self._whole = self._whole_answer if client else self._whole_call
         self._begin(header_bytes)
 

@@ -87,7 +87,7 @@ class Http2Stream:
         return now - self._still_since
 
 
-class StreamWriter:
+class Http2StreamWriter:
     """Writes streams as far as the peer's windows and the driver let it.
 
     Args:

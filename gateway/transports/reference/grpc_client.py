@@ -20,7 +20,7 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_errors import Ending, local_failure
 from gateway.transports.reference.grpc_metadata import STATUS_OF
-from gateway.transports.reference.grpc_pool import Channel, GrpcChannelPool
+from gateway.transports.reference.grpc_pool import GrpcChannelPool, PooledChannel
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 
 # grpcio and the event loop round time differently.
@@ -101,7 +101,7 @@ class GrpcClient:
         self._closed = True
         await self._pool.close()
 
-    async def _enter(self, deadline: float | None) -> Channel:
+    async def _enter(self, deadline: float | None) -> PooledChannel:
         """Take a place and a channel for one call; give them back with `_leave`."""
         if self._closed:
             raise NotSent(f"the client of {self._target} is closed")
@@ -118,7 +118,7 @@ class GrpcClient:
             self._slots.release()
             raise
 
-    def _leave(self, channel: Channel) -> None:
+    def _leave(self, channel: PooledChannel) -> None:
         self._pool.give_back(channel)
         self._slots.release()
 
@@ -135,7 +135,7 @@ class GrpcClient:
         return DeadlineExceeded(f"the call's time was over before {self._target} was asked")
 
     def _status(
-        self, error: aio.AioRpcError, channel: Channel, deadline: float | None
+        self, error: aio.AioRpcError, channel: PooledChannel, deadline: float | None
     ) -> GrpcResponse:
         """Return the server's status. Raises what our own side of the connection ended."""
         details = error.details() or ""

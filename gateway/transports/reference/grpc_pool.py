@@ -20,7 +20,7 @@ _FIRST_BACKOFF_MS = 100
 _MAX_BACKOFF_MS = 1000
 
 
-class Channel:
+class PooledChannel:
     """One connection and its methods.
 
     Attributes:
@@ -67,10 +67,10 @@ class GrpcChannelPool:
         self._target = target
         self._limits = limits
         self._credentials = credentials
-        self._channels: list[Channel] = []
+        self._channels: list[PooledChannel] = []
         self._closing: set[asyncio.Task[None]] = set()
 
-    def take(self) -> Channel:
+    def take(self) -> PooledChannel:
         """Return a channel for one call; give it back."""
         self._retire()
         for channel in self._channels:
@@ -81,7 +81,7 @@ class GrpcChannelPool:
         channel.users += 1
         return channel
 
-    def give_back(self, channel: Channel) -> None:
+    def give_back(self, channel: PooledChannel) -> None:
         """End a call's use of *channel*."""
         channel.users -= 1
         if channel.users == 0 and channel not in self._channels:
@@ -105,7 +105,7 @@ class GrpcChannelPool:
             if channel.users == 0:
                 self._close(channel)
 
-    def _another(self) -> Channel:
+    def _another(self) -> PooledChannel:
         if len(self._channels) >= self._limits.connections:
             return min(self._channels, key=lambda channel: channel.users)
         keep_log_quiet()
@@ -114,17 +114,17 @@ class GrpcChannelPool:
             opened = aio.insecure_channel(self._target, options=options)
         else:
             opened = aio.secure_channel(self._target, self._credentials, options=options)
-        channel = Channel(opened)
+        channel = PooledChannel(opened)
         self._channels.append(channel)
         return channel
 
-    def _close(self, channel: Channel) -> None:
+    def _close(self, channel: PooledChannel) -> None:
         task = asyncio.ensure_future(_closed(channel))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
-async def _closed(channel: Channel) -> None:
+async def _closed(channel: PooledChannel) -> None:
     with contextlib.suppress(aio.UsageError):  # closed meanwhile
         await channel.channel.close()
 

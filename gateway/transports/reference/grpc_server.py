@@ -35,7 +35,7 @@ from gateway.transports.contract import (
     ServerLimits,
 )
 from gateway.transports.grpc.address import bound_address, require_free
-from gateway.transports.grpc.admission import Admission, Gate
+from gateway.transports.grpc.admission import Admission, GrpcSessionLimits
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
@@ -231,7 +231,7 @@ class _Method:
     async def bidirectional(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer each message as a call of its own, several at a time; see `base.session`."""
         wires = self._read(context)
-        gate = Gate(self._admission)
+        gate = GrpcSessionLimits(self._admission)
         async with aclosing(wires), aclosing(self._frontend.session(wires, gate)) as answers:
             async for answer in answers:
                 if not await _written(answer, context):

@@ -40,7 +40,7 @@ from gateway.transports.reference.http_request import Sent
 _READ_BYTES = 256 * 1024
 
 
-class Connection(RequestHandler):
+class ReferenceHttpConnection(RequestHandler):
     """A connection of a listener.
 
     Args:

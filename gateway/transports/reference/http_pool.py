@@ -24,7 +24,7 @@ class Attempt:
     """What became of one attempt to send a request."""
 
     def __init__(self) -> None:
-        self.connection: UpstreamConnection | None = None
+        self.connection: PooledHttpConnection | None = None
         self.reused = False
         self.cut = False  # the connection was gone before the last byte could be given to it
 
@@ -39,7 +39,7 @@ ATTEMPT: ContextVar[Attempt] = ContextVar("attempt")
 """The attempt this task makes; aiohttp hands its pool nothing of ours."""
 
 
-class UpstreamConnection(ResponseHandler):
+class PooledHttpConnection(ResponseHandler):
     """A connection to an upstream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,7 +112,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
         self._age_s = limits.connection_age_s
         # The only place where aiohttp lets a connector choose its protocol.
         self._factory = cast(
-            "partial[ResponseHandler]", partial(UpstreamConnection, loop=self._loop)
+            "partial[ResponseHandler]", partial(PooledHttpConnection, loop=self._loop)
         )
 
     async def connect(
@@ -125,7 +125,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
         while True:
             connection = await super().connect(req, traces, timeout)
             protocol = connection.protocol
-            assert isinstance(protocol, UpstreamConnection)  # noqa: S101  # made by our factory
+            assert isinstance(protocol, PooledHttpConnection)  # noqa: S101  # made by our factory
             fresh = not protocol.uses
             age = self._loop.time() - protocol.born
             if not fresh and (protocol.should_close or age > self._age_s):
@@ -138,7 +138,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             return connection
 
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
-        if isinstance(protocol, UpstreamConnection):
+        if isinstance(protocol, PooledHttpConnection):
             protocol.idle = True
             if should_close:
                 protocol.give_up()

@@ -29,7 +29,7 @@ class Sent:
         """Do nothing: the body is out."""
 
 
-class Incoming:
+class ReferenceHttpRequest:
     """One request of a connection.
 
     Attributes:
@@ -65,10 +65,10 @@ class Incoming:
         payload = self._payload
         try:
             if length is None:
-                return await _read_chunked(_Reader(payload, limits), limits, lease)
+                return await _read_chunked(_PayloadReader(payload, limits), limits, lease)
             if payload.is_eof():  # all of it is here, as with most small bodies in one piece
                 return memoryview(payload.read_nowait())
-            return await _read_sized(_Reader(payload, limits), length)
+            return await _read_sized(_PayloadReader(payload, limits), length)
         except RequestPayloadError as error:
             raise MalformedMessage(f"request body is not framed rightly: {error}") from error
         except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
@@ -85,7 +85,7 @@ class Incoming:
         """Return None: aiohttp's bodies are received whole."""
 
 
-async def _read_sized(reader: _Reader, length: int) -> memoryview:
+async def _read_sized(reader: _PayloadReader, length: int) -> memoryview:
     piece, _ = await reader.next()
     if len(piece) == length:  # small bodies come in one piece: no copy
         return memoryview(piece)
@@ -97,7 +97,9 @@ async def _read_sized(reader: _Reader, length: int) -> memoryview:
         buffer += piece
 
 
-async def _read_chunked(reader: _Reader, limits: ServerLimits, lease: Reservation) -> memoryview:
+async def _read_chunked(
+    reader: _PayloadReader, limits: ServerLimits, lease: Reservation
+) -> memoryview:
     buffer = bytearray()
     chunks = 0
     while True:
@@ -113,7 +115,7 @@ async def _read_chunked(reader: _Reader, limits: ServerLimits, lease: Reservatio
             raise too_many_chunks(limits)
 
 
-class _Reader:
+class _PayloadReader:
     """Pieces of a body as they arrive, at the pace it must keep."""
 
     def __init__(self, payload: StreamReader, limits: ServerLimits) -> None:

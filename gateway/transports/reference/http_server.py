@@ -12,8 +12,8 @@ from gateway.transports.admission import ConnectionCount
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
-from gateway.transports.reference.http_connection import Connection
-from gateway.transports.reference.http_request import Incoming, Sent
+from gateway.transports.reference.http_connection import ReferenceHttpConnection
+from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
 
 
 class HttpServer(HttpListener):
@@ -33,11 +33,11 @@ class _Manager(web.Server):
         self._count = count
 
     @property
-    def open_connections(self) -> list[Connection]:
-        return [each for each in self.connections if isinstance(each, Connection)]
+    def open_connections(self) -> list[ReferenceHttpConnection]:
+        return [each for each in self.connections if isinstance(each, ReferenceHttpConnection)]
 
-    def __call__(self) -> Connection:
-        return Connection(
+    def __call__(self) -> ReferenceHttpConnection:
+        return ReferenceHttpConnection(
             self,
             loop=self._loop,
             limits=self._listener.limits,
@@ -48,8 +48,8 @@ class _Manager(web.Server):
 
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:
         connection = request.protocol
-        assert isinstance(connection, Connection)  # noqa: S101  # the manager makes no other
+        assert isinstance(connection, ReferenceHttpConnection)  # noqa: S101  # the manager makes no other
         task = asyncio.current_task()
-        keep = await Exchange(self._listener, connection, Incoming(request), task).run()
+        keep = await Exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
         sent: Any = Sent(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response

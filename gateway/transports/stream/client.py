@@ -17,7 +17,7 @@ from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
 from gateway.transports.net.unix_socket import PREFIX
 from gateway.transports.net.write_drain import deadline_scope
-from gateway.transports.stream.client_connection import UpstreamConnection
+from gateway.transports.stream.client_connection import FramedClientConnection
 from gateway.wire.stream import Frame, Framer
 
 # As many as servers of numbered frames answer at once by default (`h2_streams`).
@@ -55,8 +55,8 @@ class StreamClient:
         self._room = 1 if ordered else _QUESTIONS
         most = min(limits.connections * self._room, limits.in_flight)
         self._slots = ConcurrencyLimiter("pending", most, limits.pending)
-        self._open: set[UpstreamConnection] = set()
-        self._free: list[UpstreamConnection] = []  # with room for a question; the newest last
+        self._open: set[FramedClientConnection] = set()
+        self._free: list[FramedClientConnection] = []  # with room for a question; the newest last
         self._spread = min(_SPREAD, limits.connections)
         self._dialled = 0  # connections that are being opened, to be shared
         self._opened = asyncio.Event()  # one of those is, or is not to be had
@@ -100,7 +100,7 @@ class StreamClient:
                 raise
         return await self._ask_over(await self._connect(), frame)
 
-    async def _ask_over(self, connection: UpstreamConnection, frame: Frame) -> Frame:
+    async def _ask_over(self, connection: FramedClientConnection, frame: Frame) -> Frame:
         connection.users += 1
         try:
             return await connection.ask(frame)
@@ -110,7 +110,7 @@ class StreamClient:
 
     # -- the pool
 
-    async def _take(self) -> tuple[UpstreamConnection, bool]:
+    async def _take(self) -> tuple[FramedClientConnection, bool]:
         """Return a connection with room, and whether it was used before."""
         while True:
             found = self._idle()
@@ -129,7 +129,7 @@ class StreamClient:
                 return found, found.asked
             await self._opened.wait()
 
-    async def _another(self) -> UpstreamConnection:
+    async def _another(self) -> FramedClientConnection:
         """Open a connection that others may share."""
         self._dialled += 1
         try:
@@ -141,7 +141,7 @@ class StreamClient:
             opened.set()  # whoever waits looks again
         return connection
 
-    def _idle(self) -> UpstreamConnection | None:
+    def _idle(self) -> FramedClientConnection | None:
         """Return the newest connection that nobody uses; those that may not be used are closed."""
         for connection in reversed(self._free):
             if not self._usable(connection):
@@ -152,18 +152,18 @@ class StreamClient:
                 return self._taken(connection)
         return None
 
-    def _shared(self) -> UpstreamConnection | None:
+    def _shared(self) -> FramedClientConnection | None:
         """Return the connection that the fewest use, among those with room."""
         if not self._free:
             return None
         return self._taken(min(self._free, key=lambda connection: connection.users))
 
-    def _taken(self, connection: UpstreamConnection) -> UpstreamConnection:
+    def _taken(self, connection: FramedClientConnection) -> FramedClientConnection:
         if connection.users + 1 >= self._room:
             self._free.remove(connection)
         return connection
 
-    def _usable(self, connection: UpstreamConnection) -> bool:
+    def _usable(self, connection: FramedClientConnection) -> bool:
         if connection.spoilt:
             return False
         now = asyncio.get_running_loop().time()
@@ -171,7 +171,7 @@ class StreamClient:
             return False
         return bool(connection.users) or now - connection.idle_since <= self._limits.keepalive_s
 
-    def _give_back(self, connection: UpstreamConnection) -> None:
+    def _give_back(self, connection: FramedClientConnection) -> None:
         if self._closed or not self._usable(connection):
             if connection in self._free:
                 self._free.remove(connection)
@@ -195,7 +195,7 @@ class StreamClient:
                 connection.cut()
         self._sweep_later()
 
-    async def _connect(self) -> UpstreamConnection:
+    async def _connect(self) -> FramedClientConnection:
         if self._closed:
             raise NotSent(f"the client of upstream {self._name} is closed")
         loop = asyncio.get_running_loop()
@@ -207,9 +207,9 @@ class StreamClient:
             raise NotSent(f"cannot connect to upstream {self._name}: {reason[:200]}") from error
         return connection
 
-    async def _dial(self, loop: asyncio.AbstractEventLoop) -> UpstreamConnection:
-        def made() -> UpstreamConnection:
-            return UpstreamConnection(
+    async def _dial(self, loop: asyncio.AbstractEventLoop) -> FramedClientConnection:
+        def made() -> FramedClientConnection:
+            return FramedClientConnection(
                 self._name, self._framer(), ordered=self._ordered, loop=loop, open_ones=self._open
             )
 

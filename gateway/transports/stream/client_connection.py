@@ -23,7 +23,7 @@ from gateway.wire.stream import Frame, Framer
 _NUMBERS = 1 << 31
 
 
-class UpstreamConnection(asyncio.Protocol):
+class FramedClientConnection(asyncio.Protocol):
     """A connection of a pool.
 
     Attributes:
@@ -47,7 +47,7 @@ class UpstreamConnection(asyncio.Protocol):
         *,
         ordered: bool,
         loop: asyncio.AbstractEventLoop,
-        open_ones: set[UpstreamConnection],
+        open_ones: set[FramedClientConnection],
     ) -> None:
         self._name = name
         self._framer = framer

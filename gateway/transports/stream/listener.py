@@ -20,7 +20,7 @@ from gateway.transports.net.sockets import tune
 from gateway.wire.stream import Framer
 
 
-class Connection(Protocol):
+class FramedConnection(Protocol):
     """A connection, as its listener sees it."""
 
     def drain(self) -> None:
@@ -37,7 +37,7 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True)
-class Listener:
+class StreamListenerState:
     """What every connection of a listener shares.
 
     Attributes:
@@ -58,10 +58,10 @@ class Listener:
     ahead: int
     refused: Callable[[GatewayError], None]
     open: bool = True
-    connections: set[Connection] = field(default_factory=set)
+    connections: set[FramedConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def enter(self, connection: Connection, transport: Any) -> str | None:
+    def enter(self, connection: FramedConnection, transport: Any) -> str | None:
         """Take a connection in and return the address it counts for; None, and it is cut.
 
         It is cut where nothing is taken any more, or there are too many.
@@ -83,7 +83,7 @@ class Listener:
         tune(sock)
         return address
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: FramedConnection) -> None:
         """Note that a connection is over."""
         self.connections.discard(connection)
         if not self.connections:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gateway.ir.errors import InvalidRequest
 from gateway.transports.admission import ConnectionCount
-from gateway.transports.stream.listener import Listener
+from gateway.transports.stream.listener import StreamListenerState
 
 # RFC 9110, section 9, and PATCH of RFC 5789.
 _METHODS = (
@@ -93,7 +93,7 @@ class ProtocolSniffer(asyncio.Protocol):
 
     def __init__(
         self,
-        listener: Listener,
+        listener: StreamListenerState,
         beside: SharedPortProtocols,
         stream: Callable[[], asyncio.Protocol],
         loop: asyncio.AbstractEventLoop,

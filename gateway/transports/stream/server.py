@@ -20,7 +20,7 @@ from gateway.transports.admission import ConcurrencyLimiter, ConnectionCount, Me
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
-from gateway.transports.stream.listener import Listener
+from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.stream import Framer
@@ -78,7 +78,7 @@ class StreamServer:
         self._mode = mode
         self._ssl = ssl_context
         count = ConnectionCount(limits.connections, limits.connections_per_address)
-        self._listener = Listener(
+        self._listener = StreamListenerState(
             limits=limits,
             budget=budget,
             slots=ConcurrencyLimiter(

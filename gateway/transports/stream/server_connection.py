@@ -20,7 +20,7 @@ from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloade
 from gateway.transports.admission import Reservation
 from gateway.transports.net.sockets import pause_until_taken
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
-from gateway.transports.stream.listener import Listener
+from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
 from gateway.transports.stream.pacing import FrameTimeouts
 from gateway.wire.http import Buffer, size_of
@@ -32,7 +32,7 @@ _LINGER_S = 1.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingFrame:
     """A whole frame on its way to its answer.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Asked:
 class StreamConnection(asyncio.Protocol):
     """A connection of *listener*."""
 
-    def __init__(self, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listener: StreamListenerState, loop: asyncio.AbstractEventLoop) -> None:
         self._listener = listener
         self._loop = loop
         self._framer = listener.framer()
@@ -58,8 +58,8 @@ class StreamConnection(asyncio.Protocol):
         self._transport: Any = None
         self._address: str | None = None
         self._partial = self._new_lease()
-        self._queue: deque[_Asked] = deque()
-        self._running: dict[asyncio.Task[None], _Asked] = {}
+        self._queue: deque[_PendingFrame] = deque()
+        self._running: dict[asyncio.Task[None], _PendingFrame] = {}
         self._room: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -128,7 +128,7 @@ class StreamConnection(asyncio.Protocol):
         # keep a connection busy for good.
         late = self._draining and self._listener.width > 1
         for frame in frames:
-            self._queue.append(_Asked(frame, self._partial, late))
+            self._queue.append(_PendingFrame(frame, self._partial, late))
             self._partial = self._new_lease()
         self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
         if fault is not None:
@@ -249,7 +249,7 @@ class StreamConnection(asyncio.Protocol):
 
     # -- answering
 
-    async def _answer(self, asked: _Asked) -> None:
+    async def _answer(self, asked: _PendingFrame) -> None:
         try:
             await self._ask_or_give_up(asked)
         except SlowReaderError as error:
@@ -259,7 +259,7 @@ class StreamConnection(asyncio.Protocol):
         finally:
             asked.lease.close()
 
-    async def _ask_or_give_up(self, asked: _Asked) -> None:
+    async def _ask_or_give_up(self, asked: _PendingFrame) -> None:
         try:
             if asked.late:
                 await self._refuse(asked, _shutting_down())
@@ -272,7 +272,7 @@ class StreamConnection(asyncio.Protocol):
                 task.uncancel()
             await self._refuse(asked, _shutting_down())
 
-    async def _admit_and_ask(self, asked: _Asked) -> None:
+    async def _admit_and_ask(self, asked: _PendingFrame) -> None:
         slots, limits = self._listener.slots, self._listener.limits
         try:
             needed = size_of(asked.frame.payload) + asked.frame.extra_bytes
@@ -294,10 +294,10 @@ class StreamConnection(asyncio.Protocol):
         finally:
             slots.release()
 
-    async def _refuse(self, asked: _Asked, error: GatewayError) -> None:
+    async def _refuse(self, asked: _PendingFrame, error: GatewayError) -> None:
         await self._write(self._listener.frontend.reject(error), asked)
 
-    async def _write(self, answer: Frame, asked: _Asked) -> None:
+    async def _write(self, answer: Frame, asked: _PendingFrame) -> None:
         """Write a frame, with the number of its question, and wait until the kernel has it."""
         if not self._writing.locked():
             await self._write_now(answer, asked)
@@ -311,7 +311,7 @@ class StreamConnection(asyncio.Protocol):
         finally:
             lease.close()
 
-    async def _write_now(self, answer: Frame, asked: _Asked) -> None:
+    async def _write_now(self, answer: Frame, asked: _PendingFrame) -> None:
         async with self._writing:
             if self._transport is None or self._transport.is_closing():
                 raise ConnectionResetError("the client has left")

@@ -9,7 +9,7 @@ import pytest
 from gateway.ir.calls import InferRequest, ServerLiveRequest, StreamInferRequest, sequence_of
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unavailable
-from gateway.routing.sequence_affinity import Affinity, rendezvous
+from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
 from tests.fakes import FakeClock
 
 M = ModelRef("m")
@@ -32,7 +32,7 @@ def test_only_the_keys_of_a_lost_place_move() -> None:
 
 def test_sequence_stays_while_places_come() -> None:
     """A new place does not take a running sequence away."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     moved = [n for n in range(1, 50) if rendezvous(f"m|{n}", PLACES) != "a"]
     assert moved
     for number in moved:
@@ -42,7 +42,7 @@ def test_sequence_stays_while_places_come() -> None:
 
 def test_lost_place_ends_the_sequence_with_an_error() -> None:
     """A sequence does not go on elsewhere, nor when its place is back; started again it may."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     place = affinity.choose(M, Sequence("s", start=True), PLACES)
     left = {name: 1.0 for name in PLACES if name != place}
     for there in (left, left, PLACES):
@@ -57,7 +57,7 @@ def test_lost_place_ends_the_sequence_with_an_error() -> None:
 
 def test_end_forgets_the_sequence() -> None:
     """After its last request the same id is a new sequence."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
     affinity.choose(M, Sequence(1, end=True), {"a": 1.0})
     assert "b" == affinity.choose(M, Sequence(1), {"b": 1.0})
@@ -65,7 +65,7 @@ def test_end_forgets_the_sequence() -> None:
 
 def test_oldest_idle_sequence_is_forgotten() -> None:
     """The memory is bounded; what was used last is kept longest."""
-    affinity = Affinity("endpoint", most=2)
+    affinity = SequenceAffinity("endpoint", most=2)
     only_a = {"a": 1.0}
     for number in (1, 2, 1, 3):
         affinity.choose(None, Sequence(number), only_a)
@@ -86,7 +86,7 @@ def test_sequence_of_calls() -> None:
 def test_idle_sequence_is_forgotten() -> None:
     """Without a request for its time a sequence is over, and its id free; a request renews it."""
     clock = FakeClock()
-    affinity = Affinity("endpoint", idle_s=10.0, clock=clock)
+    affinity = SequenceAffinity("endpoint", idle_s=10.0, clock=clock)
     for number in (1, 2):
         affinity.choose(M, Sequence(number, start=True), {"a": 1.0})
     clock.advance(9.0)
@@ -99,7 +99,7 @@ def test_idle_sequence_is_forgotten() -> None:
 
 def test_sequence_of_a_place_that_broke_off_must_be_started_again() -> None:
     """It is lost though the place is back; started again it goes elsewhere, if it can."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     place = affinity.choose(M, Sequence(1, start=True), PLACES)
     affinity.lose(M, Sequence(1), place)
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_sequence_of_a_place_that_broke_off_must_be_started_again() -> None:
 
 def test_the_only_place_may_be_started_again() -> None:
     """A place that broke off is better than none."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
     affinity.lose(M, Sequence(1), "a")
     assert "a" == affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
@@ -120,7 +120,7 @@ def test_the_only_place_may_be_started_again() -> None:
 
 def test_what_is_over_cannot_be_lost() -> None:
     """A sequence that has ended, or moved, is not touched by a late failure."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
     affinity.lose(M, Sequence(1), "b")
     assert "a" == affinity.choose(M, Sequence(1, end=True), {"a": 1.0})
@@ -130,6 +130,6 @@ def test_what_is_over_cannot_be_lost() -> None:
 
 def test_text_and_number_are_two_sequences() -> None:
     """The id "1" is not the id 1."""
-    affinity = Affinity("endpoint")
+    affinity = SequenceAffinity("endpoint")
     affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
     assert "b" == affinity.choose(M, Sequence("1"), {"b": 1.0})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
-from gateway.telemetry.call_metrics import AnsweredMetrics
+from gateway.telemetry.call_metrics import CallMetrics
 
 BOUNDS = (0.001, 0.25, 1.0)
 CALL = st.tuples(
@@ -30,7 +30,7 @@ def test_page_is_that_of_the_library(
     """The same calls make the same page, buckets at their very bounds included."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    answered = AnsweredMetrics(ours, BOUNDS)
+    answered = CallMetrics(ours, BOUNDS)
     counter = Counter(
         "gateway_requests",
         "Calls answered.",

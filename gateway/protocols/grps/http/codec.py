@@ -32,8 +32,8 @@ from gateway.protocols.grps.http.paths import METHOD_PATHS, Route, Surface, find
 from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
 from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_answer, write_json
-from gateway.protocols.grps.messages import Flag, Form, GrpsMessage, Status
-from gateway.protocols.grps.options import Settings, settings_of
+from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
+from gateway.protocols.grps.options import GrpsOptions, settings_of
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 
@@ -58,7 +58,7 @@ class HttpCodec:
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
-        self._settings: Settings = settings_of(options)
+        self._settings: GrpsOptions = settings_of(options)
         customized = {route.path: route for route in self._settings.customized}
         self._customized = customized
         self._reader = Reader(limits, self._settings, customized)
@@ -169,7 +169,7 @@ class HttpCodec:
         query = []
         streaming = method == calls.PREDICT_STREAMING
         switch = self._settings.streaming
-        if message.form is Form.BIN_DATA:
+        if message.form is ContentFormat.BIN_DATA:
             if streaming and switch.mode == BODY:
                 raise Unsupported("bin_data cannot ask for a stream in the body", model=call.model)
             headers = (*headers, ("Content-Type", BYTES_TYPE))
@@ -203,7 +203,9 @@ class HttpCodec:
         text = write_json(message)
         if not streaming or self._settings.streaming.mode != BODY:
             return text
-        key = write_json(GrpsMessage(form=Form.STR_DATA, text=self._settings.streaming.key))
+        key = write_json(
+            GrpsMessage(form=ContentFormat.STR_DATA, text=self._settings.streaming.key)
+        )
         # {"str_data":"<key>"} -> "<key>"
         return text[:-1] + b"," + key[len(b'{"str_data":') : -1] + b":true}"
 
@@ -222,7 +224,7 @@ class HttpCodec:
         kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
         if wire.status in _OK and kind == BYTES_TYPE:
             said = self._said(view) if sniff and bytes(view[:1]) == _BRACE else None
-            return said or GrpsMessage(form=Form.BIN_DATA, data=view)
+            return said or GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
         try:
             message = read_answer(read_leniently(view, "the answer", self._limits), self._limits)
         except MalformedMessage:
@@ -237,7 +239,7 @@ class HttpCodec:
                 bytes(view[: self._limits.error_text_bytes]).decode("utf-8", "replace"), 512
             )
             text = f"upstream answered with HTTP status {wire.status}: {text}"
-            status = Status(wire.status, text, Flag.FAILURE)
+            status = GrpsStatus(wire.status, text, Flag.FAILURE)
         return GrpsMessage(status=status)
 
     def _said(self, view: memoryview) -> GrpsMessage | None:

@@ -25,8 +25,8 @@ from gateway.protocols.grps.errors import Unreadable
 from gateway.protocols.grps.http.paths import Route, Surface, read_query
 from gateway.protocols.grps.json.document import read_document
 from gateway.protocols.grps.json.message import read_request
-from gateway.protocols.grps.messages import Form, GrpsMessage
-from gateway.protocols.grps.options import Settings
+from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
+from gateway.protocols.grps.options import GrpsOptions
 from gateway.protocols.grps.protobuf.message import read_message
 from gateway.wire.http import HttpRequest
 from gateway.wire.metadata import http_context
@@ -51,7 +51,7 @@ class Reader:
     """
 
     limits: MessageLimits
-    settings: Settings
+    settings: GrpsOptions
     customized: Mapping[str, CustomRoute]
 
     def read(self, route: Route, wire: HttpRequest) -> Call[Any]:
@@ -97,7 +97,7 @@ class Reader:
             raise InvalidRequest("The http body is empty.")
         document: dict[str, Any] | None = None
         if kind == BYTES_TYPE:
-            message = GrpsMessage(form=Form.BIN_DATA, data=view)
+            message = GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
         else:
             document = read_document(view, _BODY, self.limits)
             message = read_request(document, self.limits)
@@ -118,7 +118,7 @@ class Reader:
             return message
         key = query.get("model", "")
         if not key and route.custom is not None and route.custom.model is not None:
-            key = calls.key_of(route.custom.model, Settings())
+            key = calls.key_of(route.custom.model, GrpsOptions())
         return calls.keyed(message, key) if key else message
 
     def _brpc(self, route: Route, wire: HttpRequest) -> Call[Any]:

@@ -32,7 +32,7 @@ from gateway.protocols.grps.errors import (
 from gateway.protocols.grps.http.paths import Route, Surface
 from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
-from gateway.protocols.grps.messages import Flag, Form, GrpsMessage, Status
+from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
 from gateway.wire.http import Headers, HttpResponse
 
@@ -69,7 +69,7 @@ def encode_answer(
     message = calls.encode_method_reply(call, reply, asked)
     if surface is Surface.BRPC and route is not None:
         return _of_brpc(message, binary=route.binary)
-    if message.form is Form.BIN_DATA and len(message.data):
+    if message.form is ContentFormat.BIN_DATA and len(message.data):
         return HttpResponse(OK, _BYTES_HEADERS, (message.data,), compressible=True)
     status = OK if message.status is None else message.status.code
     return HttpResponse(status, JSON_HEADERS, (write_json(message),), compressible=True)
@@ -100,7 +100,7 @@ def encode_part(
         headers = Headers((("Content-Type", stream.switch.content_type),))
         return HttpResponse(OK, headers, (text,))
     message = reply_message(asked, item)
-    body = message.data if message.form is Form.BIN_DATA else write_json(message)
+    body = message.data if message.form is ContentFormat.BIN_DATA else write_json(message)
     return HttpResponse(OK, Headers((("Content-Type", content_type),)), (body,))
 
 
@@ -146,7 +146,7 @@ def encode_failure(
         if ends_call(error, unread=unread):
             return _brpc_error(error, limits)
         return _of_brpc(message, binary=route.binary)
-    status = message.status or Status(500, "", Flag.FAILURE)
+    status = message.status or GrpsStatus(500, "", Flag.FAILURE)
     headers = JSON_HEADERS
     if isinstance(error, MethodNotAllowed):
         headers = Headers((*headers.pairs, ("Allow", error.allow)))

@@ -33,9 +33,13 @@ from gateway.protocols.grps.json.elements import (
     written_array,
     written_elements,
 )
-from gateway.protocols.grps.messages import Flag, Form, GrpsMessage, MapValue, Status
+from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus, MapValue
 
-_PARSED: Final = {"str_data": Form.STR_DATA, "gtensors": Form.GTENSORS, "gmap": Form.GMAP}
+_PARSED: Final = {
+    "str_data": ContentFormat.STR_DATA,
+    "gtensors": ContentFormat.GTENSORS,
+    "gmap": ContentFormat.GMAP,
+}
 _DATA: Final = (*_PARSED, "ndarray", "bin_data")
 _CAMEL: Final = {"strData": "str_data", "binData": "bin_data"}
 
@@ -115,7 +119,9 @@ def read_answer(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessa
     if not present:
         return GrpsMessage(status=status)
     if present[0] == "bin_data":
-        return GrpsMessage(form=Form.BIN_DATA, status=status, data=_bytes(members["bin_data"]))
+        return GrpsMessage(
+            form=ContentFormat.BIN_DATA, status=status, data=_bytes(members["bin_data"])
+        )
     return _with_data(present[0], members[present[0]], "", status, limits)
 
 
@@ -144,19 +150,21 @@ def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
 
 
 def _with_data(
-    member: str, value: Any, model: str, status: Status | None, limits: MessageLimits
+    member: str, value: Any, model: str, status: GrpsStatus | None, limits: MessageLimits
 ) -> GrpsMessage:
     if member == "ndarray":
         tensor = array_tensor("", read_array(value, limits))
-        return GrpsMessage(form=Form.NDARRAY, model=model, status=status, tensors=(tensor,))
+        return GrpsMessage(
+            form=ContentFormat.NDARRAY, model=model, status=status, tensors=(tensor,)
+        )
     form = _PARSED[member]
-    if form is Form.STR_DATA:
+    if form is ContentFormat.STR_DATA:
         if not isinstance(value, str):
             raise InvalidRequest(f"str_data is {_show(value)}, needed is a string")
         return GrpsMessage(form=form, model=model, status=status, text=value)
     if not isinstance(value, dict):
         raise InvalidRequest(f"{member} is {_show(value)}, needed is an object")
-    if form is Form.GMAP:
+    if form is ContentFormat.GMAP:
         entries = _read_map(value, limits)
         return GrpsMessage(form=form, model=model, status=status, entries=entries)
     tensors = value.get("tensors")
@@ -282,13 +290,13 @@ def _bytes(value: Any, what: str = "bin_data") -> bytes:
     raise InvalidRequest(f"{what} is {_show(value)}, needed is base64")
 
 
-def _read_status(value: Any) -> Status | None:
+def _read_status(value: Any) -> GrpsStatus | None:
     if not isinstance(value, dict):
         return None
     code, msg, flag = value.get("code"), value.get("msg"), value.get("status")
     if isinstance(flag, str):
         flag = _FLAGS.get(flag, Flag.UNKNOWN)
-    return Status(
+    return GrpsStatus(
         code if type(code) is int else 0,
         msg if isinstance(msg, str) else "",
         flag if type(flag) is int or isinstance(flag, Flag) else 0,
@@ -306,7 +314,7 @@ def _show(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-def _status(status: Status) -> dict[str, Any]:
+def _status(status: GrpsStatus) -> dict[str, Any]:
     written: dict[str, Any] = {}
     if status.code:
         written["code"] = status.code
@@ -319,13 +327,13 @@ def _status(status: Status) -> dict[str, Any]:
 
 
 def _data(message: GrpsMessage, *, numbers: bool) -> Any:
-    if message.form is Form.STR_DATA:
+    if message.form is ContentFormat.STR_DATA:
         return message.text
-    if message.form is Form.BIN_DATA:
+    if message.form is ContentFormat.BIN_DATA:
         return base64.b64encode(message.data).decode()
-    if message.form is Form.NDARRAY:
+    if message.form is ContentFormat.NDARRAY:
         return written_array(as_numpy(message.tensors[0]))
-    if message.form is Form.GMAP:
+    if message.form is ContentFormat.GMAP:
         return {
             field: {key: _entry(field, value, numbers=numbers) for key, value in values.items()}
             for field, values in message.entries.items()

@@ -28,7 +28,13 @@ from gateway.protocols.grps.datatypes import (
     wire_type,
 )
 from gateway.protocols.grps.errors import Unreadable
-from gateway.protocols.grps.messages import GMAP_FIELDS, SUCCESS, Form, GrpsMessage, Status
+from gateway.protocols.grps.messages import (
+    GMAP_FIELDS,
+    SUCCESS,
+    ContentFormat,
+    GrpsMessage,
+    GrpsStatus,
+)
 from gateway.protocols.grps.protobuf.packed_integers import packed, unpacked
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.protobuf import (
@@ -60,11 +66,11 @@ def _key(number: int, kind: int = LEN) -> bytes:
 
 _STATUS, _MODEL = tag(1, LEN), tag(2, LEN)
 _FORMS: Final = {
-    tag(3, LEN): Form.BIN_DATA,
-    tag(4, LEN): Form.STR_DATA,
-    tag(5, LEN): Form.GTENSORS,
-    tag(6, LEN): Form.NDARRAY,
-    tag(7, LEN): Form.GMAP,
+    tag(3, LEN): ContentFormat.BIN_DATA,
+    tag(4, LEN): ContentFormat.STR_DATA,
+    tag(5, LEN): ContentFormat.GTENSORS,
+    tag(6, LEN): ContentFormat.NDARRAY,
+    tag(7, LEN): ContentFormat.GMAP,
 }
 _KEYS: Final = {form: varint(key) for key, form in _FORMS.items()}
 _TENSORS = tag(1, LEN)
@@ -123,10 +129,10 @@ def write_message(message: GrpsMessage) -> Parts:
 
 
 def _scan(view: memoryview, limits: MessageLimits) -> GrpsMessage:
-    form: Form | None = None
+    form: ContentFormat | None = None
     data = memoryview(b"")
     model = ""
-    status: Status | None = None
+    status: GrpsStatus | None = None
     for key, value in fields(view):
         found = _FORMS.get(key)
         if found is not None:
@@ -143,22 +149,22 @@ def _scan(view: memoryview, limits: MessageLimits) -> GrpsMessage:
 
 
 def _with_data(
-    form: Form | None,
+    form: ContentFormat | None,
     data: memoryview,
     model: str,
-    status: Status | None,
+    status: GrpsStatus | None,
     limits: MessageLimits,
 ) -> GrpsMessage:
-    if form is Form.GTENSORS:
+    if form is ContentFormat.GTENSORS:
         tensors = _read_tensors(data, limits)
         return GrpsMessage(form=form, model=model, status=status, tensors=tensors)
-    if form is Form.STR_DATA:
+    if form is ContentFormat.STR_DATA:
         words = text(data, "str_data")
         return GrpsMessage(form=form, model=model, status=status, text=words)
-    if form is Form.GMAP:
+    if form is ContentFormat.GMAP:
         entries = _read_map(data, limits)
         return GrpsMessage(form=form, model=model, status=status, entries=entries)
-    if form is Form.NDARRAY:
+    if form is ContentFormat.NDARRAY:
         fields(data)
         return GrpsMessage(form=form, model=model, status=status)
     return GrpsMessage(form=form, model=model, status=status, data=data)
@@ -175,7 +181,7 @@ def _by_library(view: memoryview) -> memoryview:
     return memoryview(message.SerializeToString())
 
 
-def _read_status(view: memoryview) -> Status:
+def _read_status(view: memoryview) -> GrpsStatus:
     code = flag = 0
     words = ""
     for key, value in fields(view):
@@ -185,7 +191,7 @@ def _read_status(view: memoryview) -> Status:
             words = text(value, "status.msg")
         elif key == tag(3, VARINT):
             flag = int32(value)
-    return Status(code, words, flag)
+    return GrpsStatus(code, words, flag)
 
 
 def _read_tensors(view: memoryview, limits: MessageLimits) -> tuple[Tensor, ...]:
@@ -317,11 +323,11 @@ def _read_map(view: memoryview, limits: MessageLimits) -> dict[str, dict[str, An
     return {member: values for member, values in entries.items() if values}
 
 
-def _status(status: Status) -> bytes:
+def _status(status: GrpsStatus) -> bytes:
     return _SUCCESS if status is SUCCESS else _written_status(status)
 
 
-def _written_status(status: Status) -> bytes:
+def _written_status(status: GrpsStatus) -> bytes:
     inner = bytearray()
     if status.code:
         put_varint(inner, _CODE_KEY, status.code)
@@ -338,16 +344,16 @@ _SUCCESS: Final = _written_status(SUCCESS)
 
 
 def _put_data(parts: Parts, key: bytes, message: GrpsMessage) -> None:
-    if message.form is Form.GTENSORS:
+    if message.form is ContentFormat.GTENSORS:
         inner: Parts = []
         for tensor in message.tensors:
             put_message(inner, _TENSORS_KEY, _tensor(tensor))
         put_message(parts, key, inner)
-    elif message.form is Form.BIN_DATA:
+    elif message.form is ContentFormat.BIN_DATA:
         put_tail(parts, key, memoryview(message.data))
-    elif message.form is Form.STR_DATA:
+    elif message.form is ContentFormat.STR_DATA:
         put_tail(parts, key, memoryview(message.text.encode()))
-    elif message.form is Form.GMAP:
+    elif message.form is ContentFormat.GMAP:
         entries: dict[str, Any] = dict(message.entries)
         found = pb.GenericMapData(**entries)
         put_tail(parts, key, memoryview(found.SerializeToString(deterministic=True)))

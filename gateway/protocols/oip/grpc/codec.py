@@ -52,13 +52,13 @@ from gateway.protocols.oip.grpc import management as messages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc.dialects import DIALECTS, check_version
 from gateway.protocols.oip.grpc.errors import NOT_READY, error_of_status, error_response
-from gateway.protocols.oip.grpc.extension import Extension
+from gateway.protocols.oip.grpc.extension import GrpcExtension
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc.infer import Inferences
 from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.grpc.streaming import (
     STREAM,
-    StreamWriter,
+    StreamReplyEncoder,
     error_said,
     open_envelope,
     stream_message,
@@ -115,7 +115,7 @@ class GrpcCodec:
         self._dialect = DIALECTS[dialect]
         self._extensions = read_extensions(options)
         self._infer = Inferences(limits, self._dialect)
-        self._streams = StreamWriter(self._infer.writer, limits.error_text_bytes)
+        self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
 
     def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
         """Read a client's request; tensors are views into its message."""
@@ -267,7 +267,7 @@ class GrpcCodec:
             raise
         return StreamInferRequest(model=request.model, context=request.context, request=request)
 
-    def _encode_extension(self, call: Call[Any], extension: Extension) -> GrpcRequest:
+    def _encode_extension(self, call: Call[Any], extension: GrpcExtension) -> GrpcRequest:
         method = ""
 
         def write(call: Call[Any]) -> Message:

@@ -20,7 +20,7 @@ CallReader = Callable[[memoryview, Context, MessageLimits], Call[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class GrpcExtension:
     """One call.
 
     Attributes:

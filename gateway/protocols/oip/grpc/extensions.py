@@ -33,7 +33,7 @@ from gateway.protocols.oip.errors import clip
 from gateway.protocols.oip.grpc import shared_memory as grpc_shared
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import Asked, CallReader, Extension
+from gateway.protocols.oip.grpc.extension import Asked, CallReader, GrpcExtension
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
 
@@ -269,24 +269,24 @@ CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     SERVICE + name: found for name, found in _READERS.items()
 }
 
-EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
-    ModelConfigRequest: Extension(
+EXTENSIONS: Mapping[type[Call[Any]], GrpcExtension] = {
+    ModelConfigRequest: GrpcExtension(
         lambda _call, reply: pb.ModelConfigResponse(config=model_config.to_message(reply)),
         _config_call,
         lambda _call, view, limits: model_config.from_message(
             parse(view, pb.ModelConfigResponse).config, limits
         ),
     ),
-    ModelStatisticsRequest: Extension(
+    ModelStatisticsRequest: GrpcExtension(
         lambda _call, reply: statistics.to_message(reply),
         _statistics_call,
         lambda _call, view, limits: statistics.from_message(
             parse(view, pb.ModelStatisticsResponse), limits
         ),
     ),
-    ModelLoadRequest: Extension(_loaded, _load_call, _read_loaded),
-    ModelUnloadRequest: Extension(_unloaded, _unload_call, _read_unloaded),
-    TraceSettingRequest: Extension(_write_trace, _trace_call, _read_trace_reply),
-    LogSettingsRequest: Extension(_write_log, _log_call, _read_log_reply),
+    ModelLoadRequest: GrpcExtension(_loaded, _load_call, _read_loaded),
+    ModelUnloadRequest: GrpcExtension(_unloaded, _unload_call, _read_unloaded),
+    TraceSettingRequest: GrpcExtension(_write_trace, _trace_call, _read_trace_reply),
+    LogSettingsRequest: GrpcExtension(_write_log, _log_call, _read_log_reply),
     **grpc_shared.EXTENSIONS,
 }

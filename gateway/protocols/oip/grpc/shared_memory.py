@@ -21,7 +21,7 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.metadata import SharedRegion
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import Asked, CallReader, Extension
+from gateway.protocols.oip.grpc.extension import Asked, CallReader, GrpcExtension
 from gateway.protocols.oip.grpc.management import checked_model
 from gateway.protocols.oip.shared_memory import checked_region, wanted_regions
 from gateway.schema import open_inference_pb2 as pb
@@ -162,10 +162,10 @@ CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     "CudaSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister_cuda),
 }
 
-EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
-    SharedRegisterRequest: Extension(_registered, _register_call, _ok),
-    SharedUnregisterRequest: Extension(
+EXTENSIONS: Mapping[type[Call[Any]], GrpcExtension] = {
+    SharedRegisterRequest: GrpcExtension(_registered, _register_call, _ok),
+    SharedUnregisterRequest: GrpcExtension(
         lambda _call, _reply: pb.SystemSharedMemoryUnregisterResponse(), _unregister_call, _ok
     ),
-    SharedStatusRequest: Extension(_write_status, _status_call, _read_regions),
+    SharedStatusRequest: GrpcExtension(_write_status, _status_call, _read_regions),
 }

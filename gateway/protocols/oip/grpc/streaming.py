@@ -59,7 +59,7 @@ class StreamForm:
     empty_final: bool
 
 
-class StreamWriter:
+class StreamReplyEncoder:
     """Writes the messages of a server's stream.
 
     Args:

@@ -48,7 +48,7 @@ from gateway.protocols.oip.extension_policy import (
 from gateway.protocols.oip.http import management as answers
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.errors import error_of_status, error_response
-from gateway.protocols.oip.http.extensions import EXTENSIONS, Extension
+from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
 from gateway.protocols.oip.http.infer_request import RequestMoulds, decode_request, encode_request
 from gateway.protocols.oip.http.infer_response import ReplyMoulds, decode_response
 from gateway.protocols.oip.http.infer_routes import (
@@ -318,7 +318,7 @@ class HttpCodec:
         return answers.optional_json(extension.write_reply(call, answer))
 
     def _encode_extension(
-        self, call: Call[Any], extension: Extension, passed: tuple[tuple[str, str], ...]
+        self, call: Call[Any], extension: HttpExtension, passed: tuple[tuple[str, str], ...]
     ) -> HttpRequest:
         check_asked(call, self._dialect)
         if call.model is not None:

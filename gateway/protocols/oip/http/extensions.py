@@ -61,7 +61,7 @@ Asked = tuple[str, str, Body]
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class HttpExtension:
     """How one call stands in HTTP.
 
     Attributes:
@@ -307,26 +307,26 @@ def _read_regions(
     return tuple([checked_region(region, limits, listed=True) for region in regions])
 
 
-EXTENSIONS: Mapping[type[Call[Any]], Extension] = {
-    ModelConfigRequest: Extension(
+EXTENSIONS: Mapping[type[Call[Any]], HttpExtension] = {
+    ModelConfigRequest: HttpExtension(
         _no_body,
         lambda _call, reply: to_document(reply),
         _configuration_call,
         _read_configuration,
     ),
-    ModelStatisticsRequest: Extension(
+    ModelStatisticsRequest: HttpExtension(
         _no_body,
         lambda _call, reply: text_of(statistics.to_message(reply)),
         _statistics_call,
         _read_statistics,
     ),
-    ModelLoadRequest: Extension(_read_load, _done, _load_call, _nothing),
-    ModelUnloadRequest: Extension(_read_unload, _done, _unload_call, _nothing),
-    TraceSettingRequest: Extension(_read_trace, _write_trace, _trace_call, _read_trace_reply),
-    LogSettingsRequest: Extension(_read_log, _write_log, _log_call, _read_log_reply),
-    SharedRegisterRequest: Extension(_read_register, _silent, _register_call, _nothing),
-    SharedUnregisterRequest: Extension(_read_unregister, _silent, _unregister_call, _nothing),
-    SharedStatusRequest: Extension(_read_status, _write_status, _status_call, _read_regions),
+    ModelLoadRequest: HttpExtension(_read_load, _done, _load_call, _nothing),
+    ModelUnloadRequest: HttpExtension(_read_unload, _done, _unload_call, _nothing),
+    TraceSettingRequest: HttpExtension(_read_trace, _write_trace, _trace_call, _read_trace_reply),
+    LogSettingsRequest: HttpExtension(_read_log, _write_log, _log_call, _read_log_reply),
+    SharedRegisterRequest: HttpExtension(_read_register, _silent, _register_call, _nothing),
+    SharedUnregisterRequest: HttpExtension(_read_unregister, _silent, _unregister_call, _nothing),
+    SharedStatusRequest: HttpExtension(_read_status, _write_status, _status_call, _read_regions),
 }
 
 

@@ -71,7 +71,7 @@ _HOW_BINARY = (
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyForm:
+class InferReplyFormat:
     """Which outputs go back as binary.
 
     Attributes:
@@ -84,8 +84,8 @@ class ReplyForm:
     listed: Mapping[str, bool] = field(default_factory=dict)
 
 
-ALL_JSON = ReplyForm()
-ALL_BINARY = ReplyForm(default=True)
+ALL_JSON = InferReplyFormat()
+ALL_BINARY = InferReplyFormat(default=True)
 
 
 class ParsedRequest(Struct, frozen=True):
@@ -93,7 +93,7 @@ class ParsedRequest(Struct, frozen=True):
 
     parameters: RequestParameters
     outputs: tuple[RequestedOutput, ...]
-    form: ReplyForm
+    form: InferReplyFormat
 
 
 RequestMoulds = JsonTemplateCache[ParsedRequest]
@@ -158,7 +158,7 @@ def _read(
     outputs, listed = _requested(members, limits)
     form = ALL_JSON
     if parameters.binary_data_output or True in listed.values():
-        form = ReplyForm(parameters.binary_data_output, listed)
+        form = InferReplyFormat(parameters.binary_data_output, listed)
     return ParsedRequest(parameters, outputs, form), text_member(members, "id", limits), inputs
 
 

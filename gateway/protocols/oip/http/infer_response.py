@@ -21,7 +21,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.errors import HTTP_OK, clip
 from gateway.protocols.oip.http.context import NAME
-from gateway.protocols.oip.http.infer_request import ReplyForm
+from gateway.protocols.oip.http.infer_request import InferReplyFormat
 from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     BinaryPart,
@@ -64,7 +64,9 @@ class ParsedResponse(Struct, frozen=True):
 ReplyMoulds = JsonTemplateCache[ParsedResponse]
 
 
-def encode_response(call: InferRequest, reply: InferResponse, form: ReplyForm) -> HttpResponse:
+def encode_response(
+    call: InferRequest, reply: InferResponse, form: InferReplyFormat
+) -> HttpResponse:
     """Write the answer to *call*; binary outputs are passed on as views.
 
     The id is the client's own: one made up on the way is left out. In JSON NaN becomes `null`, see

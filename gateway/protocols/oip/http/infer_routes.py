@@ -22,7 +22,7 @@ from gateway.protocols.oip.http.generate import decode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
     ALL_BINARY,
     ALL_JSON,
-    ReplyForm,
+    InferReplyFormat,
     RequestMoulds,
     decode_request,
 )
@@ -77,7 +77,7 @@ def encode_answer(call: InferRequest, reply: InferResponse) -> HttpResponse:
         Unsupported: JSON was asked for and cannot carry an output.
     """
     form = _form(call.context)
-    if type(form) is ReplyForm:
+    if type(form) is InferReplyFormat:
         return encode_response(call, reply, form)
     if form == GENERATED:
         return json_response(HTTP_OK, generated(call, reply))
@@ -129,4 +129,4 @@ def _form(context: Context) -> object:
 
 def _asks_binary(context: Context) -> bool:
     form = _form(context)
-    return isinstance(form, ReplyForm) and (form.default or True in form.listed.values())
+    return isinstance(form, InferReplyFormat) and (form.default or True in form.listed.values())

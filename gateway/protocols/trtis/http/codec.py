@@ -76,7 +76,7 @@ _REQUEST_KEY = REQUEST.lower()
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyForm:
+class TextReplyFormat:
     """How a request is answered.
 
     Attributes:
@@ -90,7 +90,7 @@ class ReplyForm:
     id: int = 0
 
 
-_PLAIN = ReplyForm()
+_PLAIN = TextReplyFormat()
 
 
 class HttpCodec:
@@ -136,7 +136,7 @@ class HttpCodec:
         if infer is not None:
             return self._decode_infer(wire, infer, query)
         match, read = paths.find_call(wire.method, wire.path)
-        form = ReplyForm(_format_of(query, wire))
+        form = TextReplyFormat(_format_of(query, wire))
         asked = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
         call = read(asked)
         check_allowed(call, self._options)
@@ -236,7 +236,7 @@ class HttpCodec:
     def _decode_infer(
         self, wire: HttpRequest, match: Any, query: Mapping[str, str]
     ) -> InferRequest:
-        form = ReplyForm(query.get("format", _TEXT), infer=True)
+        form = TextReplyFormat(query.get("format", _TEXT), infer=True)
         text = wire.headers.get(_REQUEST_KEY)
         try:
             if text is None:
@@ -247,12 +247,12 @@ class HttpCodec:
             return request_of(asked.model(), asked.context, header, inputs)
         except GatewayError as error:
             # The answer echoes the id even of a request that is refused.
-            refused = ReplyForm(form.format, infer=True, id=id_of_text(text or ""))
+            refused = TextReplyFormat(form.format, infer=True, id=id_of_text(text or ""))
             error.origin = error.origin or Origin(NAME, wire, refused)
             raise
 
     def _encode_infer(
-        self, call: InferRequest, reply: InferResponse, form: ReplyForm
+        self, call: InferRequest, reply: InferResponse, form: TextReplyFormat
     ) -> HttpResponse:
         head, views = self._heads.write(call, reply)
         number = number_of(call.id)
@@ -260,7 +260,7 @@ class HttpCodec:
         headers = Headers(((RESPONSE, head.line(number)), self._success(), _OCTETS))
         return HttpResponse(HTTP_OK, headers, (*[view for view in views if view.nbytes], trailer))
 
-    def _document(self, message: Message, form: ReplyForm) -> HttpResponse:
+    def _document(self, message: Message, form: TextReplyFormat) -> HttpResponse:
         """Write a message as the body of an answer, in the form asked for."""
         if form.format == _BINARY:
             headers = Headers((self._success(), _OCTETS))
@@ -289,17 +289,17 @@ def _format_of(query: Mapping[str, str], wire: HttpRequest) -> str:
     return _JSON if "application/json" in accepted and "/status" in wire.path else _TEXT
 
 
-def _form_of(call: Call[Any]) -> ReplyForm:
+def _form_of(call: Call[Any]) -> TextReplyFormat:
     origin = call.context.origin
-    if origin is not None and isinstance(origin.form, ReplyForm):
+    if origin is not None and isinstance(origin.form, TextReplyFormat):
         return origin.form
-    return ReplyForm(_BINARY, infer=isinstance(call, InferRequest))
+    return TextReplyFormat(_BINARY, infer=isinstance(call, InferRequest))
 
 
-def _form_of_error(call: Call[Any] | None, error: GatewayError) -> ReplyForm:
+def _form_of_error(call: Call[Any] | None, error: GatewayError) -> TextReplyFormat:
     if call is not None:
         return _form_of(call)
-    if error.origin is not None and isinstance(error.origin.form, ReplyForm):
+    if error.origin is not None and isinstance(error.origin.form, TextReplyFormat):
         return error.origin.form
     return _PLAIN
 

@@ -85,14 +85,14 @@ def parse_text(text: str, kind: type[M]) -> M:
     """
     message = kind()
     try:
-        _Reader(text).read(message)
+        _TextReader(text).read(message)
     except ValueError as error:
         name = kind.DESCRIPTOR.name
         raise MalformedMessage(f"text is no {name} in text format: {error}") from error
     return message
 
 
-class _Reader:
+class _TextReader:
     """Walks the tokens of one text; "" is the token at its end."""
 
     def __init__(self, text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app.worker_slot import WorkerSlot
-from gateway.app.workers.channel import Channel, Message, Orders, open_channel, read_orders
+from gateway.app.workers.channel import Message, Orders, WorkerChannel, open_channel, read_orders
 from gateway.config.load import load_file, load_text
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
@@ -18,7 +18,7 @@ ORDERS = Orders(LOADED, WorkerSlot(2, 2), first=True)
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[tuple[Channel, Channel]]:
+async def ends() -> AsyncIterator[tuple[WorkerChannel, WorkerChannel]]:
     """Both ends of a line."""
     ours, theirs = socket.socketpair()
     channels = await open_channel(ours), await open_channel(theirs)
@@ -27,7 +27,7 @@ async def ends() -> AsyncIterator[tuple[Channel, Channel]]:
         await channel.close()
 
 
-async def test_messages_come_as_they_were_sent(ends: tuple[Channel, Channel]) -> None:
+async def test_messages_come_as_they_were_sent(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
     """One after the other, whatever their size, both ways."""
     one, other = ends
     sent: list[Message] = [{"ask": "ready", "number": 1}, {"figures": ["x" * 1_000_000]}, {}]
@@ -38,7 +38,7 @@ async def test_messages_come_as_they_were_sent(ends: tuple[Channel, Channel]) ->
     assert {"ready": True} == await one.receive()
 
 
-async def test_the_end_of_the_line_is_heard(ends: tuple[Channel, Channel]) -> None:
+async def test_the_end_of_the_line_is_heard(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
     """Whoever is left hears that there is nothing more, and may go on speaking to nobody."""
     one, other = ends
     one.send({"last": True})

@@ -10,17 +10,17 @@ import pytest
 from gateway.ir.context import Parameters
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.graphpipe.config_parameter import Settings, read_config, write_config
+from gateway.protocols.graphpipe.config_parameter import ConfigParameter, read_config, write_config
 
 
-def read(document: Any, limits: MessageLimits = DEFAULT_LIMITS) -> Settings:
+def read(document: Any, limits: MessageLimits = DEFAULT_LIMITS) -> ConfigParameter:
     data = document if isinstance(document, bytes) else orjson.dumps(document)
     return read_config(memoryview(data), limits)
 
 
 def test_an_absent_config_says_nothing() -> None:
     """No config is no parameter."""
-    assert Settings() == read(b"")
+    assert ConfigParameter() == read(b"")
     assert b"" == write_config({})
 
 

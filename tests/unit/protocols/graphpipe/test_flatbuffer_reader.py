@@ -13,7 +13,7 @@ from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, Too
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import Tensor
 from gateway.protocols.graphpipe import flatbuffer_writer as writer
-from gateway.protocols.graphpipe.flatbuffer_reader import Message, table
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table
 from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor, infer_request
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.protocols.graphpipe.messages import open_request, read_infer_request
@@ -195,9 +195,11 @@ def test_a_short_vtable_may_stand_at_the_very_end() -> None:
     """Fields that a vtable does not reach are absent, with or without bytes after it."""
     kind = table("a table", 4, 4)
     vtable = struct.pack("<2H", 4, 4)
-    message = Message(memoryview(struct.pack("<Ii", 4, -4) + vtable), DEFAULT_LIMITS)
+    message = FlatbufferMessage(memoryview(struct.pack("<Ii", 4, -4) + vtable), DEFAULT_LIMITS)
     assert (0, 0) == message.fields(message.root(), kind)
-    longer = Message(memoryview(struct.pack("<Ii", 4, -4) + vtable + b"\xff" * 8), DEFAULT_LIMITS)
+    longer = FlatbufferMessage(
+        memoryview(struct.pack("<Ii", 4, -4) + vtable + b"\xff" * 8), DEFAULT_LIMITS
+    )
     assert (0, 0) == longer.fields(longer.root(), kind)
 
 
@@ -205,7 +207,7 @@ def test_a_short_vtable_may_stand_at_the_very_end() -> None:
 def test_an_impossible_vtable_is_refused(vtable: tuple[int, int]) -> None:
     """Sizes of less than their own head, and odd ones, are no vtable's."""
     body = struct.pack("<Ii2H", 4, -4, *vtable) + bytes(16)
-    message = Message(memoryview(body), DEFAULT_LIMITS)
+    message = FlatbufferMessage(memoryview(body), DEFAULT_LIMITS)
     with pytest.raises(MalformedMessage, match="and its vtable"):
         message.fields(4, table("a table", 4))
 
@@ -213,7 +215,7 @@ def test_an_impossible_vtable_is_refused(vtable: tuple[int, int]) -> None:
 def test_bytes_after_the_message_are_let_be() -> None:
     """Where a message ends cannot be told."""
     body = numbers((2,), b"ab") + b"\xff" * 50
-    message = Message(memoryview(body), DEFAULT_LIMITS)
+    message = FlatbufferMessage(memoryview(body), DEFAULT_LIMITS)
     at = open_request(message)
     assert at is not None
     assert 1 == len(read_infer_request(message, at, lenient=False)[1])

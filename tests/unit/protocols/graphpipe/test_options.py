@@ -11,7 +11,7 @@ from gateway.ir.errors import ERROR_CLASSES, ErrorCode
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.graphpipe import SPEC
 from gateway.protocols.graphpipe.errors import STATUS, error_class_of
-from gateway.protocols.graphpipe.options import Settings, settings_of
+from gateway.protocols.graphpipe.options import GraphPipeOptions, settings_of
 from gateway.wire.codec import Codec
 
 # What a status cannot tell apart comes back as its neighbour.
@@ -31,7 +31,7 @@ def test_options_become_settings() -> None:
         "drop_outputs": 1,
         "health": "control",
     }
-    expected = Settings(
+    expected = GraphPipeOptions(
         default_model=ModelRef("m", "2"),
         errors="status",
         lenient_names=True,

@@ -33,13 +33,13 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.protocols.graphpipe import stream
-from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec
+from gateway.protocols.graphpipe.stream import GraphPipeStreamCodec, SizePrefixFramer
 from gateway.wire.stream import Frame
 from tests.cases import graphpipe_oracle as oracle
 from tests.cases.graphpipe_http import METADATA_REQUEST, NAMED, CallCase, ReplyCase
 from tests.cases.graphpipe_stream import CALLS, MODEL, REPLIES, framed
 
-CODEC = StreamCodec(DEFAULT_LIMITS, {"default_model": MODEL})
+CODEC = GraphPipeStreamCodec(DEFAULT_LIMITS, {"default_model": MODEL})
 REF = ModelRef("m", "3")
 GOOD = framed(METADATA_REQUEST)
 
@@ -149,7 +149,7 @@ def test_payload_is_sent_as_it_is() -> None:
 def test_a_listener_needs_a_default_model() -> None:
     """Nothing on a stream names a model."""
     with pytest.raises(NotFound, match="default model"):
-        StreamCodec().decode_call(Frame((METADATA_REQUEST,)))
+        GraphPipeStreamCodec().decode_call(Frame((METADATA_REQUEST,)))
 
 
 def test_metadata_is_asked_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.ir.calls import InferRequest
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.graphpipe.stream import SizePrefixFramer, StreamCodec
+from gateway.protocols.graphpipe.stream import GraphPipeStreamCodec, SizePrefixFramer
 from gateway.wire.stream import Frame
 from tests.cases import graphpipe_oracle as oracle
 from tests.cases.graphpipe_http import METADATA_REQUEST, ReplyCase
@@ -80,7 +80,7 @@ def test_a_frame_in_one_piece_is_not_copied() -> None:
 def test_an_answer_may_be_begun_before_it_is_known(case: ReplyCase) -> None:
     """Its first byte goes out early; the whole reads as the same answer to other readers."""
     used = SizePrefixFramer(MessageLimits())
-    frame = StreamCodec().encode_reply(case.call, case.reply)
+    frame = GraphPipeStreamCodec().encode_reply(case.call, case.reply)
     plain = b"".join(used.send(frame))
     begun = used.begin() + used.begin() + b"".join(used.send(frame))
     again = b"".join(used.send(frame))
@@ -89,7 +89,7 @@ def test_an_answer_may_be_begun_before_it_is_known(case: ReplyCase) -> None:
     assert plain == again
     assert message == padded[: len(message)]
     assert b"" == padded[len(message) :].strip(b"\0")
-    assert case.reply == StreamCodec().decode_reply(case.call, read)
+    assert case.reply == GraphPipeStreamCodec().decode_reply(case.call, read)
     if isinstance(case.call, InferRequest):
         assert oracle.read_response(message) == oracle.read_response(padded)
 

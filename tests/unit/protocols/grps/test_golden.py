@@ -48,7 +48,7 @@ from gateway.protocols.grps.errors import Unreadable, brpc_code_of, ends_call
 from gateway.protocols.grps.grpc import SERVICE, GrpcCodec
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.json.message import read_answer, read_request, write_json
-from gateway.protocols.grps.messages import Flag, Form
+from gateway.protocols.grps.messages import ContentFormat, Flag
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
@@ -532,7 +532,7 @@ def test_http_on_the_port_of_brpc_is_a_call(name: str) -> None:
         if "json" in name
         else read_message(answer.view, LIMITS)
     )
-    assert (Form.STR_DATA, "hello grps.") == (message.form, message.text)
+    assert (ContentFormat.STR_DATA, "hello grps.") == (message.form, message.text)
 
 
 def test_frames_are_written_as_the_real_client_does() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import GrpcFrontend, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
-from gateway.transports.grpc.server_connection import ServerConnection
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -75,7 +75,7 @@ async def answered(
     limits = ServerLimits(message_bytes=LIMIT)
     server = GrpcServer("127.0.0.1:0", [mount], limits, MemoryBudget(1 << 30), listens=False)
     await server.start()
-    connection: ServerConnection = server.connection()
+    connection: GrpcServerConnection = server.connection()
     kept = Kept()
     connection.connection_made(kept)
     said = b"" if length is None else literal(b"content-length", b"%d" % length)

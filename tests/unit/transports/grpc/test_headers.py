@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.transports.grpc.headers import (
-    RequestHead,
-    ResponseHead,
+    GrpcRequestHead,
+    GrpcResponseHead,
     only_block,
     read_request_head,
     read_response_head,
@@ -45,7 +45,7 @@ def test_request_is_read_back(metadata: Metadata, left_s: float | None) -> None:
     head = read_request_head(
         fields(request_block("/s/m", "h:1", "http", metadata, left_s)), 1 << 20
     )
-    assert isinstance(head, RequestHead)
+    assert isinstance(head, GrpcRequestHead)
     assert ("/s/m", 200, 0, "identity") == (
         head.path,
         head.http_status,
@@ -64,10 +64,10 @@ def test_request_is_read_back(metadata: Metadata, left_s: float | None) -> None:
 def test_ending_is_read_back(status: GrpcStatus, details: str, metadata: Metadata) -> None:
     """Status, details in any script and trailing metadata come back, in trailers and alone."""
     details = details.encode("utf-8", "replace").decode()
-    expected = ResponseHead(None, False, status, details, metadata, "identity")
+    expected = GrpcResponseHead(None, False, status, details, metadata, "identity")
     assert expected == read_response_head(fields(trailers_block(status, details, metadata)))
     alone = read_response_head(fields(only_block(status, details, metadata)))
-    assert isinstance(alone, ResponseHead)
+    assert isinstance(alone, GrpcResponseHead)
     assert (200, True, status, details) == (
         alone.http_status,
         alone.is_grpc,
@@ -115,7 +115,7 @@ def test_content_length_is_read() -> None:
     """It is the transport's, and no metadata; said twice alike it is said."""
     twice = [(b"content-length", b"12")] * 2
     head = read_request_head([*CALL, *twice], 1 << 20)
-    assert isinstance(head, RequestHead)
+    assert isinstance(head, GrpcRequestHead)
     assert (12, ()) == (head.length, head.metadata)
 
 
@@ -149,7 +149,7 @@ def test_odd_metadata_is_left_out() -> None:
         (b"user-agent", b"me"),
     ]
     head = read_request_head([*CALL, *odd], 1 << 20)
-    assert isinstance(head, RequestHead)
+    assert isinstance(head, GrpcRequestHead)
     expected = (("x-two-bin", b"\0\1"), ("x-two-bin", b"\xff"), ("user-agent", "me"))
     assert (None, expected) == (head.timeout_s, head.metadata)
 
@@ -159,7 +159,7 @@ def test_size_of_metadata_is_counted_as_hpack_counts(limit: int, oversized: int)
     """Each field counts its bytes and 32; the limit itself passes."""
     size = sum(len(name) + len(value) + 32 for name, value in CALL)
     found = read_request_head([*CALL, (b"x", b"v" * (250 - size - 33))], limit)
-    assert isinstance(found, RequestHead)
+    assert isinstance(found, GrpcRequestHead)
     assert oversized == found.oversized
 
 
@@ -170,7 +170,7 @@ def test_size_of_metadata_is_counted_as_hpack_counts(limit: int, oversized: int)
 def test_what_is_no_call_has_an_http_status(field: tuple[bytes, bytes], status: int) -> None:
     """Another method, or content that is no gRPC, is answered by HTTP."""
     head = read_request_head([field if each[0] == field[0] else each for each in CALL], 1 << 20)
-    assert isinstance(head, RequestHead)
+    assert isinstance(head, GrpcRequestHead)
     assert status == head.http_status
 
 
@@ -178,7 +178,7 @@ def test_what_is_no_call_has_an_http_status(field: tuple[bytes, bytes], status: 
 def test_status_that_is_none_is_unknown(value: bytes) -> None:
     """A number outside of gRPC's, or no number, is UNKNOWN."""
     head = read_response_head([(b"grpc-status", value)])
-    assert isinstance(head, ResponseHead)
+    assert isinstance(head, GrpcResponseHead)
     assert GrpcStatus.UNKNOWN is head.status
 
 

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
-from gateway.transports.grpc.messages import Message, MessageReader, frame_message, whole_message
+from gateway.transports.grpc.messages import (
+    GrpcMessage,
+    MessageReader,
+    frame_message,
+    whole_message,
+)
 
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 
@@ -53,7 +58,7 @@ def test_data_that_is_one_message_needs_no_reader(message: bytes, limit: int) ->
     found = whole_message(memoryview(data), limit)
     assert (len(message) <= limit) == (found is not None)
     if found is not None:
-        assert [Message(found)] == MessageReader(limit, "identity").feed(memoryview(data))
+        assert [GrpcMessage(found)] == MessageReader(limit, "identity").feed(memoryview(data))
         assert found.obj is data
     for other in (data[:-1], data + b"\0", b"\1" + data[1:], data[:4]):
         assert whole_message(memoryview(other), limit) is None

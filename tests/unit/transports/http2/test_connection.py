@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.transports.http2 import frames
-from gateway.transports.http2.connection import Http2
+from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError, Http2StreamError, frame
 from gateway.transports.http2.hpack import Field, literal
 from gateway.transports.http2.streams import Http2Stream
@@ -33,7 +33,9 @@ class Seen(FrameByFrame):
     def __init__(self, *, client: bool = False, streams: int = 100) -> None:
         self.log: list[Any] = []
         self.data_of: dict[int, bytes] = {}
-        self.core = Http2(self, self.read, client=client, streams=streams, header_bytes=16_384)
+        self.core = Http2Connection(
+            self, self.read, client=client, streams=streams, header_bytes=16_384
+        )
 
     @staticmethod
     def read(fields: Sequence[Field]) -> list[Field] | Http2StreamError:

@@ -16,7 +16,7 @@ from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.protocols.grps.custom.json_path import names_in, plain, render
 from gateway.protocols.grps.json.elements import read_array
 from gateway.protocols.grps.json.message import read_answer, read_request, write_json
-from gateway.protocols.grps.messages import Form, GrpsMessage, Status
+from gateway.protocols.grps.messages import ContentFormat, GrpsMessage, GrpsStatus
 
 
 def tensor_of(**members: Any) -> Tensor:
@@ -207,24 +207,25 @@ def test_statuses_of_servers_are_read_leniently() -> None:
         read_answer({"status": status}, DEFAULT_LIMITS).status
         for status in ({"code": "x", "msg": 5, "status": "ODD"}, {"code": 5, "status": 7}, "no")
     ]
-    assert [Status(), Status(5, "", 7), None] == found
+    assert [GrpsStatus(), GrpsStatus(5, "", 7), None] == found
 
 
 def test_odd_statuses_are_written_as_json() -> None:
     """A flag without a name is its number, a lone surrogate is no text."""
-    document = orjson.loads(write_json(GrpsMessage(status=Status(1, "a\ud800", 7))))
+    document = orjson.loads(write_json(GrpsMessage(status=GrpsStatus(1, "a\ud800", 7))))
     assert {"code": 1, "msg": "a?", "status": 7} == document["status"]
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        GrpsMessage(form=Form.STR_DATA, text="\ud800"),
+        GrpsMessage(form=ContentFormat.STR_DATA, text="\ud800"),
         GrpsMessage(
-            form=Form.GTENSORS, tensors=(Tensor("x", None, None, items_tensor("", (0,), []).data),)
+            form=ContentFormat.GTENSORS,
+            tensors=(Tensor("x", None, None, items_tensor("", (0,), []).data),),
         ),
         GrpsMessage(
-            form=Form.GTENSORS,
+            form=ContentFormat.GTENSORS,
             tensors=(array_tensor("x", np.empty((0, 1 << 33), np.float32)),),
         ),
     ],
@@ -239,7 +240,7 @@ def test_unaligned_elements_are_written() -> None:
     """A view at an odd place of a message is copied, not refused."""
     array = np.frombuffer(b"\x00" + np.float32(1.5).tobytes(), np.uint8)[1:].view("<f4")
     document = orjson.loads(
-        write_json(GrpsMessage(form=Form.GTENSORS, tensors=(array_tensor("x", array),)))
+        write_json(GrpsMessage(form=ContentFormat.GTENSORS, tensors=(array_tensor("x", array),)))
     )
     assert [1.5] == document["gtensors"]["tensors"][0]["flat_float32"]
 

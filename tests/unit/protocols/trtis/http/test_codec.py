@@ -42,7 +42,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import RepositoryEntry
 from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor
 from gateway.protocols.trtis import SPEC
-from gateway.protocols.trtis.errors import Status
+from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -460,7 +460,7 @@ def test_error_texts_cannot_break_the_header() -> None:
 
 def test_upstreams_own_status_goes_back_as_it_came() -> None:
     """An error of a real v1 server keeps its code and text, whichever carrier it came by."""
-    origin = Origin("trtis.grpc", None, Status(pb.ALREADY_EXISTS, "taken"))
+    origin = Origin("trtis.grpc", None, TrtisStatus(pb.ALREADY_EXISTS, "taken"))
     found = status_of(CODEC.encode_error(INFER, InvalidRequest("x", origin=origin)))
     assert (found.code, found.msg) == (pb.ALREADY_EXISTS, "taken")
 

@@ -37,7 +37,7 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry, SharedRegion
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.protocols.trtis.errors import Status
+from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import HttpResponse
@@ -304,7 +304,7 @@ def test_error_keeps_the_servers_status() -> None:
     with pytest.raises(InvalidRequest) as caught:
         CODEC.decode_reply(CALL, answer("code: ALREADY_EXISTS msg: 'taken'", code=400))
     assert caught.value.origin is not None
-    assert caught.value.origin.form == Status(pb.ALREADY_EXISTS, "taken")
+    assert caught.value.origin.form == TrtisStatus(pb.ALREADY_EXISTS, "taken")
 
 
 def test_health_is_read_from_the_status_code() -> None:
