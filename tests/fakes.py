@@ -163,22 +163,24 @@ class FrameByFrame(abc.ABC):
     """A receiver of HTTP/2 that takes what is told together as if it had come frame by frame."""
 
     @abc.abstractmethod
-    def head(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
+    def on_headers(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
         """As `Receiver` says."""
 
     @abc.abstractmethod
-    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """As `Receiver` says."""
 
-    def whole(self, stream: Http2Stream, head: Any, view: memoryview, tail: Any) -> None:
-        self.head(stream, head, end=False)
-        self.data(stream, view, end=tail is None)
+    def on_complete_stream(
+        self, stream: Http2Stream, head: Any, view: memoryview, tail: Any
+    ) -> None:
+        self.on_headers(stream, head, end=False)
+        self.on_data(stream, view, end=tail is None)
         if tail is not None:
-            self.head(stream, tail, end=True)
+            self.on_headers(stream, tail, end=True)
 
-    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
+    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         for view in views:
-            self.data(stream, view, end=False)
+            self.on_data(stream, view, end=False)
 
 
 async def settle() -> None:

@@ -91,7 +91,7 @@ class Gateway:
             series=config.telemetry.metrics.series,
             triton="triton" in config.telemetry.metrics.compat,
         )
-        self.metrics.know({*config.models, *config.pipelines, *named_models(config)})
+        self.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
         self._trends = RollingStats()
         self._stopping = False
         try:

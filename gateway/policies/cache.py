@@ -42,17 +42,17 @@ class CacheMeter(Protocol):
     def looked_up(self, outcome: str) -> None:
         """Note a request: "hit", "miss", or "shared", which waits for another one's call."""
 
-    def kept(self, size_bytes: int) -> None:
+    def stored(self, size_bytes: int) -> None:
         """Note an answer that is kept."""
 
-    def dropped(self, reason: str, size_bytes: int) -> None:
+    def evicted(self, reason: str, size_bytes: int) -> None:
         """Note an answer that is let go: "evicted" for room, "expired" or "cleared"."""
 
 
 class _NoCacheMeter:
     def looked_up(self, outcome: str) -> None: ...
-    def kept(self, size_bytes: int) -> None: ...
-    def dropped(self, reason: str, size_bytes: int) -> None: ...
+    def stored(self, size_bytes: int) -> None: ...
+    def evicted(self, reason: str, size_bytes: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ class Cache:
         until = self._clock() + self._max_age_s
         self._entries[key] = _Entry(reply.changed(outputs=outputs, id=""), size_bytes, until)
         self.used_bytes += size_bytes
-        self._meter.kept(size_bytes)
+        self._meter.stored(size_bytes)
 
     def _drop(self, key: bytes, reason: str) -> None:
         entry = self._entries.pop(key)
         self.used_bytes -= entry.size_bytes
-        self._meter.dropped(reason, entry.size_bytes)
+        self._meter.evicted(reason, entry.size_bytes)
 
 
 def key_of(call: InferRequest) -> bytes:

@@ -157,7 +157,7 @@ class Balance:
             return self._choose(targets)
         by_name = {target.name: target for target in targets}
         weights = {target.name: float(target.weight) for target in targets}
-        return by_name[self._affinity.choose(call.model, sequence, weights)]
+        return by_name[self._affinity.assign(call.model, sequence, weights)]
 
     async def _model_ready(self, call: ModelReadyRequest) -> bool:
         """Ask every target; one that fails is not ready, and if all fail the first one's reason."""

@@ -133,13 +133,13 @@ class Endpoints:
         """Ask the endpoint that holds *sequence*; when it breaks off, the sequence is over."""
         by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
         weights = dict.fromkeys(by_name, 1.0)
-        endpoint = by_name[self._affinity.choose(call.model, sequence, weights)]
+        endpoint = by_name[self._affinity.assign(call.model, sequence, weights)]
         try:
             reply = await self._ask(endpoint, call)
         except GatewayError as error:
             if not _broke_off(error):
                 raise
-            self._affinity.lose(call.model, sequence, endpoint.name)
+            self._affinity.mark_lost(call.model, sequence, endpoint.name)
             raise Unavailable(
                 f"sequence {sequence.id!r} is lost, start it again: {error.message}",
                 model=call.model,
@@ -154,7 +154,7 @@ class Endpoints:
         error: BaseException | None,
     ) -> None:
         if _broke_off(error):
-            self._affinity.lose(model, sequence, endpoint.name)
+            self._affinity.mark_lost(model, sequence, endpoint.name)
 
     async def _ask(self, endpoint: Endpoint, call: Call[R], /) -> R:
         is_stream = type(call) is StreamInferRequest

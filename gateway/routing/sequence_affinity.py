@@ -60,7 +60,7 @@ class SequenceAffinity:
         # In the order of their last use, the one idle longest first.
         self._held: dict[tuple[str, int | str], _Assignment] = {}
 
-    def choose(
+    def assign(
         self, model: ModelRef | None, sequence: Sequence, places: Mapping[str, float]
     ) -> str:
         """Return the name of the place that this request of *sequence* goes to.
@@ -98,7 +98,7 @@ class SequenceAffinity:
                 del self._held[next(iter(self._held))]
         return place
 
-    def lose(self, model: ModelRef | None, sequence: Sequence, place: str) -> None:
+    def mark_lost(self, model: ModelRef | None, sequence: Sequence, place: str) -> None:
         """Note that *place* broke off in the middle of *sequence*: it must be started again."""
         held = self._held.get(_key(model, sequence))
         if held is not None and held.place == place:

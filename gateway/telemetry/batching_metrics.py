@@ -152,12 +152,12 @@ class CacheMetrics:
         self._used(hit=outcome == "hit")
         self._lookups[outcome].inc()
 
-    def kept(self, size_bytes: int) -> None:
+    def stored(self, size_bytes: int) -> None:
         """Count an answer that is kept."""
         self._entries.inc()
         self._bytes.inc(size_bytes)
 
-    def dropped(self, reason: str, size_bytes: int) -> None:
+    def evicted(self, reason: str, size_bytes: int) -> None:
         """Count an answer that is let go: evicted, expired or cleared."""
         self._dropped[reason].inc()
         self._entries.dec()

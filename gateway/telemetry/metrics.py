@@ -133,7 +133,7 @@ class Metrics:
         """Set the readiness of an endpoint."""
         self._upstream_ready.labels(upstream, endpoint).set(1 if ready else 0)
 
-    def know(self, models: Iterable[str]) -> None:
+    def allow_models(self, models: Iterable[str]) -> None:
         """Admit configured model names as labels."""
         self._models.update(models)
 

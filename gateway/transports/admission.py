@@ -134,7 +134,7 @@ class ConcurrencyLimiter:
         self.used = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take a place if one is free, and return whether it was."""
         free = self.used < self._limit
         self.used += free
@@ -146,7 +146,7 @@ class ConcurrencyLimiter:
         Raises:
             Overloaded: There is none, and none came free in time.
         """
-        if self.take():
+        if self.try_acquire():
             return
         if len(self._waiting) >= self._queue:
             raise self._overloaded(f"{len(self._waiting)} more wait")

@@ -92,30 +92,30 @@ class Echo(FrameByFrame):
             return MissingPseudoHeaders(frames.PROTOCOL_ERROR, "no head")
         return dict(fields)
 
-    def settled(self) -> None: ...
+    def on_settings(self) -> None: ...
 
-    def head(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
+    def on_headers(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
         self.bodies.setdefault(stream.number, b"")
         if end:
-            self.data(stream, memoryview(b""), end=True)
+            self.on_data(stream, memoryview(b""), end=True)
 
-    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         self.bodies[stream.number] += view
         if end:
             self.ended.append(stream.number)
             if not self._client:
                 body = self.bodies[stream.number]
-                self.core.outlet.send(stream, ANSWER, [body[:7], body[7:]], TRAILERS)
+                self.core.writer.send(stream, ANSWER, [body[:7], body[7:]], TRAILERS)
         else:
             self.core.grant(stream, STREAM_WINDOW - stream.window)
 
-    def reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> None:
         if stream.number not in self.ended:
             self.gone.append(stream.number)
 
-    def sent(self, stream: Http2Stream) -> None: ...
+    def on_writable(self, stream: Http2Stream) -> None: ...
 
-    def went_away(self, code: int, message: str) -> None: ...
+    def on_goaway(self, code: int, message: str) -> None: ...
 
 
 class Pair:
@@ -152,7 +152,7 @@ class Pair:
             back = self.theirs.data_to_send()
             for at in range(0, len(back), self.piece):
                 self.ours.core.feed(back[at : at + self.piece])
-            self.ours.core.credit.tick()
+            self.ours.core.flood_budget.refill()
             if not out and not back:
                 return
         raise AssertionError("they never fall silent")
@@ -253,7 +253,7 @@ def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None
             stream = pair.ours.core.open(None)
             streams[stream.number] = stream
             pair.wanted[stream.number] = body_of(step)
-            pair.ours.core.outlet.send(stream, REQUEST, [body_of(step)], None)
+            pair.ours.core.writer.send(stream, REQUEST, [body_of(step)], None)
         elif step.kind == "reset" and pair.wanted:
             number = sorted(pair.wanted)[step.odd % len(pair.wanted)]
             if number not in pair.ours.ended:

@@ -42,12 +42,12 @@ LIMITS = MessageLimits()
 class Seen:
     """A request as a raw upstream sees it."""
 
-    head: str = ""
+    on_headers: str = ""
     body: bytearray = field(default_factory=bytearray)
     length: int = 0
-    whole: bool = False
+    on_complete_stream: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    reset: bool = False
+    on_reset: bool = False
 
     @property
     def json(self) -> Any:
@@ -59,7 +59,9 @@ class Seen:
 
     @property
     def _json_bytes(self) -> int:
-        return int(self.head.lower().split("inference-header-content-length: ")[1].split("\r\n")[0])
+        return int(
+            self.on_headers.lower().split("inference-header-content-length: ")[1].split("\r\n")[0]
+        )
 
 
 class Far:
@@ -106,7 +108,7 @@ class Far:
             pass
         except ConnectionResetError:
             if self.seen:
-                self.seen[-1].reset = True
+                self.seen[-1].on_reset = True
         finally:
             if self.seen:
                 self.seen[-1].ended.set()
@@ -115,7 +117,7 @@ class Far:
     async def _read(
         self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        for line in seen.head.lower().split("\r\n"):
+        for line in seen.on_headers.lower().split("\r\n"):
             if line.startswith("content-length: "):
                 seen.length = int(line.split(": ")[1])
         if self.early is not None:
@@ -126,7 +128,7 @@ class Far:
             if not piece:
                 raise asyncio.IncompleteReadError(bytes(seen.body), seen.length)
             seen.body += piece
-        seen.whole = True
+        seen.on_complete_stream = True
         if self.early is None:
             writer.write(self._answer)
         seen.ended.set()

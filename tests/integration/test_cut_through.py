@@ -118,8 +118,8 @@ async def test_a_client_that_leaves_breaks_the_request_off() -> None:
         raw.writer.transport.abort()
         async with asyncio.timeout(5):
             await far.seen[0].ended.wait()
-    assert far.seen[0].reset
-    assert not far.seen[0].whole
+    assert far.seen[0].on_reset
+    assert not far.seen[0].on_complete_stream
 
 
 async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
@@ -137,8 +137,8 @@ async def test_a_client_that_stops_half_way_is_told_and_counted() -> None:
             await far.seen[0].ended.wait()
     assert 408 == answer.status
     assert ["body_idle_timeout_s"] == [error.limit for error in gateway.refused]
-    assert far.seen[0].reset
-    assert not far.seen[0].whole
+    assert far.seen[0].on_reset
+    assert not far.seen[0].on_complete_stream
 
 
 async def test_an_early_error_is_relayed_and_the_rest_taken() -> None:
@@ -230,7 +230,7 @@ async def test_a_deadline_ends_both_sides() -> None:
         async with asyncio.timeout(5):
             await far.seen[0].ended.wait()
     assert 504 == answer.status
-    assert far.seen[0].reset
+    assert far.seen[0].on_reset
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "BOOL"])

@@ -74,7 +74,7 @@ async def test_a_drain_that_is_over_ends_both_sides() -> None:
         async with asyncio.timeout(5):
             await far.seen[0].ended.wait()
     assert (503, "close") == (answer.status, answer.headers.get("connection"))
-    assert far.seen[0].reset
+    assert far.seen[0].on_reset
 
 
 async def test_a_client_that_leaves_is_counted() -> None:

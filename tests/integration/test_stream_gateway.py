@@ -201,7 +201,7 @@ def test_a_stream_needs_a_model() -> None:
     """A flag that cannot work is refused before anything is started."""
     found = gateway("serve", "--upstream", "http://h", "--graphpipe-tcp", "127.0.0.1:0")
     assert 2 == found.returncode
-    assert "give it one with --default-model NAME" in found.stderr
+    assert "set one with --default-model NAME" in found.stderr
 
 
 def test_a_taken_port_is_said_with_its_flag(model_server: Running) -> None:

@@ -65,7 +65,7 @@ class GrpcClient:
         now = monotonic()
         if self._closed or (deadline is not None and deadline <= now):
             raise self._not_asked()
-        if not self._slots.take():
+        if not self._slots.try_acquire():
             now = await self._place(now, deadline)
         try:
             connection = self._pool.find(now)
@@ -77,7 +77,7 @@ class GrpcClient:
             try:
                 answer = await exchange.ending() or await exchange.one()
             except asyncio.CancelledError:
-                exchange.abandon()
+                exchange.cancel()
                 raise
             finally:
                 if step:
@@ -96,7 +96,7 @@ class GrpcClient:
         now = monotonic()
         if self._closed or (deadline is not None and deadline <= now):
             raise self._not_asked()
-        if not self._slots.take():
+        if not self._slots.try_acquire():
             now = await self._place(now, deadline)
         try:
             connection = self._pool.find(now)
@@ -113,7 +113,7 @@ class GrpcClient:
                     if answer.status is not GrpcStatus.OK:
                         return
             finally:
-                exchange.abandon()
+                exchange.cancel()
                 if step:
                     self._wheel.cancel(exchange, step)
                 exchange.forget()

@@ -98,7 +98,7 @@ class ClientCall:
 
     # -- what the connection tells
 
-    def head(self, head: GrpcResponseHead, *, end: bool) -> None:
+    def on_headers(self, head: GrpcResponseHead, *, end: bool) -> None:
         """Take the fields before the messages, or those after."""
         if self._head is None:
             if head.http_status is not None and 100 <= head.http_status < 200:  # noqa: PLR2004
@@ -117,7 +117,9 @@ class ClientCall:
         if end or self._end is not None or self._error is not None:
             self._finish(head)
 
-    def whole(self, head: GrpcResponseHead, view: memoryview, tail: GrpcResponseHead) -> None:
+    def on_complete_stream(
+        self, head: GrpcResponseHead, view: memoryview, tail: GrpcResponseHead
+    ) -> None:
         """Take all of an answer: what `head`, `data` and `head` again would be told."""
         message = whole_message(view, self._limit)
         if (
@@ -135,14 +137,14 @@ class ClientCall:
             self._end = tail
             if not self._waiter.done():
                 self._waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
-            if not self.stream.ended_here:
-                self.abandon()
+            if not self.stream.local_closed:
+                self.cancel()
             return
-        self.head(head, end=False)
-        self.data(view, end=False)
-        self.head(tail, end=True)
+        self.on_headers(head, end=False)
+        self.on_data(view, end=False)
+        self.on_headers(tail, end=True)
 
-    def data(self, view: memoryview, *, end: bool) -> None:
+    def on_data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the answer."""
         if self._end is not None or self._error is not None:
             return
@@ -153,13 +155,13 @@ class ClientCall:
         else:
             self._piece(view, end=end)
 
-    def run(self, views: Sequence[memoryview]) -> None:
+    def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Take parts of the answer."""
         if self._reader is not None and self._reader.fill(views):
             return
         for view in views:
             self.stream.coming -= len(view)
-            self.data(view, end=False)
+            self.on_data(view, end=False)
 
     def _piece(self, view: memoryview, *, end: bool) -> None:
         """Take data that is not just one message."""
@@ -196,7 +198,7 @@ class ClientCall:
         elif self._reader is not None or self.stream.window < STREAM_WINDOW // 2:
             self._widen()  # for the end to come, or what should not
 
-    def reset(self, code: int) -> None:
+    def on_reset(self, code: int) -> None:
         """The stream is gone."""
         if code == h2.REFUSED_STREAM:
             self.fail(NotSent(f"{self._line.name} refused the call before it looked at it"))
@@ -206,7 +208,7 @@ class ClientCall:
             self._end = GrpcResponseHead(None, True, status, details, (), "")
             self._wake()
 
-    def sent(self) -> None:
+    def on_writable(self) -> None:
         """The server has room for more of the message."""
         if self._rest is not None:  # not at once: the core is in the middle of writing
             asyncio.get_running_loop().call_soon(self._rest.resume)
@@ -219,7 +221,7 @@ class ClientCall:
         """End the call with *error*, unless it has ended."""
         if not self._done:
             self._error = error
-            self.abandon()
+            self.cancel()
             self._wake()
 
     def lost(self, why: str, *, written: bool) -> None:
@@ -236,7 +238,7 @@ class ClientCall:
 
     def write(self, piece: memoryview) -> None:
         """Send the next piece."""
-        stream, outlet, rest = self.stream, self._line.core.outlet, self._rest
+        stream, outlet, rest = self.stream, self._line.core.writer, self._rest
         if rest is None or stream.number not in self._line.core.streams:
             return
         outlet.data(stream, (piece,))
@@ -248,7 +250,7 @@ class ClientCall:
 
     # -- what the client asks
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Reset the stream unless it has ended."""
         core = self._line.core
         if self.stream.number in core.streams:
@@ -327,8 +329,8 @@ class ClientCall:
                 self._error = self._broken("an answer that ends in the middle of a message")
             else:
                 self._end = head
-        if not (self.stream.ended_here and self.stream.ended_there):
-            self.abandon()  # what was not sent yet need not be
+        if not (self.stream.local_closed and self.stream.remote_closed):
+            self.cancel()  # what was not sent yet need not be
         self._wake()
 
     @property

@@ -75,10 +75,10 @@ class GrpcClientConnection(Http2Protocol):
         stream = core.open(None)
         exchange = stream.owner = ClientCall(self, stream, limit_bytes, self.turn)
         if rest is None:
-            core.outlet.send(stream, block, message, None, size)
+            core.writer.send(stream, block, message, None, size)
         else:
-            core.outlet.head(stream, block)
-            core.outlet.data(stream, message)
+            core.writer.head(stream, block)
+            core.writer.data(stream, message)
             exchange.send_rest(rest)
         if not self.flushing:
             self.flush_soon()
@@ -90,7 +90,7 @@ class GrpcClientConnection(Http2Protocol):
         """Feed the core, unless the server speaks something else."""
         if not self.ready.done() and data.startswith(b"HTTP/1."):
             self._going = "the server speaks http1.x"
-            self.cut()
+            self.abort()
             return
         super().data_received(data)
 
@@ -109,7 +109,7 @@ class GrpcClientConnection(Http2Protocol):
             self.ready.set_exception(ConnectionError(why))
             self.ready.exception()  # it may be that nobody waits
         for exchange in self._exchanges():
-            self.core.outlet.forget(exchange.stream)
+            self.core.writer.forget(exchange.stream)
             self.core.streams.pop(exchange.stream.number, None)
             exchange.lost(why, written=exchange.turn != self.turn)
         self.core.close()
@@ -117,12 +117,12 @@ class GrpcClientConnection(Http2Protocol):
 
     # -- what the core tells
 
-    def settled(self) -> None:
+    def on_settings(self) -> None:
         """Take calls from now on."""
         if not self.ready.done():
             self.ready.set_result(None)
 
-    def whole(
+    def on_complete_stream(
         self,
         stream: Http2Stream,
         head: GrpcResponseHead,
@@ -130,35 +130,35 @@ class GrpcClientConnection(Http2Protocol):
         tail: GrpcResponseHead | None,
     ) -> None:
         """Give a call all of its answer."""
-        stream.owner.whole(head, view, tail)
+        stream.owner.on_complete_stream(head, view, tail)
         if not self.core.streams or self._pool.waiting:
             self._pool.left(self)
 
-    def head(self, stream: Http2Stream, head: GrpcResponseHead, *, end: bool) -> None:
+    def on_headers(self, stream: Http2Stream, head: GrpcResponseHead, *, end: bool) -> None:
         """Give a call its header fields, or its trailers."""
-        stream.owner.head(head, end=end)
+        stream.owner.on_headers(head, end=end)
         if end:
             self._pool.left(self)
 
-    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of its answer."""
-        stream.owner.data(view, end=end)
+        stream.owner.on_data(view, end=end)
 
-    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
+    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Give a call what came of its answer in several frames."""
-        stream.owner.run(views)
+        stream.owner.on_data_batch(views)
 
-    def reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> None:
         """End a call that the server has reset."""
-        stream.owner.reset(code)
+        stream.owner.on_reset(code)
         self._pool.left(self)
 
-    def sent(self, stream: Http2Stream) -> None:
+    def on_writable(self, stream: Http2Stream) -> None:
         """Let a call send more, if it has more: it is the answer that is waited for."""
         if stream.owner is not None:
-            stream.owner.sent()
+            stream.owner.on_writable()
 
-    def went_away(self, code: int, message: str) -> None:
+    def on_goaway(self, code: int, message: str) -> None:
         """Take no more calls."""
         reason = f": {message}" if message else ""
         self._going = (
@@ -186,7 +186,7 @@ class GrpcClientConnection(Http2Protocol):
 
     def sweep(self, now: float, keepalive_s: float) -> None:
         """See to it once a second."""
-        self.core.credit.tick()
+        self.core.flood_budget.refill()
         if self.core.streams:
             self.idle_since = now
         elif self._going is not None or now - self.idle_since > keepalive_s:
@@ -194,7 +194,7 @@ class GrpcClientConnection(Http2Protocol):
         stuck = self.stuck_since
         if stuck is not None and now - stuck > _PATIENCE_S:
             self._going = f"the server took nothing for {_PATIENCE_S:g} s"
-            self.cut()
+            self.abort()
 
     def _exchanges(self) -> list[ClientCall]:
         return [stream.owner for stream in self.core.streams.values()]
@@ -363,7 +363,7 @@ class GrpcConnectionPool:
 
     def _drop(self, connection: GrpcClientConnection | None) -> None:
         if connection is not None:
-            connection.cut()
+            connection.abort()
         for each in list(self._all):
             if each.transport is None:
                 each.core.close()

@@ -182,7 +182,7 @@ class GrpcServer:
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
         for connection in list(self._connections):
-            connection.cut()
+            connection.abort()
         if self._socket is not None:
             self._socket.remove()
 

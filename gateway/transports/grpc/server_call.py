@@ -102,7 +102,7 @@ class ServerCall:
         if self._is_in_time() and self._method.bidirectional:
             self._start(None)
 
-    def whole(self, view: memoryview) -> None:
+    def on_complete_stream(self, view: memoryview) -> None:
         """Take the call up, all of which has come."""
         if self._deadline is not None and not self._is_in_time():
             return
@@ -113,7 +113,7 @@ class ServerCall:
             return
         if method.bidirectional:
             self._start(None)
-        self.data(view, end=True)
+        self.on_data(view, end=True)
 
     def _is_in_time(self) -> bool:
         """Watch the client's deadline, if there is one; False when it is past: the call is over."""
@@ -126,7 +126,7 @@ class ServerCall:
 
     # -- what the connection tells
 
-    def data(self, view: memoryview, *, end: bool) -> None:
+    def on_data(self, view: memoryview, *, end: bool) -> None:
         """Take a part of the request."""
         method = self._method
         one = not method.bidirectional
@@ -148,7 +148,7 @@ class ServerCall:
         elif one and end:
             self._fail(MalformedMessage("the call ended without a message"))
 
-    def run(self, views: Sequence[memoryview]) -> None:
+    def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Take parts of the request."""
         if self._incoming is not None and self._incoming.fill(views):
             return
@@ -156,16 +156,16 @@ class ServerCall:
         for view in views:
             if stream.owner is not None:  # else the call has ended with one of them
                 stream.coming -= len(view)
-                self.data(view, end=False)
+                self.on_data(view, end=False)
 
-    def reset(self) -> None:
+    def on_reset(self) -> None:
         """The client left, or its connection is lost."""
         if self.task is not None:
             self.task.cancel()
         if not self._running:
             self._leave()
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """End the call with a status that says the server is stopping."""
         details = "the gateway is shutting down"
         self._end(GrpcResponse(status=GrpcStatus.UNAVAILABLE, details=details))
@@ -174,7 +174,7 @@ class ServerCall:
         """The client's deadline has passed."""
         self._fail(DeadlineExceeded("the call's time is over"))
 
-    def sent(self) -> None:
+    def on_writable(self) -> None:
         """The client has taken what waited."""
         if self._sent is not None and not self._sent.done():
             self._sent.set_result(None)
@@ -319,7 +319,7 @@ class ServerCall:
     ) -> None:
         """Write the answers of a stream one after the other, each once its forerunner is out."""
         metadata: Metadata = ()
-        outlet = self._line.core.outlet
+        outlet = self._line.core.writer
         async for given in answers:
             answer = given if request is None else self._checked(given, request)
             metadata = answer.metadata or metadata
@@ -367,7 +367,7 @@ class ServerCall:
     ) -> None:
         """Write the last of the call; *size* is that of its message, where it is known."""
         stream, core = self._stream, self._line.core
-        if stream.number not in core.streams or stream.ended_here or stream.end_waits:
+        if stream.number not in core.streams or stream.local_closed or stream.end_waits:
             return
         metadata = answer.metadata
         if answer.status is _OK and message:
@@ -376,15 +376,15 @@ class ServerCall:
             tail = with_metadata(TRAILERS_OK, metadata)
             buffers = frame_message(answer.message, size)
             if self._answering:  # a refusal that the protocol says in an answer, after others
-                core.outlet.data(stream, buffers)
-                core.outlet.end(stream, tail)
+                core.writer.data(stream, buffers)
+                core.writer.end(stream, tail)
             else:
-                core.outlet.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
+                core.writer.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
         elif self._answering:
-            core.outlet.end(stream, trailers_block(answer.status, answer.details, metadata))
+            core.writer.end(stream, trailers_block(answer.status, answer.details, metadata))
         else:
             block = only_block(answer.status, answer.details, metadata)
-            core.outlet.head(stream, block, end=True)
+            core.writer.head(stream, block, end=True)
         if core.streams:
             if not self._line.flushing:
                 self._line.flush_soon()
@@ -397,7 +397,7 @@ class ServerCall:
         if self._step:
             self._method.wheel.cancel(self, self._step)
         core, stream = self._line.core, self._stream
-        if stream.ended_here and not stream.ended_there:
+        if stream.local_closed and not stream.remote_closed:
             core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
             self._line.flush_soon()
         stream.owner = None

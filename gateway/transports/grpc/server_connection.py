@@ -97,9 +97,9 @@ class GrpcServerConnection(Http2Protocol):
         streams = [*self.core.streams.values()]
         self.core.streams.clear()
         for stream in streams:
-            self.core.outlet.forget(stream)
+            self.core.writer.forget(stream)
             if stream.owner is not None:
-                stream.owner.reset()
+                stream.owner.on_reset()
         self.core.close()
 
     def broken(self, fault: Http2ConnectionError) -> None:
@@ -108,13 +108,13 @@ class GrpcServerConnection(Http2Protocol):
 
     # -- what the core tells
 
-    def settled(self) -> None:
+    def on_settings(self) -> None:
         """Do nothing: the client has its own pace."""
 
-    def head(self, stream: Http2Stream, head: GrpcRequestHead, *, end: bool) -> None:
+    def on_headers(self, stream: Http2Stream, head: GrpcRequestHead, *, end: bool) -> None:
         """Begin a call, or refuse it by its head."""
         if head.length is not None:
-            stream.owed = head.length
+            stream.expected_bytes = head.length
             if end and head.length:
                 self.core.reset(stream, h2.PROTOCOL_ERROR)
                 return
@@ -125,9 +125,9 @@ class GrpcServerConnection(Http2Protocol):
         call = stream.owner = ServerCall(self, stream, head, method)
         call.begin()
         if end and stream.owner is not None:
-            call.data(memoryview(b""), end=True)
+            call.on_data(memoryview(b""), end=True)
 
-    def whole(
+    def on_complete_stream(
         self, stream: Http2Stream, head: GrpcRequestHead, view: memoryview, _tail: object
     ) -> None:
         """Begin a call whose one message is here."""
@@ -138,31 +138,31 @@ class GrpcServerConnection(Http2Protocol):
             self.core.refuse(stream, h2.PROTOCOL_ERROR)
         else:
             call = stream.owner = ServerCall(self, stream, head, method)
-            call.whole(view)
+            call.on_complete_stream(view)
 
-    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """Give a call what came of it."""
         if stream.owner is not None:
-            stream.owner.data(view, end=end)
+            stream.owner.on_data(view, end=end)
 
-    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
+    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Give a call what came of it in several frames."""
         if stream.owner is not None:
-            stream.owner.run(views)
+            stream.owner.on_data_batch(views)
 
-    def reset(self, stream: Http2Stream, _code: int) -> None:
+    def on_reset(self, stream: Http2Stream, _code: int) -> None:
         """End a call whose client left it."""
         if stream.owner is not None:
-            stream.owner.reset()
+            stream.owner.on_reset()
 
-    def sent(self, stream: Http2Stream) -> None:
+    def on_writable(self, stream: Http2Stream) -> None:
         """Let a call go on."""
         if stream.owner is not None:
-            stream.owner.sent()
+            stream.owner.on_writable()
         if self.final and not self.core.streams:
             self.left()
 
-    def went_away(self, _code: int, _message: str) -> None:
+    def on_goaway(self, _code: int, _message: str) -> None:
         """A client opens no more streams: nothing changes for those there are."""
 
     # -- life
@@ -192,7 +192,7 @@ class GrpcServerConnection(Http2Protocol):
         self._leave_now()
         for stream in list(self.core.streams.values()):
             if stream.owner is not None:
-                stream.owner.give_up()
+                stream.owner.cancel()
 
     def end(self) -> None:
         """Cancel every call, and close after what was written; before it is made, too."""
@@ -200,7 +200,7 @@ class GrpcServerConnection(Http2Protocol):
         self.close()
         for stream in list(self.core.streams.values()):
             if stream.owner is not None:
-                stream.owner.reset()
+                stream.owner.on_reset()
 
     def sweep(self, now: float) -> None:
         """End what takes too long. To be called often enough for the shortest limit."""
@@ -209,9 +209,9 @@ class GrpcServerConnection(Http2Protocol):
         limits = self._limits
         if now - self._ticked >= _TICK_S:
             self._ticked = now
-            self.core.credit.tick()
+            self.core.flood_budget.refill()
         if self._too_slow(now):
-            self.cut()
+            self.abort()
             return
         for stream in list(self.core.streams.values()):
             if stream.owner is not None:
@@ -220,7 +220,7 @@ class GrpcServerConnection(Http2Protocol):
                 self.core.reset(stream, h2.CANCEL)
                 self.flush_soon()
                 if stream.owner is not None:
-                    stream.owner.reset()
+                    stream.owner.on_reset()
         if self.core.streams or self.core.last != self._last_seen:
             self._idle_since, self._last_seen = now, self.core.last
         if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
@@ -261,7 +261,7 @@ class GrpcServerConnection(Http2Protocol):
         self._refused(
             InvalidRequest(details, limit="grpc_metadata_bytes" if head.oversized else None)
         )
-        self.core.outlet.head(stream, only_block(status, details, (), http_status=http), end=True)
-        if not stream.ended_there:
+        self.core.writer.head(stream, only_block(status, details, (), http_status=http), end=True)
+        if not stream.remote_closed:
             self.core.reset(stream, h2.NO_ERROR)
         self.flush_soon()

@@ -60,7 +60,6 @@ class Exchange:
 
     __slots__ = (
         "_arrival",
-        "_ask",
         "_body",
         "_close",
         "_connection",
@@ -68,10 +67,11 @@ class Exchange:
         "_drops",
         "_fault",
         "_frontend",
-        "_given_up",
+        "_handle",
         "_head",
         "_held",
         "_incoming",
+        "_is_cancelled",
         "_lease",
         "_listener",
         "_task",
@@ -91,7 +91,7 @@ class Exchange:
         self._close = incoming.closes
         self._head: Head | None = None
         self._frontend: HttpFrontend | None = None
-        self._ask: HttpAsk
+        self._handle: HttpAsk
         self._deadline: float | None = None
         self._body: memoryview | None = None
         self._held = 0
@@ -99,20 +99,20 @@ class Exchange:
         self._arrival: OpenBodyStream | None = None
         self._drops = False
         self._fault: HttpError | None = None
-        self._given_up = False
+        self._is_cancelled = False
 
     async def run(self) -> bool:
         """Answer the request, whatever it is; return whether the connection goes on."""
         connection, listener = self._connection, self._listener
         connection.head_sent = False
-        connection.give_up = self._give_up
+        connection.cancel_exchange = self._cancel
         try:
             # Written out: each frame that a request waits in is gone through twice.
-            wire = self._at_hand() or await self._in_time()
+            wire = self._try_immediate() or await self._receive()
             if wire is not None:
                 try:
                     found = await (
-                        self._ask(wire) if wire.body_stream is None else self._early(wire)
+                        self._handle(wire) if wire.body_stream is None else self._early(wire)
                     )
                     if isinstance(found, HttpResponse):
                         await self._send(found)
@@ -126,10 +126,10 @@ class Exchange:
             if not await self._ended(error):
                 raise
         finally:
-            connection.give_up = None
+            connection.cancel_exchange = None
             # Its own cancellation would keep it, and the body, till the next collection.
             self._task = None
-            connection.answered += 1
+            connection.responses_sent += 1
             if self._held:
                 listener.budget.release(self._held)
             if self._lease is not None:
@@ -147,41 +147,41 @@ class Exchange:
         """Tell the client of *error*, if it is there to hear of it; False: it must be raised."""
         try:
             if isinstance(error, OSError):
-                self._left(error)
+                self._on_disconnect(error)
             elif isinstance(error, HttpError):
-                await self._say(error)
+                await self._send_error(error)
             elif self._ends_in_words():
-                await self._last_words()
+                await self._send_final_error()
             else:
                 return False
         except OSError as later:
-            self._left(later)
+            self._on_disconnect(later)
         return True
 
-    def _left(self, error: OSError) -> None:
+    def _on_disconnect(self, error: OSError) -> None:
         """Note that there is nobody to tell anything."""
         self._close = True
         if isinstance(error, SlowReaderError):
             self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
         else:
-            self._connection.cut()
+            self._connection.abort()
 
     def _ends_in_words(self) -> bool:
         """Return whether a request that was cancelled is still answered; if not, it is cut."""
-        wanted = self._given_up or self._fault is not None
+        wanted = self._is_cancelled or self._fault is not None
         if not wanted or self._connection.head_sent or self._task is None:
-            self._connection.cut()
+            self._connection.abort()
             return False
         self._task.uncancel()
         return True
 
-    async def _last_words(self) -> None:
+    async def _send_final_error(self) -> None:
         if self._fault is not None:
-            await self._say(self._fault)
+            await self._send_error(self._fault)
         else:
             await self._refuse(Unavailable("the gateway is shutting down"))
 
-    async def _say(self, fault: HttpError) -> None:
+    async def _send_error(self, fault: HttpError) -> None:
         self._listener.refused(fault.error)
         self._close |= fault.close
         await self._send(fault.response)
@@ -194,12 +194,12 @@ class Exchange:
                 self._listener.refused(fault.error)
             self._task.cancel()
 
-    def _give_up(self) -> None:
-        self._given_up = True
+    def _cancel(self) -> None:
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
 
-    def _at_hand(self) -> HttpRequest | None:
+    def _try_immediate(self) -> HttpRequest | None:
         """Return a request all of which is here, with a place for it taken: the common way.
 
         If something is to be waited for, return None: `_in_time` goes on from here.
@@ -209,12 +209,12 @@ class Exchange:
         """
         listener, incoming = self._listener, self._incoming
         head = self._head = incoming.head(listener.limits)
-        self._frontend, self._ask = listener.find(head.path)
+        self._frontend, self._handle = listener.find(head.path)
         if head.timeout_s is not None:
             self._deadline = time.monotonic() + head.timeout_s
         body, length = EMPTY, head.length
         if length is not None:
-            here = incoming.here
+            here = incoming.buffered_body
             if here is None:
                 return None
             if self._lease is None:
@@ -226,14 +226,14 @@ class Exchange:
             body = here
         elif head.chunked:
             return None
-        if not listener.slots.take():
+        if not listener.slots.try_acquire():
             self._body = body
             return None
         return HttpRequest(
             head.method, head.path, head.query, head.headers, (body,), self._deadline
         )
 
-    async def _in_time(self) -> HttpRequest | None:
+    async def _receive(self) -> HttpRequest | None:
         """Wait for what is needed of a request, and a place for it; None: it was refused."""
         head, slots, body = self._head, self._listener.slots, self._body
         assert head is not None  # noqa: S101  # `_at_hand` came before
@@ -242,7 +242,7 @@ class Exchange:
                 body = await self._begin(head)
             if body is None:
                 body = await self._received(head)
-            if not slots.take():
+            if not slots.try_acquire():
                 await slots.acquire(self._listener.limits.queue_wait_s)
         except GatewayError as error:
             await self._refuse(error)
@@ -261,22 +261,28 @@ class Exchange:
     async def _begin(self, head: Head) -> memoryview | None:
         """Return the beginning of a body that will be passed on as it comes; None to read it."""
         limits, incoming = self._listener.limits, self._incoming
-        if self._frontend is None or incoming.lease is not None or incoming.whole:
+        if self._frontend is None or incoming.lease is not None or incoming.is_complete:
             return None
         start = early_dispatch_bytes(self._frontend, head, limits)
-        if start is None or head.length is None or not self._listener.early.take():
+        if start is None or head.length is None or not self._listener.early.try_acquire():
             return None
         self._continue(head)
         try:
             lease = self._lease = Reservation(self._listener.budget, limits.queue_wait_s)
-            self._arrival = await incoming.arrive(head.length, start, limits, lease, self._broken)
+            self._arrival = await incoming.open_body_stream(
+                head.length, start, limits, lease, self._broken
+            )
         finally:
             if self._arrival is None:
                 self._listener.early.release()
         return None if self._arrival is None else self._arrival.head
 
     def _continue(self, head: Head) -> None:
-        if head.expects and not self._incoming.whole and self._connection.transport is not None:
+        if (
+            head.expects
+            and not self._incoming.is_complete
+            and self._connection.transport is not None
+        ):
             self._connection.transport.write(CONTINUE)
 
     async def _received(self, head: Head) -> memoryview:
@@ -362,7 +368,7 @@ class Exchange:
         transport = connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        unread = not incoming.whole
+        unread = not incoming.is_complete
         close = self._close or (connection.ending and connection.must_close)
         if unread:
             self._drops = self._arrival is not None and not close
@@ -377,7 +383,7 @@ class Exchange:
             varies=varies,
             head_only=incoming.method == "HEAD",
         )
-        if connection.behind is not None:
+        if connection.write_paused is not None:
             await self._flush()
         if unread and not self._drops and transport.can_write_eof():
             # The client, which is still sending, sees the answer and its end; the connection reads
@@ -388,9 +394,9 @@ class Exchange:
         connection = self._connection
         if connection.transport is None:
             raise ConnectionResetError("the client has left")
-        while connection.behind is not None:
+        while connection.write_paused is not None:
             idle_s = self._listener.limits.write_idle_timeout_s
-            await drain_writes(connection.transport, connection.behind, idle_s)
+            await drain_writes(connection.transport, connection.write_paused, idle_s)
 
 
 async def _coded(response: HttpResponse, coding: str) -> HttpResponse:

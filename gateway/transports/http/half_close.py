@@ -32,7 +32,7 @@ class HalfClosed(Protocol):
         ...
 
     @property
-    def asked_version(self) -> Version | None:
+    def request_version(self) -> Version | None:
         """Version of the request that is being answered; None for no request."""
         ...
 
@@ -63,7 +63,7 @@ class HalfCloseMonitor:
     def _probe(self) -> None:
         self._timer = None
         connection = self._connection
-        version, transport = connection.asked_version, connection.transport
+        version, transport = connection.request_version, connection.transport
         if version is None or transport is None:
             return
         if connection.head_sent:

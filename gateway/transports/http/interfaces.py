@@ -26,10 +26,10 @@ class HttpConnection(Protocol):
     """
 
     transport: asyncio.Transport | None
-    behind: asyncio.Event | None
+    write_paused: asyncio.Event | None
     head_sent: bool
-    answered: int
-    give_up: Callable[[], None] | None
+    responses_sent: int
+    cancel_exchange: Callable[[], None] | None
 
     @property
     def ending(self) -> bool:
@@ -41,7 +41,7 @@ class HttpConnection(Protocol):
         """Whether the answer being written is the last."""
         ...
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without the end of what was being written."""
         ...
 
@@ -60,12 +60,12 @@ class RequestReader(Protocol):
     lease: Reservation | None
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of it has come."""
         ...
 
     @property
-    def here(self) -> memoryview | None:
+    def buffered_body(self) -> memoryview | None:
         """Its body, if that has a length and has come without being asked for; else None."""
         ...
 
@@ -92,7 +92,7 @@ class RequestReader(Protocol):
         """
         ...
 
-    async def arrive(
+    async def open_body_stream(
         self, length: int, start: int, limits: ServerLimits, lease: Reservation, broken: Broken, /
     ) -> OpenBodyStream | None:
         """Return its body when *start* of its *length* bytes have come.

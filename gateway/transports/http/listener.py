@@ -34,7 +34,7 @@ class OpenConnection(Protocol):
         """Requests received and not yet answered."""
         ...
 
-    def wind_up(self) -> None:
+    def announce_close(self) -> None:
         """Let the last answer that is due say that it is."""
         ...
 
@@ -42,11 +42,11 @@ class OpenConnection(Protocol):
         """Close when idle, else after the last answer that is due."""
         ...
 
-    def abandon(self) -> None:
+    def fail_in_flight(self) -> None:
         """Answer what is in flight with an error."""
         ...
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without the end of what was being written."""
         ...
 
@@ -166,14 +166,14 @@ class HttpListener(ABC):
             return
         if self._server is not None and self._reuse_port:
             for connection in self.open_connections:
-                connection.wind_up()
+                connection.announce_close()
             await drain_accept_queue(self._server, self._connections, self._tls)
         self._close_door()
         for connection in self.open_connections:
             connection.drain()
         await self._emptied(timeout_s)
         for connection in self.open_connections:
-            connection.abandon()
+            connection.fail_in_flight()
         await self._emptied(_LAST_WORDS_S)
         await self.stop()
 
@@ -183,7 +183,7 @@ class HttpListener(ABC):
             return
         self._close_door()
         for connection in self.open_connections:
-            connection.cut()
+            connection.abort()
         await self._emptied(_LAST_WORDS_S)
         self._server = self._connections = None
 

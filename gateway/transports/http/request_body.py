@@ -45,17 +45,17 @@ class TransferRateLimit:
         self._start = self._last = loop.time()
         self._received = 0
 
-    def came(self, size: int) -> None:
+    def received(self, size: int) -> None:
         """Note that *size* bytes have come."""
         self._received += size
         self._last = self._loop.time()
 
-    def excuse(self, seconds: float) -> None:
+    def exclude_time(self, seconds: float) -> None:
         """Leave out of account a time in which nothing was read."""
         self._start += seconds
         self._last += seconds
 
-    def left(self) -> tuple[float, str]:
+    def time_left(self) -> tuple[float, str]:
         """Return how long to wait for the next bytes, and which limit says so."""
         limits = self._limits
         now = self._loop.time()

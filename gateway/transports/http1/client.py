@@ -87,7 +87,9 @@ class HttpClient:
             step = 0 if deadline is None else self._wheel.schedule(connection, deadline)
             try:
                 buffers = self._buffers(wire, None if deadline is None else deadline - now)
-                found = await connection.ask(wire.method, buffers) or connection.taken()
+                found = (
+                    await connection.exchange(wire.method, buffers) or connection.response_reader()
+                )
             except Unavailable:
                 if not self._unread(connection, wire):
                     raise
@@ -111,7 +113,9 @@ class HttpClient:
         """Take the connection used last, and a place; None where either must be waited for."""
         idle = self._idle
         if not (
-            idle and self._fresh(idle[-1], now, self._limits.keepalive_s) and self._slots.take()
+            idle
+            and self._fresh(idle[-1], now, self._limits.keepalive_s)
+            and self._slots.try_acquire()
         ):
             return None
         return idle.pop()
@@ -175,7 +179,7 @@ class HttpClient:
 
     async def _enter(self) -> None:
         """Take a place in the pool."""
-        if not self._slots.take():
+        if not self._slots.try_acquire():
             await self._slots.acquire(None)
 
     async def _asked(
@@ -314,7 +318,7 @@ class HttpClient:
 
     def _cut(self, connection: Http1ClientConnection) -> None:
         self._open.discard(connection)
-        connection.cut()
+        connection.abort()
 
     def _prune_after(self, delay_s: float) -> None:
         self._pruning = asyncio.get_running_loop().call_later(delay_s, self._prune)

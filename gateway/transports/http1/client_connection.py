@@ -101,7 +101,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
                 )
                 self._feed(self.answer, data)
         else:
-            self.cut()
+            self.abort()
 
     def eof_received(self) -> bool:
         """Learn, while the socket is still open, how the upstream closed it."""
@@ -134,7 +134,9 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
 
     # -- one request
 
-    def ask(self, method: str, buffers: Sequence[Buffer]) -> asyncio.Future[HttpResponse | None]:
+    def exchange(
+        self, method: str, buffers: Sequence[Buffer]
+    ) -> asyncio.Future[HttpResponse | None]:
         """Send a request; return what ends with its answer, as nearly all of them come.
 
         It ends with None for what needs another look: see `taken`.
@@ -151,7 +153,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self.transport.writelines(buffers)
         return waiter
 
-    def taken(self) -> ResponseReader:
+    def response_reader(self) -> ResponseReader:
         """Return the whole answer; raises as `more`."""
         if self.failure is not None:
             raise self.failure
@@ -230,7 +232,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._rest = None
         return keeps and self.usable and not self._paused
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once; closing in good order would first send what is still unsent.
 
         The server is told by a reset: it may take the mere end of what is sent for half a close,

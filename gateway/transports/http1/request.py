@@ -29,7 +29,16 @@ class BufferedRequest:
         here: Its body; None for one that has not come.
     """
 
-    __slots__ = ("_head", "_memory", "closes", "here", "lease", "method", "version", "whole")
+    __slots__ = (
+        "_head",
+        "_memory",
+        "buffered_body",
+        "closes",
+        "is_complete",
+        "lease",
+        "method",
+        "version",
+    )
 
     def __init__(
         self, head: RequestHead, memory: RequestHeadCache, here: memoryview | None
@@ -39,8 +48,8 @@ class BufferedRequest:
         self.method = head.method
         self.version = head.version
         self.closes = head.closes
-        self.here = here
-        self.whole = here is not None
+        self.buffered_body = here
+        self.is_complete = here is not None
         self.lease: Reservation | None = None
 
     def head(self, limits: ServerLimits, /) -> Head:
@@ -55,10 +64,10 @@ class BufferedRequest:
         self, _length: int | None, _limits: ServerLimits, _lease: Reservation, /
     ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
-        assert self.here is not None  # noqa: S101  # it is whole
-        return self.here
+        assert self.buffered_body is not None  # noqa: S101  # it is whole
+        return self.buffered_body
 
-    async def arrive(
+    async def open_body_stream(
         self,
         _length: int,
         _start: int,
@@ -102,7 +111,7 @@ class ReceivingRequest(BufferedRequest):
         self._failure: Exception | None = None
         self._arrival: CutThroughBody | None = None
 
-    def place(self, listener: ListenerState) -> None:
+    def preallocate(self, listener: ListenerState) -> None:
         """Have its body received where it stays, from now on, if nothing is to be seen to first.
 
         Whatever stands against that, or is to be said before, is left to who answers it.
@@ -127,23 +136,23 @@ class ReceivingRequest(BufferedRequest):
         self, length: int | None, limits: ServerLimits, lease: Reservation, /
     ) -> memoryview:
         """Return its body; see `http_exchange.Incoming`."""
-        if self.here is not None:
-            return self.here
+        if self.buffered_body is not None:
+            return self.buffered_body
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
         if length is None:
             return await self._chunked(limits, lease, pace)
         if self._room is None:
             self._room = _room_for(length)
-        pace.came(self._filled)
-        while not self.whole:
+        pace.received(self._filled)
+        while not self.is_complete:
             await self._more(pace)
         return self._room.toreadonly()
 
-    async def arrive(
+    async def open_body_stream(
         self, length: int, start: int, limits: ServerLimits, lease: Reservation, broken: Broken, /
     ) -> CutThroughBody | None:
         """Return its body when *start* bytes have come; see `http_exchange.Incoming`."""
-        if self.whole:
+        if self.is_complete:
             return None
         pace = TransferRateLimit(limits, asyncio.get_running_loop())
         arrival = self._arrival = CutThroughBody(self._source, length, start, pace, lease, broken)
@@ -165,7 +174,7 @@ class ReceivingRequest(BufferedRequest):
                 buffer += piece
             if reader.chunks > limits.body_chunks:
                 raise too_many_chunks(limits)
-            if self.whole:
+            if self.is_complete:
                 return memoryview(buffer).toreadonly()
             await self._more(pace)
 
@@ -181,17 +190,17 @@ class ReceivingRequest(BufferedRequest):
             raise self._failure
         received = self._filled
         self._wanted = asyncio.get_running_loop().create_future()
-        self._source.give_me()
+        self._source.resume_reading()
         while not self._wanted.done():
             if self._filled != received:
-                pace.came(self._filled - received)
+                pace.received(self._filled - received)
                 received = self._filled
-            wait_s, limit = pace.left()
+            wait_s, limit = pace.time_left()
             await asyncio.wait([self._wanted], timeout=max(0.0, wait_s))
             # A large body is not heard of piece by piece: what has come is looked at in time.
             if self._filled == received and not self._wanted.done():
                 raise pace.fault(limit)
-        pace.came(self._filled - received)
+        pace.received(self._filled - received)
         self._wanted = None
         if self._failure is not None:
             raise self._failure
@@ -202,18 +211,18 @@ class ReceivingRequest(BufferedRequest):
         """Return where the next bytes of a body of known length go; None for no such place."""
         if self._arrival is not None:
             return self._arrival.room()
-        return None if self._room is None or self.whole else self._room[self._filled :]
+        return None if self._room is None or self.is_complete else self._room[self._filled :]
 
-    def came(self, size: int) -> None:
+    def received(self, size: int) -> None:
         """Note that *size* bytes have been put into `room`."""
         if self._arrival is not None:
-            self._arrival.came(size)
-            self.whole = self._arrival.complete
+            self._arrival.received(size)
+            self.is_complete = self._arrival.complete
             return
         self._filled += size
         if self._room is not None and self._filled == self._room.nbytes:
-            self.whole = True
-            self.here = self._room.toreadonly()
+            self.is_complete = True
+            self.buffered_body = self._room.toreadonly()
             self._wake()
 
     def put(self, piece: memoryview) -> bool:
@@ -222,7 +231,7 @@ class ReceivingRequest(BufferedRequest):
         if room is None or len(room) <= len(piece):
             return False
         room[: len(piece)] = piece
-        self.came(len(piece))
+        self.received(len(piece))
         return True
 
     def take(self, data: bytes, at: int) -> int:
@@ -236,19 +245,19 @@ class ReceivingRequest(BufferedRequest):
             return self._take_chunks(self._chunks, data, at) if waited_for else at
         if self._arrival is not None:
             stop = self._arrival.take(data, at)
-            self.whole = self._arrival.complete
+            self.is_complete = self._arrival.complete
             return stop
         length = self._head.length or 0
         room = self.room()
         if room is not None:
             size = min(room.nbytes, len(data) - at)
             room[:size] = memoryview(data)[at : at + size]
-            self.came(size)
+            self.received(size)
             return at + size
         if len(data) - at < length:
             return at
-        self.here = memoryview(data[at : at + length])
-        self.whole = True
+        self.buffered_body = memoryview(data[at : at + length])
+        self.is_complete = True
         return at + length
 
     def _take_chunks(self, reader: ChunkReader, data: bytes, at: int) -> int:
@@ -259,7 +268,7 @@ class ReceivingRequest(BufferedRequest):
             return len(data)
         self._pieces.extend(pieces)
         self._filled += stop - at
-        self.whole = reader.done
+        self.is_complete = reader.done
         self._wake()
         return stop
 

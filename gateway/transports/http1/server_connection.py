@@ -81,7 +81,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._queue: deque[BufferedRequest | HttpError] = deque()
         self._current: BufferedRequest | None = None
         self._reading: ReceivingRequest | None = None
-        self._held = b""
+        self._unparsed = b""
         self._paused = False
         self._deaf = False
         self._waiter: asyncio.Future[None] | None = None
@@ -92,11 +92,11 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._presence: HalfCloseMonitor | None = None
         self._address: str | None = None
         self.transport: Any = None
-        self.behind: asyncio.Event | None = None
-        self.answered = 0
+        self.write_paused: asyncio.Event | None = None
+        self.responses_sent = 0
         self.head_sent = False
         self.ending = False
-        self.give_up: Callable[[], None] | None = None
+        self.cancel_exchange: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -104,7 +104,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         return len(self._queue) + (self._current is not None)
 
     @property
-    def asked_version(self) -> Version | None:
+    def request_version(self) -> Version | None:
         """Version of the request that is being answered; None for no request."""
         return None if self._current is None else self._current.version
 
@@ -157,13 +157,13 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Note that the kernel has not taken all that was written."""
-        self.behind = asyncio.Event()
+        self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
         """Note that it has."""
-        if self.behind is not None:
-            self.behind.set()
-            self.behind = None
+        if self.write_paused is not None:
+            self.write_paused.set()
+            self.write_paused = None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """Return where the next bytes go: into the body that is being read, if there is one."""
@@ -175,8 +175,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Take what has come."""
         reading = self._reading
         if reading is not None and reading.room() is not None:
-            reading.came(nbytes)
-            if reading.whole:
+            reading.received(nbytes)
+            if reading.is_complete:
                 self._reading = None
             return
         data = self._door.buffer[:nbytes]
@@ -192,14 +192,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Take requests from *data*, be it from before this was known as HTTP; hold the rest."""
         if self._deaf:
             return
-        if self._held:
-            data, self._held = self._held + data, b""
+        if self._unparsed:
+            data, self._unparsed = self._unparsed + data, b""
         at, end = 0, len(data)
         while at < end:
             reading = self._reading
             if reading is not None:
                 at = reading.take(data, at)
-                if reading.whole:
+                if reading.is_complete:
                     self._reading = None
                 elif at < end:
                     break
@@ -208,8 +208,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             else:
                 at = self._read_head(data, at)
         if at < end:
-            self._held = data[at:]
-            self.wait()
+            self._unparsed = data[at:]
+            self.pause_reading()
 
     def eof_received(self) -> bool:
         """Keep a half-closed connection open while whole requests await their answers."""
@@ -225,25 +225,25 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     # -- reading
 
-    def give_me(self) -> None:
+    def resume_reading(self) -> None:
         """Hand what is held to the body that is now wanted, and read on."""
         self.data_received(b"")  # nothing new behind what is held
         self._read_on()
 
-    def wait(self) -> None:
+    def pause_reading(self) -> None:
         """Leave with the client what it has not sent yet, until `give_me`."""
         if not self._paused and self.transport is not None:
             self._paused = True
             self.transport.pause_reading()
 
-    def look(self, missing: int) -> None:
+    def check_peer(self, missing: int) -> None:
         """End the connection if its client has left, which is not seen while nothing is read."""
         if self.transport is None:
             return
         sock = self.transport.get_extra_info("socket")
         encrypted = self.transport.get_extra_info("sslcontext") is not None
         if peer_refused(sock) if encrypted else peer_missing(sock, missing):
-            self.cut()
+            self.abort()
 
     def _read_head(self, data: bytes, at: int) -> int:
         try:
@@ -260,7 +260,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         if head.chunked or stop > len(data):
             self._reading = coming = ReceivingRequest(self, head, self._door.memory)
             if not self.in_flight:
-                coming.place(self._door.listener)
+                coming.preallocate(self._door.listener)
             self._arrived(coming)
             return coming.take(data, at)
         self._arrived(BufferedRequest(head, self._door.memory, memoryview(data[at:stop])))
@@ -319,14 +319,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
                     self._say(asked.response)
                     break
                 self._current = asked
-                if self._held and self._reading is None:
-                    self.give_me()
+                if self._unparsed and self._reading is None:
+                    self.resume_reading()
                 if not await Exchange(listener, self, asked, self._task).run():
                     break
                 self._current = None
                 del asked  # a connection that waits for the next holds no body
         except asyncio.CancelledError:
-            self.cut()
+            self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this connection alone
             self._say(failure(error))
@@ -348,7 +348,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         if self.transport is None:
             return
         if self.head_sent and self._current is not None:
-            self.cut()  # what has begun must not look as if it had ended
+            self.abort()  # what has begun must not look as if it had ended
             return
         write_response(self.transport, response, keep=False, version=(1, 1))
         if self.transport.can_write_eof():
@@ -359,12 +359,12 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._forget()
         if self.transport is None or self.transport.is_closing():
             return
-        if self._reading is None and not self._held and not self._heads.begun:
+        if self._reading is None and not self._unparsed and not self._heads.begun:
             self.transport.close()
             return
         # It may be sending still: a reset would destroy what it has not read yet.
         self._reading = None
-        self._held = b""
+        self._unparsed = b""
         self._read_on()
         self._idle_timer = self._loop.call_later(_LINGER_S, self.transport.close)
 
@@ -378,7 +378,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
                 asked.lease.close()
         self._queue.clear()
 
-    def wind_up(self) -> None:
+    def announce_close(self) -> None:
         """Let the last answer that is due say that it is."""
         self.ending = True
 
@@ -388,11 +388,11 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         if not self.in_flight and not self._heads.begun and self.transport is not None:
             self.transport.close()
 
-    def abandon(self) -> None:
+    def fail_in_flight(self) -> None:
         """Answer what is in flight with an error."""
-        (self.give_up or self.cut)()
+        (self.cancel_exchange or self.abort)()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without the end of what was being written."""
         if self.transport is not None:
             self.transport.abort()

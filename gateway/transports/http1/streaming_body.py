@@ -34,15 +34,15 @@ _LOOK_S: Final = 0.05
 class BodySource(Protocol):
     """The connection, as the body of a request sees it."""
 
-    def give_me(self) -> None:
+    def resume_reading(self) -> None:
         """Hand on what is held, and read on."""
         ...
 
-    def wait(self) -> None:
+    def pause_reading(self) -> None:
         """Read no further until then."""
         ...
 
-    def look(self, missing: int) -> None:
+    def check_peer(self, missing: int) -> None:
         """End the connection if its client has left before sending *missing* bytes more."""
         ...
 
@@ -160,7 +160,7 @@ class CutThroughBody:
             return
         if self._held_since is None:
             self._held_since = self._loop.time()
-        self._source.wait()
+        self._source.pause_reading()
 
     def resume(self) -> None:
         """Give more; harmless when nothing was held."""
@@ -224,9 +224,9 @@ class CutThroughBody:
             self._at = 0
         return self._piece[self._at : self._at + self.end - self._filled]
 
-    def came(self, size: int) -> None:
+    def received(self, size: int) -> None:
         """Note that *size* bytes have been put into `room`."""
-        self._pace.came(size)
+        self._pace.received(size)
         self._filled += size
         self.complete = self._filled == self.end
         if self._whole is not None:
@@ -247,7 +247,7 @@ class CutThroughBody:
         stop = min(len(data), at + self.end - self._filled)
         if self._head is None and not self._filled and stop - at >= self.start:
             self._filled = stop - at  # all of it in one piece, as it is: no copy
-            self._pace.came(self._filled)
+            self._pace.received(self._filled)
             self.complete = self._filled == self.end
             self._begin_with(memoryview(data)[at:stop])
             return stop
@@ -256,7 +256,7 @@ class CutThroughBody:
             assert room is not None  # noqa: S101  # it is not complete
             size = min(room.nbytes, stop - at)
             room[:size] = memoryview(data)[at : at + size]
-            self.came(size)
+            self.received(size)
             at += size
         return stop
 
@@ -289,13 +289,13 @@ class CutThroughBody:
 
     def _read_on(self) -> None:
         if not self.complete:
-            self._source.give_me()
+            self._source.resume_reading()
         if self._held_since is not None:
             self.pause()  # what was at hand is more than is wanted yet
 
     def _excuse(self) -> None:
         if self._held_since is not None:
-            self._pace.excuse(self._loop.time() - self._held_since)
+            self._pace.exclude_time(self._loop.time() - self._held_since)
             self._held_since = None
 
     # -- waiting
@@ -317,10 +317,10 @@ class CutThroughBody:
         if self.complete or self._failure is not None:
             return
         if self._held_since is None:
-            left_s, limit = self._pace.left()
+            left_s, limit = self._pace.time_left()
             if left_s <= 0:
                 self._broken(self._pace.fault(limit))
                 return
         self._timer = self._loop.call_later(_LOOK_S, self._look)
         if self._held_since is not None:
-            self._source.look(self.end - self._filled)
+            self._source.check_peer(self.end - self._filled)

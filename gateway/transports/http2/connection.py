@@ -57,19 +57,19 @@ class Http2Connection(Http2Receiver):
         if number >= h2.MAX_WINDOW:
             self.exhausted = True
         stream = self.streams[number] = Http2Stream(
-            number, self.outlet.initial_window, STREAM_WINDOW, owner
+            number, self.writer.initial_window, STREAM_WINDOW, owner
         )
         return stream
 
     def reset(self, stream: Http2Stream, code: int) -> None:
         """End a stream both ways, now; harmless when it has ended."""
         if self.streams.pop(stream.number, None) is not None:
-            self.outlet.forget(stream)
+            self.writer.forget(stream)
             self.out.append(h2.reset(stream.number, code))
 
     def grant(self, stream: Http2Stream, size: int) -> None:
         """Let the peer send *size* bytes more on a stream."""
-        if not stream.ended_there and size > 0 and stream.number in self.streams:
+        if not stream.remote_closed and size > 0 and stream.number in self.streams:
             stream.window += size
             self.out.append(h2.window_update(stream.number, size))
 
@@ -94,7 +94,7 @@ class Http2Connection(Http2Receiver):
         elif kind == h2.PUSH_PROMISE:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "nobody may push")
         else:  # priorities, and kinds that are not known
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             if kind == h2.PRIORITY:
                 self._priority(number, payload)
 
@@ -113,7 +113,7 @@ class Http2Connection(Http2Receiver):
             raise Http2ConnectionError(
                 h2.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes"
             )
-        self.credit.spend(1)
+        self.flood_budget.charge(1)
         size = int.from_bytes(payload, "big") & h2.MAX_WINDOW
         stream = self.streams.get(number)
         if number and stream is None:
@@ -124,13 +124,13 @@ class Http2Connection(Http2Receiver):
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a window enlarged by nothing")
             self.refuse(stream, h2.PROTOCOL_ERROR)
             return
-        if not self.outlet.widen(stream, size):
+        if not self.writer.widen(stream, size):
             if stream is None:
                 raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window enlarged too far")
             self.refuse(stream, h2.FLOW_CONTROL_ERROR)
             return
-        if self.outlet.pump() >= REFUND_FROM_BYTES:
-            self.credit.left += MESSAGE_REFUND
+        if self.writer.pump() >= REFUND_FROM_BYTES:
+            self.flood_budget.left += MESSAGE_REFUND
 
     def _reset_by_peer(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
@@ -138,12 +138,12 @@ class Http2Connection(Http2Receiver):
         stream = self.streams.pop(number, None)
         if stream is None:
             self._require_known(number)
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             return
-        self.outlet.forget(stream)
-        self._receiver.reset(stream, int.from_bytes(payload, "big"))
+        self.writer.forget(stream)
+        self._receiver.on_reset(stream, int.from_bytes(payload, "big"))
         if not self._client:
-            self.credit.spend(RESET_COST)
+            self.flood_budget.charge(RESET_COST)
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
@@ -151,21 +151,21 @@ class Http2Connection(Http2Receiver):
         if flags & h2.ACK:
             if payload:
                 raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, "an acknowledgement with settings")
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             return
         values = h2.read_settings(payload)
-        self.credit.spend(1 + len(values))
+        self.flood_budget.charge(1 + len(values))
         for key, value in values:
             self._apply(key, value)
         self.out.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
         if not self._settled:
             self._settled = True
-            self._receiver.settled()
-        self.outlet.pump()
+            self._receiver.on_settings()
+        self.writer.pump()
 
     def _apply(self, key: int, value: int) -> None:
         if key == h2.INITIAL_WINDOW_SIZE:
-            if value > h2.MAX_WINDOW or not self.outlet.begin_at(value, self.streams.values()):
+            if value > h2.MAX_WINDOW or not self.writer.begin_at(value, self.streams.values()):
                 raise Http2ConnectionError(
                     h2.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large"
                 )
@@ -174,11 +174,11 @@ class Http2Connection(Http2Receiver):
                 raise Http2ConnectionError(
                     h2.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed"
                 )
-            self.outlet.frame_bytes = min(value, FRAME_BYTES)
+            self.writer.frame_bytes = min(value, FRAME_BYTES)
         elif key == h2.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == h2.HEADER_TABLE_SIZE:
-            self.outlet.shrunk = self.outlet.shrunk or value < self._peer_table
+            self.writer.shrunk = self.writer.shrunk or value < self._peer_table
             self._peer_table = value
         elif key == h2.ENABLE_PUSH and value > (0 if self._client else 1):
             raise Http2ConnectionError(
@@ -190,7 +190,7 @@ class Http2Connection(Http2Receiver):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"PING on stream {number}")
         if len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
             raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
-        self.credit.spend(1)
+        self.flood_budget.charge(1)
         if not flags & h2.ACK:
             self.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
 
@@ -199,11 +199,11 @@ class Http2Connection(Http2Receiver):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
         if len(payload) < 8:  # noqa: PLR2004  # two numbers
             raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
-        self.credit.spend(1)
+        self.flood_budget.charge(1)
         last, code = h2.read_two(payload)
-        self._receiver.went_away(code, payload[8:208].decode("latin-1"))
+        self._receiver.on_goaway(code, payload[8:208].decode("latin-1"))
         if self._client:
             for stream in [each for each in self.streams.values() if each.number > last]:
                 del self.streams[stream.number]
-                self.outlet.forget(stream)
-                self._receiver.reset(stream, h2.REFUSED_STREAM)
+                self.writer.forget(stream)
+                self._receiver.on_reset(stream, h2.REFUSED_STREAM)

@@ -33,12 +33,12 @@ class FloodBudget:
     def __init__(self) -> None:
         self.left = _MOST
 
-    def spend(self, cost: int) -> None:
+    def charge(self, cost: int) -> None:
         """Draw on it. Raises H2Fault when there is not so much."""
         self.left -= cost
         if self.left < 0:
             raise Http2ConnectionError(ENHANCE_YOUR_CALM, "too many frames that carry nothing")
 
-    def tick(self) -> None:
+    def refill(self) -> None:
         """Fill it up by what a second earns."""
         self.left = min(_MOST, self.left + _PER_TICK)

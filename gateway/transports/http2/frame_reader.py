@@ -46,7 +46,7 @@ class FrameReader(ABC):
     _whole: Callable[[int, bytes, bytes, memoryview, int], int]
 
     def __init__(self, preface: bytes, block_bytes: int) -> None:
-        self.credit = FloodBudget()
+        self.flood_budget = FloodBudget()
         self.streams: dict[int, Http2Stream] = {}
         self._preface = preface
         self._max_block = block_bytes
@@ -75,7 +75,7 @@ class FrameReader(ABC):
         """Take a part of a stream."""
 
     @abstractmethod
-    def _run(self, number: int, data: bytes, view: memoryview, at: int) -> int:
+    def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
         """Take as many frames of data as stand at *at*, one behind the other; return how far."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class FrameReader(ABC):
                 return at
             if kind == h2.DATA and flags <= h2.END_STREAM and length <= FRAME_BYTES:
                 if length >= _LONG and not flags:
-                    end = self._run(number, data, view, at)
+                    end = self._fast_data(number, data, view, at)
                     if end > at:
                         at = end
                         continue
@@ -230,13 +230,13 @@ class FrameReader(ABC):
             padding = data[begin] if length else 0
             if padding >= length:
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame is nothing but padding")
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             if stream is not None:
                 self.grant(stream, padding + 1)
             begin += 1
             length -= padding + 1
         if not length and not end:
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
         stop = begin + length
         if stop + padding <= len(data):
             if stream is not None:
@@ -286,7 +286,7 @@ class FrameReader(ABC):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "CONTINUATION of another stream")
         if self._block_bytes > self._max_block or len(self._block) > _BLOCK_FRAMES:
             raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "a header block goes on and on")
-        self.credit.spend(1)
+        self.flood_budget.charge(1)
         if flags & h2.END_HEADERS:
             whole, self._block, self._block_stream = b"".join(self._block), [], 0
             self._whole_block(number, whole, end=self._block_end)

@@ -94,15 +94,15 @@ class Http2Protocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The kernel takes no more."""
-        self.core.outlet.held = True
+        self.core.writer.held = True
         self._stuck_since = monotonic()
         self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
 
     def resume_writing(self) -> None:
         """The kernel has taken all of it."""
-        self.core.outlet.held = False
+        self.core.writer.held = False
         self._stuck_since = None
-        self.core.outlet.pump()
+        self.core.writer.pump()
         self.flush()
 
     @property
@@ -120,7 +120,7 @@ class Http2Protocol(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once; harmless the second time."""
         if self.transport is not None:
             self.transport.abort()

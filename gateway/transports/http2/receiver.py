@@ -44,34 +44,36 @@ _unpack = FRAME_HEAD.unpack_from
 class StreamEvents(Protocol):
     """Told of what a peer sends; its methods are called from within `feed`."""
 
-    def settled(self) -> None:
+    def on_settings(self) -> None:
         """The peer's settings have come."""
 
-    def head(self, stream: Http2Stream, head: Head, *, end: bool) -> None:
+    def on_headers(self, stream: Http2Stream, head: Head, *, end: bool) -> None:
         """A stream began (on a server), or its header fields or trailers came (on a client)."""
 
-    def whole(self, stream: Http2Stream, head: Head, view: memoryview, tail: Head | None) -> None:
+    def on_complete_stream(
+        self, stream: Http2Stream, head: Head, view: memoryview, tail: Head | None
+    ) -> None:
         """A stream came whole, and has ended: a call, or with *tail* an answer.
 
         What `head`, `data` and, for *tail*, `head` again would have been told.
         """
 
-    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         """A part of a stream came; *view* lives on."""
 
-    def run(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
+    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Parts of a stream came, one after the other, and it goes on.
 
         All of them are off the window: who takes them one by one takes them off `coming`.
         """
 
-    def reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> None:
         """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
 
-    def sent(self, stream: Http2Stream) -> None:
+    def on_writable(self, stream: Http2Stream) -> None:
         """All that waited for the peer's windows has been written."""
 
-    def went_away(self, code: int, message: str) -> None:
+    def on_goaway(self, code: int, message: str) -> None:
         """The peer takes no new streams."""
 
 
@@ -111,8 +113,10 @@ class Http2Receiver(FrameReader):
         self._next = 1
         self._accepting = True
         self.out: list[Buffer] = []
-        self.outlet = Http2StreamWriter(self.out, self.credit, self.streams, receiver.sent)
-        self._whole = self._whole_answer if client else self._whole_call
+        self.writer = Http2StreamWriter(
+            self.out, self.flood_budget, self.streams, receiver.on_writable
+        )
+        self._whole = self._fast_response if client else self._fast_request
         self._begin(header_bytes)
 
     @abstractmethod
@@ -125,7 +129,7 @@ class Http2Receiver(FrameReader):
         Both would else hold one another until a collection.
         """
         del self._receiver, self._whole
-        self.outlet.close()
+        self.writer.close()
 
     @abstractmethod
     def reset(self, stream: Http2Stream, code: int) -> None:
@@ -146,14 +150,14 @@ class Http2Receiver(FrameReader):
         stream = self.streams.get(number)
         if stream is None:
             self._require_known(number)
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             return None
         stream.window -= length
         if stream.window < 0:
             raise Http2ConnectionError(
                 h2.FLOW_CONTROL_ERROR, "more was sent than the stream's window"
             )
-        if stream.ended_there:
+        if stream.remote_closed:
             raise Http2ConnectionError(h2.STREAM_CLOSED, f"data after the end of stream {number}")
         return stream
 
@@ -164,22 +168,22 @@ class Http2Receiver(FrameReader):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} is idle")
 
     def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        if stream.owed is not None:
-            stream.owed -= len(view)
-            if stream.owed < 0 or (end and stream.owed):
+        if stream.expected_bytes is not None:
+            stream.expected_bytes -= len(view)
+            if stream.expected_bytes < 0 or (end and stream.expected_bytes):
                 self.refuse(stream, h2.PROTOCOL_ERROR)
                 return
         if end:
             self._ended_there(stream)
-        self._receiver.data(stream, view, end=end)
+        self._receiver.on_data(stream, view, end=end)
 
-    def _run(self, number: int, data: bytes, view: memoryview, at: int) -> int:
+    def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
         stream = self.streams.get(number)
-        if stream is None or stream.ended_there:
+        if stream is None or stream.remote_closed:
             return at
         most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
-        if stream.owed is not None:
-            most = min(most, stream.owed)
+        if stream.expected_bytes is not None:
+            most = min(most, stream.expected_bytes)
         left = most
         last = len(data) - h2.HEAD_BYTES
         views: list[memoryview] = []
@@ -203,10 +207,10 @@ class Http2Receiver(FrameReader):
             size = most - left
             self._window -= size
             stream.window -= size
-            if stream.owed is not None:
-                stream.owed -= size
+            if stream.expected_bytes is not None:
+                stream.expected_bytes -= size
             stream.coming = size
-            self._receiver.run(stream, views)
+            self._receiver.on_data_batch(stream, views)
             stream.coming = 0
         return at
 
@@ -223,7 +227,7 @@ class Http2Receiver(FrameReader):
             stream = self._opened(number, head)
             if stream is None:
                 return
-        elif stream.ended_there:
+        elif stream.remote_closed:
             raise Http2ConnectionError(
                 h2.STREAM_CLOSED, f"header fields after the end of stream {number}"
             )
@@ -233,14 +237,16 @@ class Http2Receiver(FrameReader):
         if isinstance(head, Http2StreamError):
             self.reset(stream, head.code)
             if self._client:
-                self._receiver.reset(stream, head.code)
-            self.credit.spend(REFUSAL_COST)
+                self._receiver.on_reset(stream, head.code)
+            self.flood_budget.charge(REFUSAL_COST)
             return
         if end:
             self._ended_there(stream)
-        self._receiver.head(stream, head, end=end)
+        self._receiver.on_headers(stream, head, end=end)
 
-    def _whole_call(self, number: int, block: bytes, data: bytes, view: memoryview, at: int) -> int:
+    def _fast_request(
+        self, number: int, block: bytes, data: bytes, view: memoryview, at: int
+    ) -> int:
         """Take a call that came whole: its head, and its message with the end on it."""
         begin = at + h2.HEAD_BYTES
         if begin > len(data):
@@ -271,19 +277,19 @@ class Http2Receiver(FrameReader):
         self.last = number
         self._window -= length
         stream = self.streams[number] = Http2Stream(
-            number, self.outlet.initial_window, STREAM_WINDOW - length, None
+            number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
-        stream.ended_there = True
-        self._receiver.whole(stream, head, view[begin:end], None)
+        stream.remote_closed = True
+        self._receiver.on_complete_stream(stream, head, view[begin:end], None)
         return end
 
-    def _whole_answer(
+    def _fast_response(
         self, number: int, block: bytes, data: bytes, view: memoryview, at: int
     ) -> int:
         """Take an answer that came whole: its head, its message and its trailers."""
         begin = at + h2.HEAD_BYTES
         stream = self.streams.get(number)
-        if stream is None or stream.ended_there or begin > len(data) or not self._settled:
+        if stream is None or stream.remote_closed or begin > len(data) or not self._settled:
             return 0
         high, low, kind, flags, same = _unpack(data, at)
         length = high << 16 | low
@@ -296,7 +302,7 @@ class Http2Receiver(FrameReader):
             or first > len(data)
             or not 0 < length <= stream.window
             or self._window - length < _WIDEN_AT
-            or stream.owed is not None
+            or stream.expected_bytes is not None
         ):
             return 0
         high, low, kind, flags, same = _unpack(data, stop)
@@ -325,10 +331,10 @@ class Http2Receiver(FrameReader):
                 return end
         self._window -= length
         stream.window -= length
-        stream.ended_there = True
-        if stream.ended_here:
+        stream.remote_closed = True
+        if stream.local_closed:
             del self.streams[number]
-        self._receiver.whole(stream, head, view[begin:stop], tail)
+        self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)
         return end
 
     def _trailers(self, stream: Http2Stream, head: Head | Http2StreamError, *, end: bool) -> None:
@@ -353,29 +359,29 @@ class Http2Receiver(FrameReader):
             self._require_known(number)
             if not self._client and not isinstance(head, Http2StreamError):
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             return None
         if not number % 2:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
         if not self._accepting:
-            self.credit.spend(1)
+            self.flood_budget.charge(1)
             return None
         self.last = number
         if len(self.streams) >= self._max_streams:
-            self.credit.spend(REFUSAL_COST)
+            self.flood_budget.charge(REFUSAL_COST)
             self.out.append(h2.reset(number, h2.REFUSED_STREAM))
             return None
-        stream = Http2Stream(number, self.outlet.initial_window, STREAM_WINDOW, None)
+        stream = Http2Stream(number, self.writer.initial_window, STREAM_WINDOW, None)
         self.streams[number] = stream
         return stream
 
     def _ended_there(self, stream: Http2Stream) -> None:
-        stream.ended_there = True
-        if stream.ended_here:
+        stream.remote_closed = True
+        if stream.local_closed:
             self.streams.pop(stream.number, None)
 
     def refuse(self, stream: Http2Stream, code: int) -> None:
         """End a stream for what its peer did wrong on it."""
-        self.credit.spend(REFUSAL_COST)
+        self.flood_budget.charge(REFUSAL_COST)
         self.reset(stream, code)
-        self._receiver.reset(stream, code)
+        self._receiver.on_reset(stream, code)

@@ -43,11 +43,11 @@ class Http2Stream:
         "_still_since",
         "coming",
         "end_waits",
-        "ended_here",
-        "ended_there",
+        "expected_bytes",
+        "local_closed",
         "number",
-        "owed",
         "owner",
+        "remote_closed",
         "room",
         "tail",
         "waiting",
@@ -60,9 +60,9 @@ class Http2Stream:
         self.room = room
         self.window = window
         self.coming = 0
-        self.ended_here = False
-        self.ended_there = False
-        self.owed: int | None = None
+        self.local_closed = False
+        self.remote_closed = False
+        self.expected_bytes: int | None = None
         self.waiting: deque[memoryview] | None = None
         self.tail: bytes | None = None
         self.end_waits = False
@@ -169,9 +169,9 @@ class Http2StreamWriter:
             self._out.append(b"".join(parts))
             self._room -= size
             stream.room -= size
-            stream.ended_here = True
+            stream.local_closed = True
             self._credit.left += RESPONSE_REFUND
-            if stream.ended_there:
+            if stream.remote_closed:
                 del self._streams[number]
             return
         self.head(stream, block)
@@ -282,9 +282,9 @@ class Http2StreamWriter:
 
     def _ended(self, stream: Http2Stream) -> None:
         """The end of a stream is written."""
-        stream.ended_here = True
+        stream.local_closed = True
         self._credit.left += RESPONSE_REFUND
-        if stream.ended_there:
+        if stream.remote_closed:
             self._streams.pop(stream.number, None)
 
     def _finish(self, stream: Http2Stream) -> None:

@@ -106,7 +106,7 @@ class GrpcClient:
         if self._closed:
             raise NotSent(f"the client of {self._target} is closed")
         left_s = self._left(deadline)
-        if not self._slots.take():
+        if not self._slots.try_acquire():
             try:
                 await self._slots.acquire(left_s)
             except Overloaded as error:

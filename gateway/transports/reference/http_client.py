@@ -107,7 +107,7 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Hold a place in the pool, and the answer's head; not read to its end, it is cut off."""
-        if not self._slots.take():
+        if not self._slots.try_acquire():
             async with deadline_scope(deadline, self._peer.name):
                 await self._slots.acquire(None)
         try:

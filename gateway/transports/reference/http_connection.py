@@ -94,20 +94,20 @@ class ReferenceHttpConnection(RequestHandler):
         self._broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
         self._presence = HalfCloseMonitor(loop, self)
-        self.behind: asyncio.Event | None = None
-        self.answered = 0
+        self.write_paused: asyncio.Event | None = None
+        self.responses_sent = 0
         self.head_sent = False
         self.draining = False
         self.half_closed = False
-        self.give_up: Callable[[], None] | None = None
+        self.cancel_exchange: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> int:
         """Requests received and not yet answered."""
-        return self._request_count - self.answered
+        return self._request_count - self.responses_sent
 
     @property
-    def asked_version(self) -> Version | None:
+    def request_version(self) -> Version | None:
         """Version of the request that is being answered; None for no request."""
         request = self._current_request
         return None if request is None else (request.version.major, request.version.minor)
@@ -155,14 +155,14 @@ class ReferenceHttpConnection(RequestHandler):
     def pause_writing(self) -> None:
         """Note that the kernel has not taken all that was written."""
         super().pause_writing()
-        self.behind = asyncio.Event()
+        self.write_paused = asyncio.Event()
 
     def resume_writing(self) -> None:
         """Note that it has."""
         super().resume_writing()
-        if self.behind is not None:
-            self.behind.set()
-            self.behind = None
+        if self.write_paused is not None:
+            self.write_paused.set()
+            self.write_paused = None
 
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""
@@ -233,7 +233,7 @@ class ReferenceHttpConnection(RequestHandler):
     ) -> StreamResponse:
         """Answer a request that cannot be parsed, or a bug; the connection closes then."""
         if isinstance(exc, HttpProcessingError):
-            self.answered += 1
+            self.responses_sent += 1
             self.head_sent = False
             fault = self._head_fault(exc)
             self._refused(fault.error)
@@ -241,7 +241,7 @@ class ReferenceHttpConnection(RequestHandler):
         else:
             response = failure(exc)
         if self.head_sent or self.transport is None:
-            self.cut()  # what has begun must not look as if it had ended
+            self.abort()  # what has begun must not look as if it had ended
             raise ConnectionError("an answer has begun already")
         self._broken = True
         write_response(self.transport, response, keep=False, version=(1, 1))
@@ -260,24 +260,24 @@ class ReferenceHttpConnection(RequestHandler):
         if not isinstance(kw.get("exc_info"), RequestPayloadError):
             super().log_exception(*args, **kw)
 
-    def wind_up(self) -> None:
+    def announce_close(self) -> None:
         """Let the last answer that is due say that it is."""
         self.draining = True
 
     def drain(self) -> None:
         """Close when idle, else after the last answer that is due."""
-        self.wind_up()
+        self.announce_close()
         if not self.in_flight and not self._head_bytes and self.transport is not None:
             self.force_close()
 
-    def abandon(self) -> None:
+    def fail_in_flight(self) -> None:
         """Answer what is in flight with an error."""
-        if self.give_up is not None:
-            self.give_up()
+        if self.cancel_exchange is not None:
+            self.cancel_exchange()
         else:
-            self.cut()
+            self.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without the end of what was being written."""
         if self.transport is not None:
             self.transport.abort()

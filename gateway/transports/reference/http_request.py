@@ -37,7 +37,7 @@ class ReferenceHttpRequest:
         lease: Never: none is received before.
     """
 
-    here: memoryview | None = None
+    buffered_body: memoryview | None = None
     lease: Reservation | None = None
 
     def __init__(self, request: BaseRequest) -> None:
@@ -49,7 +49,7 @@ class ReferenceHttpRequest:
         self.closes = not request.keep_alive or "upgrade" in request.headers
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of it has come."""
         return self._payload.is_eof()
 
@@ -74,7 +74,7 @@ class ReferenceHttpRequest:
         except RuntimeError as error:  # how aiohttp's reader says that the connection is gone
             raise ConnectionResetError("the client has left") from error
 
-    async def arrive(
+    async def open_body_stream(
         self,
         length: int,
         start: int,
@@ -127,11 +127,11 @@ class _PayloadReader:
         if self._payload.is_eof():  # all of it is here
             piece, ends_chunk = await self._payload.readchunk()
         else:
-            wait_s, limit = self._pace.left()
+            wait_s, limit = self._pace.time_left()
             try:
                 async with asyncio.timeout(wait_s):
                     piece, ends_chunk = await self._payload.readchunk()
             except TimeoutError:
                 raise self._pace.fault(limit) from None
-        self._pace.came(len(piece))
+        self._pace.received(len(piece))
         return piece, ends_chunk

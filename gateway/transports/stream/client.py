@@ -65,7 +65,7 @@ class StreamClient:
 
     async def send(self, wire: Frame, /, *, deadline: float | None) -> Frame:
         """Send one frame and return its answer; raises as `base.Client` says."""
-        if not self._slots.take():
+        if not self._slots.try_acquire():
             async with deadline_scope(deadline, self._name):
                 await self._slots.acquire(None)
         try:
@@ -87,7 +87,7 @@ class StreamClient:
             self._sweeper.cancel()
             self._sweeper = None
         for connection in list(self._open):
-            connection.cut()
+            connection.abort()
         self._free.clear()
 
     async def _ask(self, frame: Frame) -> Frame:
@@ -103,7 +103,7 @@ class StreamClient:
     async def _ask_over(self, connection: FramedClientConnection, frame: Frame) -> Frame:
         connection.users += 1
         try:
-            return await connection.ask(frame)
+            return await connection.exchange(frame)
         finally:
             connection.users -= 1
             self._give_back(connection)
@@ -147,7 +147,7 @@ class StreamClient:
             if not self._usable(connection):
                 self._free.remove(connection)
                 if not connection.users:
-                    connection.cut()
+                    connection.abort()
             elif not connection.users:
                 return self._taken(connection)
         return None
@@ -176,7 +176,7 @@ class StreamClient:
             if connection in self._free:
                 self._free.remove(connection)
             if not connection.users:
-                connection.cut()
+                connection.abort()
         elif connection not in self._free:
             self._free.append(connection)
         self._sweep_later()
@@ -192,7 +192,7 @@ class StreamClient:
         for connection in [each for each in self._free if not self._usable(each)]:
             self._free.remove(connection)
             if not connection.users:
-                connection.cut()
+                connection.abort()
         self._sweep_later()
 
     async def _connect(self) -> FramedClientConnection:

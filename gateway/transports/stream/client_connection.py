@@ -70,7 +70,7 @@ class FramedClientConnection(asyncio.Protocol):
         """Whether the question asked last met a connection that the upstream had closed."""
         return self._refused and self._silent
 
-    async def ask(self, frame: Frame) -> Frame:
+    async def exchange(self, frame: Frame) -> Frame:
         """Send *frame* and return its answer.
 
         Given up before the answer is whole, the connection is not used again; with nobody else
@@ -104,9 +104,9 @@ class FramedClientConnection(asyncio.Protocol):
                 if not self._waiting and self._transport is not None:
                     # A mere end would leave the upstream to guess whether its answer is still read.
                     reset_when_closed(self._transport.get_extra_info("socket"))
-                    self.cut()
+                    self.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once; what is unsent stays so."""
         self.spoilt = True
         if self._transport is not None:
@@ -140,9 +140,9 @@ class FramedClientConnection(asyncio.Protocol):
                 break
         if fault is not None:
             self._fail(self._broken(fault))
-            self.cut()
+            self.abort()
         elif self._framer.wanted and not self._waiting:
-            self.cut()
+            self.abort()
 
     def eof_received(self) -> None:
         """Learn, while the socket is still open, how the upstream closed it."""

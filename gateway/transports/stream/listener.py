@@ -27,11 +27,11 @@ class FramedConnection(Protocol):
         """Close when idle, else after the last answer that is due."""
         ...
 
-    def abandon(self) -> None:
+    def fail_in_flight(self) -> None:
         """Answer what is in flight with an error, and close."""
         ...
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without the end of what was being written."""
         ...
 

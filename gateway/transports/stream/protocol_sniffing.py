@@ -136,11 +136,11 @@ class ProtocolSniffer(asyncio.Protocol):
         """Close: nothing has been asked."""
         self._transport.close()
 
-    def abandon(self) -> None:
+    def fail_in_flight(self) -> None:
         """Close: nothing has been asked."""
         self._transport.close()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
 

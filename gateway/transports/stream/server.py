@@ -164,7 +164,7 @@ class StreamServer:
     async def _drained(self, timeout_s: float) -> None:
         await self._emptied(timeout_s)
         for connection in list(self._listener.connections):
-            connection.abandon()
+            connection.fail_in_flight()
         await self._emptied(_LAST_WORDS_S)
 
     async def stop(self) -> None:
@@ -173,7 +173,7 @@ class StreamServer:
             return
         self._close_door()
         for connection in list(self._listener.connections):
-            connection.cut()
+            connection.abort()
         await self._emptied(_LAST_WORDS_S)
         for server in self._others:
             await server.stop()

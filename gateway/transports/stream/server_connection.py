@@ -227,7 +227,7 @@ class StreamConnection(asyncio.Protocol):
         del self._running[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error", exc_info=error)
-            self.cut()
+            self.abort()
         self._go_on()
 
     def _read_or_not(self) -> None:
@@ -255,7 +255,7 @@ class StreamConnection(asyncio.Protocol):
         except SlowReaderError as error:
             self._listener.refused(Cancelled(str(error), limit="write_idle_timeout_s"))
         except OSError:  # the client has left: there is nobody to tell
-            self.cut()
+            self.abort()
         finally:
             asked.lease.close()
 
@@ -339,7 +339,7 @@ class StreamConnection(asyncio.Protocol):
         self._draining = True
         self._go_on()
 
-    def abandon(self) -> None:
+    def fail_in_flight(self) -> None:
         """Answer what is in flight with an error, and close."""
         self._end_reading(None)
         self._given_up = True
@@ -347,7 +347,7 @@ class StreamConnection(asyncio.Protocol):
             task.cancel()
         self._go_on()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without the end of what was being written."""
         if self._transport is not None:
             self._transport.abort()
@@ -371,7 +371,7 @@ class StreamConnection(asyncio.Protocol):
                 async with asyncio.timeout(_LINGER_S):
                     await self._ended.wait()
         except (OSError, TimeoutError):  # it does not take or heed it
-            self.cut()
+            self.abort()
         if self._transport is not None:
             self._transport.close()
 

@@ -52,10 +52,10 @@ class Metered:
     def looked_up(self, outcome: str) -> None:
         self.told.append(outcome)
 
-    def kept(self, size_bytes: int) -> None:
+    def stored(self, size_bytes: int) -> None:
         self.held += size_bytes
 
-    def dropped(self, reason: str, size_bytes: int) -> None:
+    def evicted(self, reason: str, size_bytes: int) -> None:
         self.told.append(reason)
         self.held -= size_bytes
 

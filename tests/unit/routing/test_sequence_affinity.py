@@ -36,31 +36,31 @@ def test_sequence_stays_while_places_come() -> None:
     moved = [n for n in range(1, 50) if rendezvous(f"m|{n}", PLACES) != "a"]
     assert moved
     for number in moved:
-        affinity.choose(M, Sequence(number, start=True), {"a": 1.0})
-        assert "a" == affinity.choose(M, Sequence(number), PLACES)
+        affinity.assign(M, Sequence(number, start=True), {"a": 1.0})
+        assert "a" == affinity.assign(M, Sequence(number), PLACES)
 
 
 def test_lost_place_ends_the_sequence_with_an_error() -> None:
     """A sequence does not go on elsewhere, nor when its place is back; started again it may."""
     affinity = SequenceAffinity("endpoint")
-    place = affinity.choose(M, Sequence("s", start=True), PLACES)
+    place = affinity.assign(M, Sequence("s", start=True), PLACES)
     left = {name: 1.0 for name in PLACES if name != place}
     for there in (left, left, PLACES):
         with pytest.raises(Unavailable) as caught:
-            affinity.choose(M, Sequence("s"), there)
+            affinity.assign(M, Sequence("s"), there)
         assert caught.value.message == (
             f"endpoint '{place}' holds sequence 's' and is not available: "
             "the sequence is lost, start it again"
         )
-    assert affinity.choose(M, Sequence("s", start=True), left) in left
+    assert affinity.assign(M, Sequence("s", start=True), left) in left
 
 
 def test_end_forgets_the_sequence() -> None:
     """After its last request the same id is a new sequence."""
     affinity = SequenceAffinity("endpoint")
-    affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
-    affinity.choose(M, Sequence(1, end=True), {"a": 1.0})
-    assert "b" == affinity.choose(M, Sequence(1), {"b": 1.0})
+    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
+    affinity.assign(M, Sequence(1, end=True), {"a": 1.0})
+    assert "b" == affinity.assign(M, Sequence(1), {"b": 1.0})
 
 
 def test_oldest_idle_sequence_is_forgotten() -> None:
@@ -68,7 +68,7 @@ def test_oldest_idle_sequence_is_forgotten() -> None:
     affinity = SequenceAffinity("endpoint", most=2)
     only_a = {"a": 1.0}
     for number in (1, 2, 1, 3):
-        affinity.choose(None, Sequence(number), only_a)
+        affinity.assign(None, Sequence(number), only_a)
     assert {("", 1), ("", 3)} == set(affinity._held)
 
 
@@ -88,48 +88,48 @@ def test_idle_sequence_is_forgotten() -> None:
     clock = FakeClock()
     affinity = SequenceAffinity("endpoint", idle_s=10.0, clock=clock)
     for number in (1, 2):
-        affinity.choose(M, Sequence(number, start=True), {"a": 1.0})
+        affinity.assign(M, Sequence(number, start=True), {"a": 1.0})
     clock.advance(9.0)
-    assert "a" == affinity.choose(M, Sequence(2), PLACES)
+    assert "a" == affinity.assign(M, Sequence(2), PLACES)
     clock.advance(1.0)
-    assert "b" == affinity.choose(M, Sequence(1), {"b": 1.0})
+    assert "b" == affinity.assign(M, Sequence(1), {"b": 1.0})
     with pytest.raises(Unavailable):
-        affinity.choose(M, Sequence(2), {"b": 1.0})
+        affinity.assign(M, Sequence(2), {"b": 1.0})
 
 
 def test_sequence_of_a_place_that_broke_off_must_be_started_again() -> None:
     """It is lost though the place is back; started again it goes elsewhere, if it can."""
     affinity = SequenceAffinity("endpoint")
-    place = affinity.choose(M, Sequence(1, start=True), PLACES)
-    affinity.lose(M, Sequence(1), place)
+    place = affinity.assign(M, Sequence(1, start=True), PLACES)
+    affinity.mark_lost(M, Sequence(1), place)
     for _ in range(2):
         with pytest.raises(Unavailable, match=f"'{place}' holds sequence 1 .* start it again"):
-            affinity.choose(M, Sequence(1), PLACES)
-    other = affinity.choose(M, Sequence(1, start=True), PLACES)
+            affinity.assign(M, Sequence(1), PLACES)
+    other = affinity.assign(M, Sequence(1, start=True), PLACES)
     assert place != other
-    assert other == affinity.choose(M, Sequence(1), PLACES)
+    assert other == affinity.assign(M, Sequence(1), PLACES)
 
 
 def test_the_only_place_may_be_started_again() -> None:
     """A place that broke off is better than none."""
     affinity = SequenceAffinity("endpoint")
-    affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
-    affinity.lose(M, Sequence(1), "a")
-    assert "a" == affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
+    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
+    affinity.mark_lost(M, Sequence(1), "a")
+    assert "a" == affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
 
 
 def test_what_is_over_cannot_be_lost() -> None:
     """A sequence that has ended, or moved, is not touched by a late failure."""
     affinity = SequenceAffinity("endpoint")
-    affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
-    affinity.lose(M, Sequence(1), "b")
-    assert "a" == affinity.choose(M, Sequence(1, end=True), {"a": 1.0})
-    affinity.lose(M, Sequence(1), "a")
-    assert "b" == affinity.choose(M, Sequence(1), {"b": 1.0})
+    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
+    affinity.mark_lost(M, Sequence(1), "b")
+    assert "a" == affinity.assign(M, Sequence(1, end=True), {"a": 1.0})
+    affinity.mark_lost(M, Sequence(1), "a")
+    assert "b" == affinity.assign(M, Sequence(1), {"b": 1.0})
 
 
 def test_text_and_number_are_two_sequences() -> None:
     """The id "1" is not the id 1."""
     affinity = SequenceAffinity("endpoint")
-    affinity.choose(M, Sequence(1, start=True), {"a": 1.0})
-    assert "b" == affinity.choose(M, Sequence("1"), {"b": 1.0})
+    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
+    assert "b" == affinity.assign(M, Sequence("1"), {"b": 1.0})

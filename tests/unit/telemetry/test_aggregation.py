@@ -26,7 +26,7 @@ CALLS = "gateway_requests_total"
 def counted(calls: int, *, model: str = "m", ready: bool = True) -> Figures:
     """What a process says that has answered so many calls, as it comes over the wire."""
     metrics = Metrics("1", triton=True)
-    metrics.know([model])
+    metrics.allow_models([model])
     for _ in range(calls):
         metrics.call(("r", model, "oip.http", "InferRequest", "ok"), "", 0.001)
     metrics.upstream_ready("up", "h:1", ready)

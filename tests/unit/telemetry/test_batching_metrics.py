@@ -32,9 +32,9 @@ def test_kept_answers_are_counted_by_model() -> None:
     meter = SharingMetrics(registry, Usage()).cache("m")
     for outcome in ("miss", "hit", "hit", "shared"):
         meter.looked_up(outcome)
-    meter.kept(100)
-    meter.kept(50)
-    meter.dropped("expired", 50)
+    meter.stored(100)
+    meter.stored(50)
+    meter.evicted("expired", 50)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {"model": "m", **labels})
@@ -50,6 +50,6 @@ def test_two_layers_of_one_model_count_together() -> None:
     """A model at two upstreams has one line."""
     registry = CollectorRegistry()
     metrics = SharingMetrics(registry, Usage())
-    metrics.cache("m").kept(100)
-    metrics.cache("m").kept(10)
+    metrics.cache("m").stored(100)
+    metrics.cache("m").stored(10)
     assert 110 == registry.get_sample_value("gateway_cache_bytes", {"model": "m"})

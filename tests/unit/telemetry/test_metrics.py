@@ -47,7 +47,7 @@ def test_answered_names_make_so_many_series_and_no_more() -> None:
 def test_configured_names_are_labels_from_the_start() -> None:
     """A failing model of the configuration is counted under its name."""
     metrics = Metrics("1")
-    metrics.know(["m"])
+    metrics.allow_models(["m"])
     call(metrics, "m", "upstream")
     assert f'code="upstream",{LABELS.format("m")}' in page(metrics)
 
@@ -84,7 +84,7 @@ def test_speaks_tritons_names_when_asked() -> None:
 def test_triton_names_know_no_stranger() -> None:
     """A model that nobody serves, or a version that never answered, is no label there either."""
     metrics = Metrics("1", triton=True)
-    metrics.know(["m"])
+    metrics.allow_models(["m"])
     call(metrics, "stranger", "not_found")
     call(metrics, "m", "not_found")
     assert "stranger" not in page(metrics)

@@ -125,13 +125,13 @@ def decode_request(
         context = inference_context(wire, fields, ALL_BINARY, request_id)
         return InferRequest(model=model, context=context, inputs=(whole,))
     # Large tensors, which alone are still to come, have nothing to gain.
-    found, cut = moulds.find(body, end) if rest is None else (None, None)
+    found, cut = moulds.parse(body, end) if rest is None else (None, None)
     if found is None:
         document = _document(body[:end], moulds.limits, has_header=length is not None)
         binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
         said, own_id, inputs = _read(document, binary, moulds.limits)
         if cut is not None:
-            moulds.keep(cut, said, own_id, inputs)
+            moulds.learn(cut, said, own_id, inputs)
     else:
         said, own_id, inputs = found
     parameters = said.parameters

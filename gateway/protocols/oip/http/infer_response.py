@@ -136,7 +136,7 @@ def decode_response(
         raise too_short(end, len(body))
     places = placed(call.outputs) if call.outputs else NOWHERE
     # What lies in shared memory is known from the call, not from the answer.
-    known, cut = (None, None) if places else moulds.find(body, end)
+    known, cut = (None, None) if places else moulds.parse(body, end)
     if known is None:
         binary = BinaryPart("output", body[end:], has_header=length is not None)
         document = read_leniently(body[:end], _WHAT, moulds.limits)
@@ -144,7 +144,7 @@ def decode_response(
         _check_id(call, sent_id, found)
         said, outputs = _read(document, binary, moulds.limits, places)
         if cut is not None:
-            moulds.keep(cut, said, found, outputs)
+            moulds.learn(cut, said, found, outputs)
     else:
         said, found, outputs = known
         if found != sent_id:

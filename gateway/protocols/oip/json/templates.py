@@ -115,7 +115,7 @@ class JsonTemplateCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, body: memoryview, end: int) -> tuple[Read[T] | None, Cut | None]:
+    def parse(self, body: memoryview, end: int) -> tuple[Read[T] | None, Cut | None]:
         """Read a message by its mould; tensors behind the JSON are views of it.
 
         Args:
@@ -171,7 +171,7 @@ class JsonTemplateCache(Generic[T]):
             return None
         return mould.said, request_id, tuple(tensors)
 
-    def keep(self, cut: Cut, said: T, request_id: str, tensors: Sequence[Tensor]) -> None:
+    def learn(self, cut: Cut, said: T, request_id: str, tensors: Sequence[Tensor]) -> None:
         """Keep the mould of a message that was read as all are, once it has come twice.
 
         Args:

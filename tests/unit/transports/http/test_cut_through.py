@@ -85,7 +85,7 @@ def test_a_frontend_that_knows_nothing_of_it_has_bodies_whole() -> None:
 def test_most_places_are_for_whole_requests() -> None:
     """A quarter of them is for requests that hold theirs while clients send."""
     places = cut_through_limiter(ServerLimits(requests_in_flight=8))
-    assert [True, True, False] == [places.take() for _ in range(3)]
+    assert [True, True, False] == [places.try_acquire() for _ in range(3)]
 
 
 async def test_a_request_is_made_whole() -> None:

@@ -18,13 +18,13 @@ PIECE = 60_000
 class Quiet:
     """A connection that hands on nothing by itself."""
 
-    def give_me(self) -> None:
+    def resume_reading(self) -> None:
         """Do nothing."""
 
-    def wait(self) -> None:
+    def pause_reading(self) -> None:
         """Do nothing."""
 
-    def look(self, missing: int) -> None:
+    def check_peer(self, missing: int) -> None:
         """Do nothing."""
 
 
@@ -42,12 +42,12 @@ async def test_a_large_body_is_received_where_it_stays() -> None:
     await asyncio.sleep(0)
     rooms: list[memoryview] = []
     sent = b""
-    while not asked.whole:
+    while not asked.is_complete:
         room = asked.room()
         assert room is not None
         piece = bytes([len(rooms) % 256]) * min(PIECE, len(room))
         room[: len(piece)] = piece
-        asked.came(len(piece))
+        asked.received(len(piece))
         rooms.append(room)
         sent += piece
     body = await reading
@@ -60,11 +60,11 @@ async def test_a_large_body_is_received_where_it_stays() -> None:
 async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
     """It is taken from the data once, and given as it is to whoever asks, whole or not at all."""
     asked = coming(5)
-    before = asked.here
+    before = asked.buffered_body
     assert 3 == asked.take(b"abchello"[:5], 3)
-    halfway = asked.here
+    halfway = asked.buffered_body
     assert 8 == asked.take(b"abchello", 3)
-    body = asked.here
+    body = asked.buffered_body
     assert before is halfway is None
     assert body is not None
     assert b"hello" == body.tobytes()

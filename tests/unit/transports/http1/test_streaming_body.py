@@ -28,13 +28,13 @@ class FakeSource:
         self.looked: list[int] = []
         self.arrival: CutThroughBody
 
-    def give_me(self) -> None:
+    def resume_reading(self) -> None:
         self.reading = True
 
-    def wait(self) -> None:
+    def pause_reading(self) -> None:
         self.reading = False
 
-    def look(self, missing: int) -> None:
+    def check_peer(self, missing: int) -> None:
         self.looked.append(missing)
 
     def send(self, size: int | None = None) -> None:
@@ -46,7 +46,7 @@ class FakeSource:
             count = min(room.nbytes, self.piece, stop - self.at)
             room[:count] = self.body[self.at : self.at + count]
             self.at += count
-            self.arrival.came(count)
+            self.arrival.received(count)
 
 
 class Cup:

@@ -49,24 +49,24 @@ class Seen(FrameByFrame):
         self.core.out.clear()
         return data
 
-    def settled(self) -> None:
+    def on_settings(self) -> None:
         self.log.append("settled")
 
-    def head(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
+    def on_headers(self, stream: Http2Stream, head: Any, *, end: bool) -> None:
         self.log.append(("head", stream.number, dict(head), end))
 
-    def data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         self.data_of[stream.number] = self.data_of.get(stream.number, b"") + view
         if end:
             self.log.append(("end", stream.number))
 
-    def reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> None:
         self.log.append(("reset", stream.number, code))
 
-    def sent(self, stream: Http2Stream) -> None:
+    def on_writable(self, stream: Http2Stream) -> None:
         self.log.append(("sent", stream.number))
 
-    def went_away(self, code: int, message: str) -> None:
+    def on_goaway(self, code: int, message: str) -> None:
         self.log.append(("away", code, message))
 
 
@@ -98,7 +98,7 @@ def test_server_understands_the_library(body: bytes, size: int) -> None:
     assert sent == server.data_of[1]
     expected = {name.encode(): value.encode() for name, value in FIELDS}
     assert ["settled", ("head", 1, expected, False), ("end", 1)] == server.log
-    server.core.outlet.send(server.core.streams[1], ANSWER, [sent], TRAILERS)
+    server.core.writer.send(server.core.streams[1], ANSWER, [sent], TRAILERS)
     received = b""
     trailers: list[Any] = []
     while data := server.take():
@@ -119,7 +119,7 @@ def test_client_understands_the_library(body: bytes) -> None:
     """The library answers a client's call of any size within the windows of both."""
     server, client = peer(client=False), Seen(client=True)
     stream = client.core.open(None)
-    client.core.outlet.send(stream, BLOCK, [body], None)
+    client.core.writer.send(stream, BLOCK, [body], None)
     received = b""
     for _ in range(100):
         data = client.take()
@@ -268,7 +268,7 @@ def test_long_block_is_written_in_continuations() -> None:
     client.send_headers(1, FIELDS, end_stream=True)
     server.core.feed(client.data_to_send())
     long = ANSWER + literal(b"x-long", b"v" * 40_000)
-    server.core.outlet.send(server.core.streams[1], long, [b"x"], TRAILERS)
+    server.core.writer.send(server.core.streams[1], long, [b"x"], TRAILERS)
     client.decoder.max_header_list_size = 1 << 20
     events = client.receive_data(server.take())
     heads: list[Any] = [each for each in events if isinstance(each, h2.events.ResponseReceived)]
@@ -285,7 +285,7 @@ def test_smaller_table_is_heeded(body: bytes) -> None:
         client.send_headers(number, FIELDS, end_stream=True)
         server.core.feed(client.data_to_send())
         client.receive_data(server.take())  # acknowledges: from now on the library insists
-        server.core.outlet.send(server.core.streams[number], ANSWER, [body], TRAILERS)
+        server.core.writer.send(server.core.streams[number], ANSWER, [body], TRAILERS)
         sent = server.take()
         assert (number == 1) is (b"\x20" + ANSWER in sent)
         events = client.receive_data(sent)
@@ -313,7 +313,7 @@ def test_windows_hold_back_and_let_go() -> None:
     server = served(frames.settings([(4, 10)]), opening(1, end=True), opening(3, end=True))
     server.take()
     for number in (1, 3):
-        server.core.outlet.send(server.core.streams[number], ANSWER, [b"x" * 25], TRAILERS)
+        server.core.writer.send(server.core.streams[number], ANSWER, [b"x" * 25], TRAILERS)
     assert 20 == server.take().count(b"x")
     server.core.feed(frames.window_update(1, 100))
     assert 15 == server.take().count(b"x")
@@ -330,11 +330,11 @@ def test_held_outlet_writes_nothing() -> None:
     """While the driver can write nothing, messages wait; then they go."""
     server = served(opening(1, end=True))
     server.take()
-    server.core.outlet.held = True
-    server.core.outlet.send(server.core.streams[1], ANSWER, [b"hello"], None)
+    server.core.writer.held = True
+    server.core.writer.send(server.core.streams[1], ANSWER, [b"hello"], None)
     assert b"hello" not in server.take()
-    server.core.outlet.held = False
-    server.core.outlet.pump()
+    server.core.writer.held = False
+    server.core.writer.pump()
     assert b"hello" in server.take()
 
 
@@ -369,12 +369,12 @@ def test_announced_length_is_held_to() -> None:
     """A body that is longer or shorter than its receiver was told costs its stream."""
     for sent, end in ((b"abcd", False), (b"ab", True)):
         server = served(opening(1))
-        server.core.streams[1].owed = 3
+        server.core.streams[1].expected_bytes = 3
         server.core.feed(frame(frames.DATA, int(end), 1, sent))
         assert ("reset", 1, frames.PROTOCOL_ERROR) == server.log[-1]
         assert {} == server.core.streams
     server = served(opening(1))
-    server.core.streams[1].owed = 3
+    server.core.streams[1].expected_bytes = 3
     server.core.feed(frame(frames.DATA, 0, 1, b"a") + frame(frames.DATA, 1, 1, b"bc"))
     assert b"abc" == server.data_of[1]
 
@@ -394,7 +394,7 @@ def test_client_learns_what_was_not_seen() -> None:
     """GOAWAY resets the streams above its last as refused, and leaves the others."""
     client = Seen(client=True)
     for _ in range(3):
-        client.core.outlet.send(client.core.open(None), BLOCK, [b""], None)
+        client.core.writer.send(client.core.open(None), BLOCK, [b""], None)
     client.core.feed(frames.settings([(3, 7)]) + frames.goaway(3, 0, "bye"))
     expected = ["settled", ("away", 0, "bye"), ("reset", 5, frames.REFUSED_STREAM)]
     assert expected == client.log

@@ -78,7 +78,7 @@ def told(sent: bytes, size: int, *, client: bool) -> Any:
     seen.core.feed(h2.settings([]) if client else PREFACE)
     if client:
         for _ in range(3):
-            seen.core.outlet.send(seen.core.open(None), BLOCK, [b"hi"], None)
+            seen.core.writer.send(seen.core.open(None), BLOCK, [b"hi"], None)
     seen.take()
     fault = None
     try:
@@ -120,9 +120,9 @@ def test_a_message_in_one_read_is_told_once() -> None:
         seen.core.feed(h2.settings([]) if client else PREFACE)
         if client:
             for _ in range(3):
-                seen.core.outlet.send(seen.core.open(None), BLOCK, [b"hi"], None)
+                seen.core.writer.send(seen.core.open(None), BLOCK, [b"hi"], None)
         wholes: list[tuple[int, bytes]] = []
-        seen.whole = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign,misc]
+        seen.on_complete_stream = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign,misc]
             (stream.number, bytes(view))
         )
         seen.core.feed(sent)

@@ -91,7 +91,7 @@ def test_window_of_a_byte_earns_nothing() -> None:
     """An answer drawn byte by byte costs the client its credit."""
     server = Seen()
     server.core.feed(PREFACE + frames.settings([(4, 0)]) + opening(1, end=True))
-    server.core.outlet.send(server.core.streams[1], ANSWER, [bytes(100_000)], TRAILERS)
+    server.core.writer.send(server.core.streams[1], ANSWER, [bytes(100_000)], TRAILERS)
     with pytest.raises(Http2ConnectionError):
         flood(server, lambda: frames.window_update(1, 1), 3000)
 
@@ -103,7 +103,7 @@ def test_honest_use_is_not_a_flood() -> None:
     for _ in range(10_000):
         one = number()
         server.core.feed(opening(one, end=True) + frame(frames.PING, 0, 0, bytes(8)))
-        server.core.outlet.send(server.core.streams[one], ANSWER, [b"hello"], TRAILERS)
+        server.core.writer.send(server.core.streams[one], ANSWER, [b"hello"], TRAILERS)
         server.core.feed(frames.window_update(0, 5) + frames.window_update(one, 5))
         server.core.out.clear()
     assert {} == server.core.streams
@@ -115,7 +115,7 @@ def test_long_stream_pays_for_its_updates() -> None:
     server.core.feed(PREFACE + opening(1, end=True))
     stream = server.core.streams[1]
     for _ in range(10_000):
-        server.core.outlet.data(stream, [b"x" * 100])
+        server.core.writer.data(stream, [b"x" * 100])
         server.core.feed(frames.window_update(0, 100) + frames.window_update(1, 100))
         server.core.out.clear()
     assert 0 == len(stream.waiting or ())
@@ -127,5 +127,5 @@ def test_time_fills_the_credit_up() -> None:
     server.core.feed(PREFACE)
     for _ in range(100):
         server.core.feed(frame(frames.PING, 0, 0, bytes(8)) * 300)
-        server.core.credit.tick()
-    assert 2000 == server.core.credit.left
+        server.core.flood_budget.refill()
+    assert 2000 == server.core.flood_budget.left

@@ -208,7 +208,7 @@ def test_nested_elements_are_read_by_a_mould_too() -> None:
         for found in NESTED:
             wire = request(compact(TWO).replace(b"[1,-2,3]", found))
             assert asked(codec(), wire) == asked(reader, wire), found
-        read, _ = moulds_of(reader).find(memoryview(known), len(known))
+        read, _ = moulds_of(reader).parse(memoryview(known), len(known))
         assert read is not None
 
 
