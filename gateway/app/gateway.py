@@ -149,7 +149,7 @@ class Gateway:
             budget=self._budget,
             directory=loaded.directory,
             strict=config.security.strict,
-            known=ModelKeyIndex(self._server, matcher.takes_model),
+            known=ModelKeyIndex(self._server, matcher.matches_model),
             passes_on=any(each.transport == "native" for each in config.upstreams.values()),
             fallbacks={
                 name: Passthrough(built.http)
@@ -267,7 +267,7 @@ class Gateway:
                 trends=self._trends.read,
                 online=self._config.lifecycle.online,
                 named=named,
-                served=matcher.takes_model,
+                served=matcher.matches_model,
                 log=LogSettings(*logs.current(), logs.set_level),
             ),
             indexes,

@@ -96,7 +96,7 @@ def _unserved(config: Config) -> Iterator[Found]:
     for name, pipeline in config.pipelines.items():
         for step, given in pipeline.steps.items():
             model = model_of(step, given).name
-            if model not in own and not matcher.takes_model(model):
+            if model not in own and not matcher.matches_model(model):
                 message = (
                     f"no route takes model {model!r}, and there is none in this file; "
                     f"there is: {', '.join(sorted(own))}"
@@ -152,7 +152,7 @@ def _pipelines_of(config: Config, routes: Sequence[RuledRoute], model: ModelRef)
     """Return the pipelines that a call about *model* may come to, whoever makes it."""
     found: list[str] = []
     for route in routes:
-        rules = [rule for rule in route.rules if Matcher([rule]).takes_model(model.name)]
+        rules = [rule for rule in route.rules if Matcher([rule]).matches_model(model.name)]
         if not rules:
             continue
         if route.config is None:

@@ -67,7 +67,7 @@ class StepRouter:
         self._matcher = Matcher([route.rule for route, _ in found])
         self._ready = [ready for _, ready in found]
         self._direct = {
-            name: place for name, place in places.items() if not self._matcher.takes_model(name)
+            name: place for name, place in places.items() if not self._matcher.matches_model(name)
         }
 
     async def __call__(self, call: Call[R], /) -> R:

@@ -166,7 +166,7 @@ class Backend(Dispatch, abc.ABC):
         self._signature = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._places.take_all()
+                await self._places.acquire_all()
         except TimeoutError:
             log.warning("model still runs", model=str(self.model), seconds=timeout_s)
         else:
@@ -243,8 +243,8 @@ class Backend(Dispatch, abc.ABC):
     async def _infer(self, call: InferRequest) -> InferResponse:
         inputs, job, signature = self._checked(call)
         places = self._places
-        free = places.take_free(job.sequence)
-        self._begin(job, places, await places.take(job.sequence) if free is None else free)
+        free = places.try_acquire(job.sequence)
+        self._begin(job, places, await places.acquire(job.sequence) if free is None else free)
         try:
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
@@ -259,7 +259,7 @@ class Backend(Dispatch, abc.ABC):
         inputs, job, signature = self._checked(call.request)
         job.streamed = True
         places = self._places
-        self._begin(job, places, await places.take(job.sequence))
+        self._begin(job, places, await places.acquire(job.sequence))
         items = self._responses(call.request, inputs, job, signature)
         return NotifyingStream(items, lambda _error: self._leave(job, places))
 
@@ -277,7 +277,7 @@ class Backend(Dispatch, abc.ABC):
         """Give *instance*, which was taken, to the job; or back, where the deadline has passed."""
         job.instance = instance
         if job.deadline is not None and self._clock() >= job.deadline:
-            places.give(instance)
+            places.release(instance)
             raise DeadlineExceeded(
                 f"the deadline passed while the request waited for model {str(self.model)!r}",
                 model=self.model,
@@ -287,9 +287,9 @@ class Backend(Dispatch, abc.ABC):
         """Give the place back: at once, or when the thread that nobody waits for has ended."""
         job.cancel()
         if job.thread is None or job.thread.done():
-            places.give(job.instance)
+            places.release(job.instance)
         else:
-            job.thread.add_done_callback(lambda _future: places.give(job.instance))
+            job.thread.add_done_callback(lambda _future: places.release(job.instance))
 
     async def _one_answer(self, inputs: Inputs, job: Job) -> AsyncIterator[Arrays]:
         yield await self.run(inputs, job)

@@ -49,7 +49,7 @@ class InstancePool:
         """Whether no instance runs anything."""
         return len(self._free) == self._instances
 
-    def take_free(self, sequence: Sequence | None = None) -> int | None:
+    def try_acquire(self, sequence: Sequence | None = None) -> int | None:
         """Return the number of an instance that was free, which is the caller's.
 
         Returns:
@@ -57,13 +57,13 @@ class InstancePool:
         """
         return self._free.pop() if self._free and sequence is None else None
 
-    async def take(self, sequence: Sequence | None = None) -> int:
+    async def acquire(self, sequence: Sequence | None = None) -> int:
         """Return the number of an instance that is the caller's until it is given back.
 
         Raises:
             Overloaded: As many wait as may.
         """
-        free = self.take_free(sequence)
+        free = self.try_acquire(sequence)
         if free is not None:
             return free
         wanted = None if sequence is None else instance_of(sequence, self._instances)
@@ -79,7 +79,7 @@ class InstancePool:
             )
         return await self._wait(wanted)
 
-    def give(self, instance: int) -> None:
+    def release(self, instance: int) -> None:
         """Give *instance* to the first who waits for it."""
         for waiter in self._waiting:
             if waiter.wanted in {None, instance} and not waiter.place.done():
@@ -88,7 +88,7 @@ class InstancePool:
                 return
         self._free.append(instance)
 
-    async def take_all(self) -> None:
+    async def acquire_all(self) -> None:
         """Wait, behind those who wait already, until nothing runs; they are not given back."""
         for instance in range(self._instances):
             if instance in self._free:
@@ -104,7 +104,7 @@ class InstancePool:
             return await place
         except BaseException:
             if place.done() and not place.cancelled():
-                self.give(place.result())  # it was given one and left in the same moment
+                self.release(place.result())  # it was given one and left in the same moment
             else:
                 self._waiting.remove(waiter)
             raise

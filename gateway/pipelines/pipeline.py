@@ -124,7 +124,7 @@ class Pipeline:
         context = _within(call.context)
         answers = await asyncio.gather(
             *(self._inner(ModelReadyRequest(model=model, context=context)) for model in models),
-            self._knowledge.fits(),
+            self._knowledge.is_satisfied(),
             return_exceptions=True,
         )
         for answer in answers:

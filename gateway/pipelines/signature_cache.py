@@ -75,7 +75,7 @@ class SignatureCache:
         derived = signature_of(self._graph, found, whole=self._whole)
         return derived if given is None else public_signature(self._graph, given, derived)
 
-    async def fits(self) -> bool:
+    async def is_satisfied(self) -> bool:
         """Return whether the models fit together, as far as is known."""
         try:
             await self.signature()

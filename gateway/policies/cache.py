@@ -128,7 +128,7 @@ class Cache:
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         large = sum([tensor.nbytes for tensor in call.inputs]) > _LARGE_BYTES
-        key = await asyncio.to_thread(key_of, call) if large else key_of(call)
+        key = await asyncio.to_thread(cache_key, call) if large else cache_key(call)
         while True:
             kept = self._kept(key)
             if kept is not None:
@@ -214,7 +214,7 @@ class Cache:
         self._meter.evicted(reason, entry.size_bytes)
 
 
-def key_of(call: InferRequest) -> bytes:
+def cache_key(call: InferRequest) -> bytes:
     """Return what is equal for two calls that have the same answer, and for no others."""
     inputs = in_canonical_order(call.inputs)
     described = (

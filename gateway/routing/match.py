@@ -73,7 +73,7 @@ class Matcher:
                 return index
         return None
 
-    def takes_model(self, name: str, /) -> bool:
+    def matches_model(self, name: str, /) -> bool:
         """Return whether some rule's model glob matches *name*, whatever else it asks."""
         return any(rule.model(name) is not None for rule in self._rules)
 
@@ -85,7 +85,7 @@ class Matcher:
         """Find the rules that only headers can still exclude, up to the first without headers."""
         found: list[int] = []
         for index, rule in enumerate(self._rules):
-            if rule.takes(*key):
+            if rule.matches(*key):
                 found.append(index)
                 if not rule.headers:
                     break
@@ -104,7 +104,7 @@ class _Compiled:
         self._protocols = [_glob(pattern) for pattern in rule.protocols]
         self.headers = {name.lower(): _glob(value) for name, value in rule.headers.items()}
 
-    def takes(self, model: str, version: str, protocol: str) -> bool:
+    def matches(self, model: str, version: str, protocol: str) -> bool:
         return (
             self.model(model) is not None
             and (not self._rule.versions or version in self._rule.versions)

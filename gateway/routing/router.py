@@ -80,9 +80,9 @@ class Router:
         record_route(route.name)
         return route.service(call)
 
-    def takes_model(self, name: str, /) -> bool:
+    def matches_model(self, name: str, /) -> bool:
         """Return whether some route takes a model of this name."""
-        return self._matcher.takes_model(name)
+        return self._matcher.matches_model(name)
 
     def explain(self, call: Call[Any], /) -> list[tuple[Route, Verdict]]:
         """Return each route with its verdict on *call*, in order; the first match is taken."""
@@ -94,7 +94,7 @@ class Router:
 
     def _refusal(self, call: Call[Any]) -> ModelNotFound | NoRoute:
         model = call.model or ModelRef("")
-        if not self._matcher.takes_model(model.name):
+        if not self._matcher.matches_model(model.name):
             return ModelNotFound(f"model {model.name!r} is not served here", model=model)
         version = f" version {model.version!r}" if model.version else ""
         return NoRoute(

@@ -77,11 +77,11 @@ class MetricsAggregator:
         self._ended: dict[str, _Family] = {}
         self._seen: dict[object, Figures] = {}
 
-    def saw(self, process: object, figures: Figures) -> None:
+    def update(self, process: object, figures: Figures) -> None:
         """Note what a process has counted so far."""
         self._seen[process] = figures
 
-    def ended(self, process: object) -> None:
+    def process_ended(self, process: object) -> None:
         """Keep what a process has counted; its gauges end with it."""
         figures = self._seen.pop(process, ())
         _join(self._ended, figures, counted_only=True)

@@ -65,7 +65,7 @@ class Usage:
         self._counts: dict[ModelRef, _Counts] = {}
         self._shared: dict[str, _Shared] = {}
 
-    def ended(self, model: ModelRef, *, ok: bool, seconds: float, queued_s: float) -> None:
+    def call_ended(self, model: ModelRef, *, ok: bool, seconds: float, queued_s: float) -> None:
         """Count a request that *model* has answered, or failed to."""
         counts = self._counts.get(model)
         if counts is None:

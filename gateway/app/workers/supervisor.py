@@ -220,8 +220,8 @@ class Supervisor:
         unheard = status == -signal.SIGTERM and seat.number not in self._serving
         self._serving.discard(seat.number)
         self._calls[seat.number] = self._called(seat.number)
-        self._totals.saw(child, child.figures)
-        self._totals.ended(child)
+        self._totals.update(child, child.figures)
+        self._totals.process_ended(child)
         del self._children[seat.number]
         if self._stopping.is_set() and status != 0 and not unheard:
             log.error("worker did not end in good order", worker=seat.number, ended=ending(status))
@@ -249,7 +249,7 @@ class Supervisor:
         children = list(self._children.values())
         await asyncio.gather(*(child.count() for child in children))
         for child in self._children.values():
-            self._totals.saw(child, child.figures)
+            self._totals.update(child, child.figures)
 
     async def _ended(self, patience_s: float) -> None:
         """Wait for the end of all, and end those that take too long."""

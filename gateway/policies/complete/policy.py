@@ -223,7 +223,7 @@ class Complete:
         filling = TensorCompleter(
             "input", model, metadata.inputs, bool(metadata.max_batch_size), InvalidRequest
         )
-        return call.changed(inputs=filling.fill(call.inputs, self._needs))
+        return call.changed(inputs=filling.complete(call.inputs, self._needs))
 
     async def _answer(self, asked: _PendingCompletion, reply: InferResponse) -> InferResponse:
         if reply.error is not None:
@@ -255,7 +255,7 @@ class Complete:
         if bare:
             declared = _in_order_asked(call, metadata)
             filling = TensorCompleter("output", model, declared, False, UpstreamProtocolError)
-            reply = reply.changed(outputs=filling.fill(reply.outputs, needs))
+            reply = reply.changed(outputs=filling.complete(reply.outputs, needs))
         if Need.BATCHING in needs:
             reply = split_reply(reply, metadata, asked.batch_size)
         return reply

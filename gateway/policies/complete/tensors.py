@@ -62,7 +62,7 @@ class TensorCompleter:
     batches: bool
     failure: type[GatewayError]
 
-    def fill(self, tensors: Sequence[Tensor], needs: frozenset[Need]) -> tuple[Tensor, ...]:
+    def complete(self, tensors: Sequence[Tensor], needs: frozenset[Need]) -> tuple[Tensor, ...]:
         """Return *tensors* with what *needs* names filled in; shares the data.
 
         Raises:

@@ -262,7 +262,7 @@ class CopyRegions:
             if not call.cuda:  # of CUDA's there are none, and "all" of them are not all of these
                 self._regions.unregister(call.region)
         elif isinstance(call, SharedStatusRequest) and not call.cuda:
-            return self._regions.listed()
+            return self._regions.list_regions()
         else:
             return ()
         return None

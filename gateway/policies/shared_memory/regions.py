@@ -107,7 +107,7 @@ class Regions:
                 opened.forgotten = True
                 opened.close_when_idle()
 
-    def listed(self) -> tuple[SharedRegion, ...]:
+    def list_regions(self) -> tuple[SharedRegion, ...]:
         """Return the regions in the order of their registration."""
         return tuple([opened.region for opened in self._opened.values()])
 

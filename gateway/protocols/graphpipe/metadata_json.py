@@ -20,7 +20,7 @@ from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, Tens
 from gateway.protocols.graphpipe.datatypes import TYPE_NAMES, number_of
 from gateway.protocols.graphpipe.error_and_metadata import STAND_IN_TEXTS
 from gateway.protocols.graphpipe.paths import model_path
-from gateway.protocols.graphpipe.translate import SERVER, described
+from gateway.protocols.graphpipe.translate import SERVER, metadata_text
 
 _STATES: Final = {state.value: state for state in ModelState}
 
@@ -32,7 +32,7 @@ def show_metadata(metadata: ModelMetadata) -> bytes:
             "Name": metadata.name,
             "Version": __version__,
             "Server": SERVER,
-            "Description": described(metadata),
+            "Description": metadata_text(metadata),
             "ModelVersions": list(metadata.versions),
             "Inputs": [_shown(tensor) for tensor in metadata.inputs],
             "Outputs": [_shown(tensor) for tensor in metadata.outputs],

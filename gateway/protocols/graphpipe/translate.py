@@ -128,14 +128,14 @@ def encode_metadata(metadata: ModelMetadata) -> bytes:
             metadata.name,
             __version__,
             SERVER,
-            described(metadata),
+            metadata_text(metadata),
             metadata.inputs,
             metadata.outputs,
         )
     )
 
 
-def described(metadata: ModelMetadata) -> str:
+def metadata_text(metadata: ModelMetadata) -> str:
     """Return what GraphPipe has no field for, as the description of a model."""
     parts = [metadata.platform] if metadata.platform else []
     if metadata.versions:

@@ -221,7 +221,7 @@ def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMe
         request = call.request if isinstance(call, StreamInferRequest) else call
         form = settings.form_of(call.model)
         message = request_message(request, form, widen=settings.widen)
-        return method, keyed(message, key_of(call.model, settings))
+        return method, keyed(message, model_key(call.model, settings))
     if isinstance(call, ModelMetadataRequest):
         # The plain name: unlike for inference, the version is no part of it.
         name = "" if call.model is None else call.model.name
@@ -241,7 +241,7 @@ def keyed(message: GrpsMessage, key: str) -> GrpsMessage:
     )
 
 
-def key_of(model: ModelRef | None, settings: GrpsOptions) -> str:
+def model_key(model: ModelRef | None, settings: GrpsOptions) -> str:
     """Return the grps key of *model*: the configured one, else "name-version", else the name."""
     if model is None:
         return ""
@@ -297,7 +297,7 @@ def _metadata_reply(
     if isinstance(call, RepositoryIndexRequest):
         return read_models(message.text, limits)
     if isinstance(call, ModelReadyRequest):
-        return lists_model(message.text, key_of(call.model, settings), limits)
+        return lists_model(message.text, model_key(call.model, settings), limits)
     if isinstance(call, ModelMetadataRequest):
         return read_model(message.text, "" if call.model is None else call.model.name, limits)
     raise unknown(call)

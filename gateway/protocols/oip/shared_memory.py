@@ -135,7 +135,7 @@ def located(tensor: Tensor, limits: MessageLimits) -> Tensor | None:
     return Tensor(tensor.name, tensor.datatype, tensor.shape, shared, left)
 
 
-def placed(requested: Iterable[RequestedOutput]) -> dict[str, SharedMemoryData]:
+def outputs_in_shared_memory(requested: Iterable[RequestedOutput]) -> dict[str, SharedMemoryData]:
     """Return where outputs shall be put, by name; those in the answer itself are not in it."""
     return {output.name: output.shared for output in requested if output.shared is not None}
 

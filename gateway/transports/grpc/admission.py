@@ -11,7 +11,7 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
 
-class Admission(ConcurrencyLimiter):
+class CallAdmission(ConcurrencyLimiter):
     """Places and bytes of one listener."""
 
     def __init__(
@@ -40,12 +40,12 @@ class Admission(ConcurrencyLimiter):
             if entered == self._entered:
                 return
 
-    def place(self, size: int, held: int = 0) -> Place:
+    def place(self, size: int, held: int = 0) -> AdmittedCall:
         """Hold a place and *size* bytes, of which *held* were taken from the budget before.
 
         Raises Overloaded when they do not come free in time.
         """
-        return Place(self, size, held)
+        return AdmittedCall(self, size, held)
 
     def admit(self, size: int) -> bool:
         """Take a place and *size* bytes if both are free; return whether they were."""
@@ -95,12 +95,12 @@ class Admission(ConcurrencyLimiter):
             )
 
 
-class Place:
+class AdmittedCall:
     """A place held by one call."""
 
     __slots__ = ("_admission", "_held", "_size")
 
-    def __init__(self, admission: Admission, size: int, held: int) -> None:
+    def __init__(self, admission: CallAdmission, size: int, held: int) -> None:
         self._admission = admission
         self._size = size
         self._held = held
@@ -115,11 +115,11 @@ class Place:
 class GrpcSessionLimits:
     """What the listener allows the messages of one bidirectional stream."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: CallAdmission) -> None:
         self._admission = admission
         self.max_calls = admission.stream_requests
 
-    def admit(self, wire: GrpcRequest, /) -> Place:
+    def admit(self, wire: GrpcRequest, /) -> AdmittedCall:
         """Hold a place and the bytes of the message."""
         return self._admission.place(size_of(wire.message))
 

@@ -70,7 +70,7 @@ class GrpcClient:
         try:
             connection = self._pool.find(now)
             if connection is None:
-                connection = await self._pool.take(deadline)
+                connection = await self._pool.acquire(deadline)
                 now = monotonic()
             exchange = self._begin(connection, wire, deadline, now)
             step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)
@@ -101,7 +101,7 @@ class GrpcClient:
         try:
             connection = self._pool.find(now)
             if connection is None:
-                connection = await self._pool.take(deadline)
+                connection = await self._pool.acquire(deadline)
                 now = monotonic()
             exchange = self._begin(connection, wire, deadline, now)
             step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)

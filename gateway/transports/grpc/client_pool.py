@@ -243,7 +243,7 @@ class GrpcConnectionPool:
                 return connection
         return None
 
-    async def take(self, deadline: float | None) -> GrpcClientConnection:
+    async def acquire(self, deadline: float | None) -> GrpcClientConnection:
         """Return a connection with room, a new one if need be.
 
         Raises:

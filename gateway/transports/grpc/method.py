@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.transports.contract import GrpcFrontend, MemoryBudget, ServerLimits
-from gateway.transports.grpc.admission import Admission
+from gateway.transports.grpc.admission import CallAdmission
 from gateway.wire.grpc import MethodKind
 
 
@@ -22,7 +22,7 @@ class Method:
         path: str,
         kind: MethodKind,
         frontend: GrpcFrontend,
-        admission: Admission,
+        admission: CallAdmission,
         budget: MemoryBudget,
         limits: ServerLimits,
         wheel: TimerWheel,

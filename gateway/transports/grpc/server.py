@@ -21,7 +21,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
-from gateway.transports.grpc.admission import Admission
+from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.net.accept_backlog import drain_accept_queue
@@ -77,11 +77,11 @@ class GrpcServer:
         self._limits = limits
         self._ssl = ssl_context
         self._refused = refused
-        self._admission = Admission(budget, limits)
+        self._admission = CallAdmission(budget, limits)
         self._wheel = TimerWheel()
         self._methods: dict[str, Method] = {}
         unbounded = MemoryBudget(_UNBOUNDED)
-        free = Admission(unbounded, limits, places=_UNBOUNDED)
+        free = CallAdmission(unbounded, limits, places=_UNBOUNDED)
         # They are counted nowhere, so they are short.
         short = replace(limits, message_bytes=min(limits.message_bytes, _EXTRA_MESSAGE_BYTES))
         self._mount(extras, free, unbounded, short)
@@ -158,7 +158,7 @@ class GrpcServer:
         except TimeoutError:
             pass
         for connection in list(self._connections):
-            connection.give_up()
+            connection.cancel_calls()
         tasks = self._tasks()
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
@@ -195,7 +195,7 @@ class GrpcServer:
     def _mount(
         self,
         mounts: Sequence[GrpcMount],
-        admission: Admission,
+        admission: CallAdmission,
         budget: MemoryBudget,
         limits: ServerLimits,
     ) -> None:

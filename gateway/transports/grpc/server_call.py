@@ -237,7 +237,7 @@ class ServerCall:
         try:
             view = message.view if message.coding is None else await self._plain(message)
             size = len(view)
-            held = 0 if self._incoming is None else self._incoming.take_reserved()
+            held = 0 if self._incoming is None else self._incoming.transfer_reservation()
             if held or not admission.admit(size):
                 await admission.enter(size, held)
             try:
@@ -299,7 +299,7 @@ class ServerCall:
 
     async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
-        held = 0 if self._incoming is None else self._incoming.take_reserved()
+        held = 0 if self._incoming is None else self._incoming.transfer_reservation()
         request = self._request(view)
         async with (
             self._method.admission.place(len(view), held),

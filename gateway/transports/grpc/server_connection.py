@@ -187,7 +187,7 @@ class GrpcServerConnection(Http2Protocol):
             # Calls on their way when GOAWAY left are still taken.
             self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
 
-    def give_up(self) -> None:
+    def cancel_calls(self) -> None:
         """End every call with a status."""
         self._leave_now()
         for stream in list(self.core.streams.values()):

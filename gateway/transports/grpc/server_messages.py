@@ -158,7 +158,7 @@ class RequestMessages:
             return None
         return DeadlineExceeded(f"no message came whole {why}", limit=limit)
 
-    def take_reserved(self) -> int:
+    def transfer_reservation(self) -> int:
         """Return the bytes that were reserved for messages; they are the caller's now."""
         reserved, self._reserved = self._reserved, 0
         return reserved
@@ -166,7 +166,7 @@ class RequestMessages:
     def close(self) -> None:
         """Give back what is held, and forget who is told; harmless the second time."""
         self._failed = _nobody  # else call and messages would hold one another
-        reserved = self.take_reserved()
+        reserved = self.transfer_reservation()
         if reserved:
             self._budget.release(reserved)
         if self._asking is not None:
@@ -199,7 +199,7 @@ class RequestMessages:
 
     def _widen(self) -> None:
         """Let more come of a stream whose messages have all been taken."""
-        reserved = self.take_reserved()
+        reserved = self.transfer_reservation()
         if reserved:
             self._budget.release(reserved)
         if self.ended:

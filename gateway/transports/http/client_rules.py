@@ -56,7 +56,7 @@ class UpstreamErrors:
         own = self._limits.connect_timeout_s
         return min(own, _LOOPBACK_CONNECT_S) if _is_loopback(self._host) else own
 
-    def takes(self, size: int) -> bool:
+    def accepts_size(self, size: int) -> bool:
         """Return whether an answer may have *size* bytes."""
         return size <= self._limits.message_bytes
 
@@ -66,14 +66,14 @@ class UpstreamErrors:
         Raises:
             TooLarge: It is.
         """
-        if not self.takes(size):
+        if not self.accepts_size(size):
             raise TooLarge(
                 f"the answer of upstream {self.name} has {size} bytes or more, "
                 f"at most {self._limits.message_bytes} are allowed",
                 limit="message_bytes",
             )
 
-    async def plain(self, body: memoryview, codings: Sequence[str]) -> memoryview:
+    async def decode_body(self, body: memoryview, codings: Sequence[str]) -> memoryview:
         """Return *body* without its content coding.
 
         Raises:

@@ -72,7 +72,7 @@ class ChunkReader:
                 continue
             line, at = self._read_line(data, at)
             if line is not None:
-                self._take(line)
+                self._parse_size_line(line)
         return pieces, at
 
     def _read_line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
@@ -92,7 +92,7 @@ class ChunkReader:
             raise MalformedMessage("a line between chunks ends with LF alone, needed are CR and LF")
         return line[:-2], stop
 
-    def _take(self, line: bytes) -> None:
+    def _parse_size_line(self, line: bytes) -> None:
         if self._state == _DATA_END:
             if line:
                 raise MalformedMessage(f"a chunk is longer than it says: {line[:_SHOWN]!r}")

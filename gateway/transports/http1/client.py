@@ -78,7 +78,7 @@ class HttpClient:
         now = monotonic()
         if deadline is not None and deadline <= now:
             raise self._peer.late()
-        connection = self._at_hand(now) if wire.body_stream is None else None
+        connection = self._try_immediate(now) if wire.body_stream is None else None
         if connection is None:
             found: HttpResponse | ResponseReader = await self._asked_in_turn(wire, deadline)
         else:
@@ -106,10 +106,10 @@ class HttpClient:
         head, body = answer.head, answer.body()
         if head.codings:
             async with deadline_scope(deadline, self._peer.name):
-                body = await self._peer.plain(body, head.codings)
+                body = await self._peer.decode_body(body, head.codings)
         return HttpResponse(head.status, head.headers, (body,))
 
-    def _at_hand(self, now: float) -> Http1ClientConnection | None:
+    def _try_immediate(self, now: float) -> Http1ClientConnection | None:
         """Take the connection used last, and a place; None where either must be waited for."""
         idle = self._idle
         if not (

@@ -85,13 +85,13 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         answer = self.answer
         if answer is not None:
             if answer.lands and not answer.done:
-                answer.came(nbytes)
+                answer.received(nbytes)
                 self._tell(answer)
             else:
                 self._feed(answer, self._buffer[:nbytes].tobytes())
         elif self.awaited:
             data = self._buffer[:nbytes].tobytes()
-            whole = self._known.whole(data) if self._method != "HEAD" else None
+            whole = self._known.complete_response(data) if self._method != "HEAD" else None
             if whole is not None:
                 self.awaited = False
                 self._wake(whole)

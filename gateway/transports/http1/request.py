@@ -234,7 +234,7 @@ class ReceivingRequest(BufferedRequest):
         self.received(len(piece))
         return True
 
-    def take(self, data: bytes, at: int) -> int:
+    def feed(self, data: bytes, at: int) -> int:
         """Take what belongs to the body of *data* from *at*; return the place after it.
 
         One that is not here whole is taken once it is asked for: it is not known before whether
@@ -244,7 +244,7 @@ class ReceivingRequest(BufferedRequest):
             waited_for = self._wanted is not None and not self._wanted.done()
             return self._take_chunks(self._chunks, data, at) if waited_for else at
         if self._arrival is not None:
-            stop = self._arrival.take(data, at)
+            stop = self._arrival.feed(data, at)
             self.is_complete = self._arrival.complete
             return stop
         length = self._head.length or 0

@@ -65,7 +65,7 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
     def __init__(self) -> None:
         super().__init__(_REMEMBERED, _REMEMBERED_BYTES)
 
-    def whole(self, data: bytes) -> HttpResponse | None:
+    def complete_response(self, data: bytes) -> HttpResponse | None:
         """Return the answer that is *data*, unless its head is new or there is more to do.
 
         Nearly all come so. Not for questions for the head alone.
@@ -189,7 +189,7 @@ class ResponseReader:
         """Return where the next bytes of a large body go; None for no such place."""
         return None if self._room is None or self.done else self._room[self._received :]
 
-    def came(self, size: int) -> None:
+    def received(self, size: int) -> None:
         """Note that *size* bytes have been put into `room`."""
         self._received += size
         self._left -= size
@@ -255,7 +255,7 @@ class ResponseReader:
         headers, codings = answer_fields(self._fields)
         length, chunked, plain = self._length, self._chunks is not None, -1
         usual = self.keeps and not (chunked or codings or status in _BODILESS)
-        if usual and length is not None and self._peer.takes(length):
+        if usual and length is not None and self._peer.accepts_size(length):
             plain = length
         return ResponseHead(status, headers, codings, length, chunked, self.keeps, plain)
 
@@ -294,7 +294,7 @@ class ResponseReader:
                 self._room = np.empty(self._length, np.uint8).data
                 self.lands = True
             self._room[self._received : self._received + size] = view[at : at + size]
-            self.came(size)
+            self.received(size)
         return at + size
 
     def _feed_chunks(self, reader: ChunkReader, data: bytes, at: int) -> int:

@@ -198,7 +198,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         while at < end:
             reading = self._reading
             if reading is not None:
-                at = reading.take(data, at)
+                at = reading.feed(data, at)
                 if reading.is_complete:
                     self._reading = None
                 elif at < end:
@@ -262,7 +262,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             if not self.in_flight:
                 coming.preallocate(self._door.listener)
             self._arrived(coming)
-            return coming.take(data, at)
+            return coming.feed(data, at)
         self._arrived(BufferedRequest(head, self._door.memory, memoryview(data[at:stop])))
         return stop
 
@@ -316,7 +316,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
                 asked = queue.popleft()
                 if isinstance(asked, HttpError):
                     listener.refused(asked.error)
-                    self._say(asked.response)
+                    self._send_error(asked.response)
                     break
                 self._current = asked
                 if self._unparsed and self._reading is None:
@@ -329,7 +329,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this connection alone
-            self._say(failure(error))
+            self._send_error(failure(error))
         finally:
             self._current = None
             self._task = None  # which holds what ended it, and that this frame
@@ -343,7 +343,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._waiter = self._loop.create_future()
         return self._waiter
 
-    def _say(self, response: HttpResponse) -> None:
+    def _send_error(self, response: HttpResponse) -> None:
         """Write an answer of our own, which is the last."""
         if self.transport is None:
             return

@@ -242,7 +242,7 @@ class CutThroughBody:
         if self.complete:
             self._wake()
 
-    def take(self, data: bytes, at: int) -> int:
+    def feed(self, data: bytes, at: int) -> int:
         """Take what belongs to the body of *data* from *at*; return the place after it."""
         stop = min(len(data), at + self.end - self._filled)
         if self._head is None and not self._filled and stop - at >= self.start:

@@ -113,13 +113,13 @@ class GrpcClient:
                 self._left(deadline)
                 raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
         try:
-            return self._pool.take()
+            return self._pool.acquire()
         except BaseException:
             self._slots.release()
             raise
 
     def _leave(self, channel: PooledChannel) -> None:
-        self._pool.give_back(channel)
+        self._pool.release(channel)
         self._slots.release()
 
     def _left(self, deadline: float | None) -> float | None:

@@ -70,7 +70,7 @@ class GrpcChannelPool:
         self._channels: list[PooledChannel] = []
         self._closing: set[asyncio.Task[None]] = set()
 
-    def take(self) -> PooledChannel:
+    def acquire(self) -> PooledChannel:
         """Return a channel for one call; give it back."""
         self._retire()
         for channel in self._channels:
@@ -81,7 +81,7 @@ class GrpcChannelPool:
         channel.users += 1
         return channel
 
-    def give_back(self, channel: PooledChannel) -> None:
+    def release(self, channel: PooledChannel) -> None:
         """End a call's use of *channel*."""
         channel.users -= 1
         if channel.users == 0 and channel not in self._channels:

@@ -35,7 +35,7 @@ from gateway.transports.contract import (
     ServerLimits,
 )
 from gateway.transports.grpc.address import bound_address, require_free
-from gateway.transports.grpc.admission import Admission, GrpcSessionLimits
+from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
@@ -83,8 +83,8 @@ class GrpcServer:
         self._reuse_port = reuse_port
         self._limits = limits
         self._credentials = credentials
-        self._admission = Admission(budget, limits)
-        free = Admission(MemoryBudget(_UNBOUNDED), limits, places=_UNBOUNDED)
+        self._admission = CallAdmission(budget, limits)
+        free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, places=_UNBOUNDED)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
         for mount in extras:
             self._handlers.update(_handlers(mount, free))
@@ -163,7 +163,7 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _handlers(mount: GrpcMount, admission: Admission) -> dict[str, grpc.RpcMethodHandler]:
+def _handlers(mount: GrpcMount, admission: CallAdmission) -> dict[str, grpc.RpcMethodHandler]:
     return {
         path: _handler(_Method(path, mount.frontend, admission), kind)
         for path, kind in mount.methods.items()
@@ -183,7 +183,7 @@ def _handler(method: _Method, kind: MethodKind) -> grpc.RpcMethodHandler:
 class _Method:
     """Runs a frontend for the calls of one path."""
 
-    def __init__(self, path: str, frontend: GrpcFrontend, admission: Admission) -> None:
+    def __init__(self, path: str, frontend: GrpcFrontend, admission: CallAdmission) -> None:
         self._path = path
         self._frontend = frontend
         self._admission = admission

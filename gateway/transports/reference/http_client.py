@@ -73,7 +73,9 @@ class HttpClient:
             async with deadline_scope(None if whole else deadline, self._peer.name):
                 body = await self._read(response)
             headers, codings = answer_fields(response.raw_headers)
-            return HttpResponse(response.status, headers, (await self._peer.plain(body, codings),))
+            return HttpResponse(
+                response.status, headers, (await self._peer.decode_body(body, codings),)
+            )
 
     async def stream(
         self, wire: HttpRequest, /, *, deadline: float | None

@@ -65,7 +65,7 @@ class PooledHttpConnection(ResponseHandler):
         self.answered = self.answered or bool(data)
         super().data_received(data)
 
-    def give_up(self) -> None:
+    def fail(self) -> None:
         """Close at once; closing in good order would first send what is still unsent.
 
         A server that has not answered yet is told by a reset: it may take the mere end of what is
@@ -141,5 +141,5 @@ class HttpConnectionPool(aiohttp.TCPConnector):
         if isinstance(protocol, PooledHttpConnection):
             protocol.idle = True
             if should_close:
-                protocol.give_up()
+                protocol.fail()
         super()._release(key, protocol, should_close=should_close)

@@ -20,12 +20,12 @@ async def test_no_two_have_one_instance() -> None:
     """Each gets an instance of its own until there is none; the next waits for one given back."""
     some = places(2)
     assert some.idle
-    taken = {await some.take(), await some.take()}
+    taken = {await some.acquire(), await some.acquire()}
     assert {0, 1} == taken
-    third = asyncio.ensure_future(some.take())
+    third = asyncio.ensure_future(some.acquire())
     await settle()
     assert (1, False) == (some.waiting, third.done())
-    some.give(1)
+    some.release(1)
     assert 1 == await third
     assert (0, False) == (some.waiting, some.idle)
 
@@ -33,17 +33,17 @@ async def test_no_two_have_one_instance() -> None:
 async def test_first_come_first_served() -> None:
     """Those who wait are served in the order they came."""
     some = places(1)
-    place = await some.take()
+    place = await some.acquire()
     order: list[str] = []
 
     async def wait(name: str) -> None:
-        given = await some.take()
+        given = await some.acquire()
         order.append(name)
-        some.give(given)
+        some.release(given)
 
     waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
     await settle()
-    some.give(place)
+    some.release(place)
     await asyncio.gather(*waiting)
     assert ["a", "b", "c"] == order
 
@@ -51,12 +51,12 @@ async def test_first_come_first_served() -> None:
 async def test_a_full_queue_refuses() -> None:
     """Beyond the queue nobody waits; the text tells how many run and wait."""
     some = places(1, queue=1)
-    await some.take()
-    waiting = asyncio.ensure_future(some.take())
+    await some.acquire()
+    waiting = asyncio.ensure_future(some.acquire())
     await settle()
     text = "model 'm version 1' runs 1 inferences and 1 wait, which is all it may have"
     with pytest.raises(Overloaded, match=text) as caught:
-        await some.take()
+        await some.acquire()
     assert "queue" == caught.value.limit
     waiting.cancel()
 
@@ -65,18 +65,18 @@ async def test_a_full_queue_refuses() -> None:
 async def test_who_leaves_the_queue_leaves_no_hole(at_once: bool) -> None:
     """An instance given to one who has just left goes to the next."""
     some = places(1)
-    place = await some.take()
-    leaver, stayer = (asyncio.ensure_future(some.take()) for _ in range(2))
+    place = await some.acquire()
+    leaver, stayer = (asyncio.ensure_future(some.acquire()) for _ in range(2))
     await settle()
     if at_once:
-        some.give(place)
+        some.release(place)
     leaver.cancel()
     await settle()
     if not at_once:
-        some.give(place)
+        some.release(place)
     assert 0 == await stayer
     assert leaver.cancelled()
-    some.give(0)
+    some.release(0)
     assert some.idle
 
 
@@ -84,16 +84,16 @@ async def test_a_sequence_keeps_to_one_instance() -> None:
     """Requests of a sequence wait for their own instance while others are free."""
     some = places(4)
     sequence = Sequence("chat", start=True)
-    own = await some.take(sequence)
+    own = await some.acquire(sequence)
     assert instance_of(sequence, 4) == own
-    second = asyncio.ensure_future(some.take(Sequence("chat")))
+    second = asyncio.ensure_future(some.acquire(Sequence("chat")))
     await settle()
-    other = await some.take()
+    other = await some.acquire()
     assert (False, True) == (second.done(), other != own)
-    some.give(other)
+    some.release(other)
     await settle()
     assert not second.done()
-    some.give(own)
+    some.release(own)
     assert own == await second
 
 
@@ -106,10 +106,10 @@ def test_sequences_are_spread_over_the_instances() -> None:
 async def test_taking_all_waits_for_those_who_run_and_wait() -> None:
     """What waits already is served before everything is taken."""
     some = places(2, queue=1)
-    first = await some.take()
-    everything = asyncio.ensure_future(some.take_all())
+    first = await some.acquire()
+    everything = asyncio.ensure_future(some.acquire_all())
     await settle()
     assert not everything.done()
-    some.give(first)
+    some.release(first)
     await everything
     assert not some.idle

@@ -23,7 +23,7 @@ from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavail
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
 from gateway.policies.batch.merge import WHOLE
-from gateway.policies.cache import Cache, key_of
+from gateway.policies.cache import Cache, cache_key
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -316,13 +316,13 @@ def test_forms_and_order_do_not_matter() -> None:
     views = Tensor("t", Datatype.BYTES, (2,), ItemsData([memoryview(b"a"), b"bc"]))
     strided = Tensor("x", Datatype.INT32, (2,), ArrayData(np.array([1, 9, 2], np.int32)[::2]))
     calls = [(x, t), (t, x), (raw_x, raw_t), (raw_x, views), (strided, t)]
-    assert 1 == len({key_of(InferRequest(model=M, inputs=inputs)) for inputs in calls})
+    assert 1 == len({cache_key(InferRequest(model=M, inputs=inputs)) for inputs in calls})
 
 
 def test_neither_do_ids_times_and_priority() -> None:
     """What does not change the answer is not in the key."""
     here = Context(deadline=1.0, metadata=(("traceparent", "a"), ("x-request-id", "b")))
-    assert key_of(ask(1)) == key_of(ask(1, id="i", priority=3, timeout_us=9, context=here))
+    assert cache_key(ask(1)) == cache_key(ask(1, id="i", priority=3, timeout_us=9, context=here))
 
 
 @pytest.mark.parametrize(
@@ -358,14 +358,14 @@ def test_neither_do_ids_times_and_priority() -> None:
 )
 def test_what_may_change_the_answer_is_in_the_key(other: InferRequest) -> None:
     """Nobody gets another's answer."""
-    keys = {key_of(one) for one in (ask(1), ask(1, parameters={"p": 1.0}), other)}
+    keys = {cache_key(one) for one in (ask(1), ask(1, parameters={"p": 1.0}), other)}
     assert 3 == len(keys)
 
 
 def test_tensors_do_not_run_into_one_another() -> None:
     """Where one tensor ends and the next begins is part of the key."""
     keys = {
-        key_of(
+        cache_key(
             InferRequest(
                 model=M, inputs=(items_tensor("a", (1,), [a]), items_tensor("b", (1,), [b]))
             )
@@ -389,4 +389,4 @@ async def test_large_inputs_are_hashed_elsewhere(monkeypatch: pytest.MonkeyPatch
     large = InferRequest(model=M, inputs=(array_tensor("x", np.zeros(262_145, np.uint8)),))
     just = InferRequest(model=M, inputs=(array_tensor("x", np.zeros(262_144, np.uint8)),))
     assert [reply(7), reply(7), reply(8)] == [await cache(one) for one in (large, large, just)]
-    assert ([key_of, key_of], 2) == (moved, len(target.calls))
+    assert ([cache_key, cache_key], 2) == (moved, len(target.calls))

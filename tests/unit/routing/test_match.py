@@ -132,7 +132,7 @@ def test_explanation_names_what_failed_and_what_holds() -> None:
     ].reasons
 
 
-def test_takes_model_looks_at_names_only() -> None:
+def test_matches_model_looks_at_names_only() -> None:
     """Whether a name is served does not depend on version, protocol or headers."""
     matcher = Matcher([Rule(model="a*", versions=("9",), headers={"h": "v"})])
-    assert (True, False) == (matcher.takes_model("ab"), matcher.takes_model("b"))
+    assert (True, False) == (matcher.matches_model("ab"), matcher.matches_model("b"))

@@ -108,7 +108,7 @@ def test_explain_pairs_routes_with_verdicts() -> None:
     assert [("one", False), ("two", True)] == [
         (route.name, verdict.matched) for route, verdict in router.explain(infer("m"))
     ]
-    assert router.takes_model("whatever")
+    assert router.matches_model("whatever")
 
 
 async def test_route_with_headers_alone_is_described() -> None:

@@ -54,8 +54,8 @@ BUCKET = "gateway_request_duration_seconds_bucket,kind=InferRequest,le={},protoc
 def test_counters_and_histograms_are_added_up() -> None:
     """What two processes have counted is one total, bucket by bucket."""
     totals = MetricsAggregator()
-    totals.saw("one", counted(3))
-    totals.saw("other", counted(4))
+    totals.update("one", counted(3))
+    totals.update("other", counted(4))
     found = values(totals.collect())
     assert 7 == found[REQUESTS.format("m")]
     assert [0, 7, 7] == [found[BUCKET.format(bound)] for bound in ("0.0005", "0.001", "+Inf")]
@@ -67,8 +67,8 @@ def test_counters_and_histograms_are_added_up() -> None:
 def test_labels_of_either_are_there() -> None:
     """What only one process has seen is not lost beside the other."""
     totals = MetricsAggregator()
-    totals.saw("one", counted(3, model="a"))
-    totals.saw("other", counted(4, model="b"))
+    totals.update("one", counted(3, model="a"))
+    totals.update("other", counted(4, model="b"))
     found = values(totals.collect())
     assert (3, 4) == (found[REQUESTS.format("a")], found[REQUESTS.format("b")])
 
@@ -76,8 +76,8 @@ def test_labels_of_either_are_there() -> None:
 def test_gauges_mean_what_they_say() -> None:
     """Bytes are added up; an upstream is ready where all find it ready; a version is a version."""
     totals = MetricsAggregator()
-    totals.saw("one", counted(1))
-    totals.saw("other", counted(2, ready=False))
+    totals.update("one", counted(1))
+    totals.update("other", counted(2, ready=False))
     found = values(totals.collect())
     assert 30 == found["gateway_in_flight_bytes"]
     assert 0 == found["gateway_upstream_ready,endpoint=h:1,upstream=up"]
@@ -87,24 +87,24 @@ def test_gauges_mean_what_they_say() -> None:
 def test_what_the_dead_have_counted_stays() -> None:
     """Totals go on growing when a process ends and another takes its place; its gauges are gone."""
     totals = MetricsAggregator()
-    totals.saw("first", counted(5))
-    totals.ended("first")
+    totals.update("first", counted(5))
+    totals.process_ended("first")
     found = values(totals.collect())
     assert 5 == found[REQUESTS.format("m")]
     assert 5 == found["nv_inference_request_success,model=m,version="]
     assert "gateway_in_flight_bytes" not in found
-    totals.saw("second", counted(2))
-    totals.saw("second", counted(3))
-    totals.ended("second")
-    totals.ended("second")
-    totals.saw("third", counted(1))
+    totals.update("second", counted(2))
+    totals.update("second", counted(3))
+    totals.process_ended("second")
+    totals.process_ended("second")
+    totals.update("third", counted(1))
     assert 9 == values(totals.collect())[REQUESTS.format("m")]
 
 
 def test_one_that_ends_unseen_changes_nothing() -> None:
     """A process that never said anything leaves nothing."""
     totals = MetricsAggregator()
-    totals.ended("nobody")
+    totals.process_ended("nobody")
     assert [] == totals.collect()
 
 
@@ -112,7 +112,7 @@ def test_the_page_is_what_prometheus_reads() -> None:
     """A page of one process is the same as that process's own."""
     metrics = Metrics("1")
     totals = MetricsAggregator()
-    totals.saw("one", snapshot(metrics.registry))
+    totals.update("one", snapshot(metrics.registry))
     accept = "application/openmetrics-text; version=1.0.0"
     for wanted in ("", accept):
         assert metrics.page(wanted) == write_page(totals.collect(), wanted)

@@ -118,7 +118,7 @@ class Reader:
             return message
         key = query.get("model", "")
         if not key and route.custom is not None and route.custom.model is not None:
-            key = calls.key_of(route.custom.model, GrpsOptions())
+            key = calls.model_key(route.custom.model, GrpsOptions())
         return calls.keyed(message, key) if key else message
 
     def _brpc(self, route: Route, wire: HttpRequest) -> Call[Any]:

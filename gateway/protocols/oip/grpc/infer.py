@@ -35,7 +35,7 @@ from gateway.protocols.oip.parameters import (
     join_parameters,
     split_parameters,
 )
-from gateway.protocols.oip.shared_memory import placed
+from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer
 from gateway.wire.metadata import grpc_context
@@ -151,7 +151,7 @@ class Inferences:
         Raises:
             MalformedMessage: It cannot be read, or is not to this call.
         """
-        where = placed(call.outputs) if call.outputs else NOWHERE
+        where = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
         message, reply_id, outputs = self._reader.response(view, where)
         if call.id and reply_id and reply_id != call.id:
             raise MalformedMessage(f"answer has id {reply_id!r}, the request had {call.id!r}")

@@ -40,7 +40,7 @@ from gateway.protocols.oip.json.write import (
     tensor_prefix,
 )
 from gateway.protocols.oip.outputs import with_c_values
-from gateway.protocols.oip.shared_memory import placed
+from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.http import HttpResponse, view_of
 
 _WHAT = "the answer"
@@ -134,7 +134,7 @@ def decode_response(
     end = len(body) if length is None else length
     if end > len(body):
         raise too_short(end, len(body))
-    places = placed(call.outputs) if call.outputs else NOWHERE
+    places = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
     # What lies in shared memory is known from the call, not from the answer.
     known, cut = (None, None) if places else moulds.parse(body, end)
     if known is None:

@@ -97,7 +97,7 @@ class BinaryPart:
         assert self._rest is not None  # noqa: S101  # they are still to come
         return StreamedData(self._rest, self._rest.start + self._at - size, size)
 
-    def take(self, name: str, size: Any) -> memoryview:
+    def read(self, name: str, size: Any) -> memoryview:
         """Return the next *size* bytes, which are the tensor *name*.
 
         Raises:

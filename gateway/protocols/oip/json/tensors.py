@@ -111,7 +111,7 @@ class TensorReader:
                     raise NeededWhole
                 awaited = self._binary.await_(name, parameters[BINARY_SIZE])
                 return streamed_tensor(name, datatype, shape, awaited, custom)
-            view = self._binary.take(name, parameters[BINARY_SIZE])
+            view = self._binary.read(name, parameters[BINARY_SIZE])
             return self._raw(name, datatype, shape, count, view, custom)
         if data is None:
             return self._elsewhere(Tensor(name, datatype, shape, NOTHING, parameters))

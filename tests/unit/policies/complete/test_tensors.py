@@ -180,7 +180,7 @@ CASES = [
 def test_fills_what_is_missing(case: Case) -> None:
     """What is missing comes from the metadata, and the data is the same memory."""
     filling = TensorCompleter("input", ModelRef("m"), case.declared, case.batches, InvalidRequest)
-    assert case.expected == filling.fill(case.given, case.needs)
+    assert case.expected == filling.complete(case.given, case.needs)
 
 
 @dataclass(frozen=True)
@@ -290,13 +290,13 @@ def test_names_what_does_not_fit(
     """The error is of the side at fault and names what was found and what was needed."""
     filling = TensorCompleter(case.kind, ModelRef("m", "2"), case.declared, case.batches, failure)
     with pytest.raises(failure, match=f"^{re.escape(case.message)}$"):
-        filling.fill(case.given, case.needs)
+        filling.complete(case.given, case.needs)
 
 
 def test_broken_text_is_refused() -> None:
     """Length prefixes that lie are found while elements are counted."""
     with pytest.raises(InvalidTensor, match="hold only 0 whole BYTES elements"):
-        TensorCompleter("input", ModelRef("m"), (T,), False, InvalidRequest).fill(
+        TensorCompleter("input", ModelRef("m"), (T,), False, InvalidRequest).complete(
             (raw(b"\xff\0\0\0a", "T"),), ALL_NEEDS
         )
 

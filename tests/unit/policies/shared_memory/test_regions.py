@@ -79,7 +79,7 @@ async def test_bytes_are_written_to_their_place(segments: Path) -> None:
 def test_keys_are_names_of_segments(segments: Path, key: str) -> None:
     """The slash in front may be left out, as for shm_open; the region is told as registered."""
     regions = opened(segments, region(key=key))
-    assert (region(key=key),) == regions.listed()
+    assert (region(key=key),) == regions.list_regions()
     regions.close()
 
 
@@ -137,7 +137,7 @@ def test_wrong_regions_are_refused(
     regions = opened(segments, region("taken"))
     with pytest.raises(failure, match=text):
         regions.register(found)
-    assert regions.listed() == (region("taken"),)
+    assert regions.list_regions() == (region("taken"),)
     regions.close()
 
 
@@ -161,7 +161,7 @@ def test_descriptors_are_given_back(segments: Path) -> None:
         regions.register(region("d", size=9999))
     regions.unregister("a")
     regions.unregister("nobody")
-    assert [each.name for each in regions.listed()] == ["b", "c"]
+    assert [each.name for each in regions.list_regions()] == ["b", "c"]
     regions.unregister("")
     regions.close()
     regions.close()

@@ -61,9 +61,9 @@ async def test_a_small_body_that_comes_in_one_piece_is_a_view() -> None:
     """It is taken from the data once, and given as it is to whoever asks, whole or not at all."""
     asked = coming(5)
     before = asked.buffered_body
-    assert 3 == asked.take(b"abchello"[:5], 3)
+    assert 3 == asked.feed(b"abchello"[:5], 3)
     halfway = asked.buffered_body
-    assert 8 == asked.take(b"abchello", 3)
+    assert 8 == asked.feed(b"abchello", 3)
     body = asked.buffered_body
     assert before is halfway is None
     assert body is not None

@@ -38,7 +38,7 @@ def fed(answer: ResponseReader, *pieces: bytes) -> ResponseReader:
             assert answer.feed(piece) == len(piece)
         else:
             room[: len(piece)] = piece
-            answer.came(len(piece))
+            answer.received(len(piece))
     return answer
 
 
@@ -89,8 +89,8 @@ def known_after(times: int, data: bytes, peer: UpstreamErrors = PEER) -> Respons
 def test_an_answer_of_a_known_head_is_given_at_once() -> None:
     """From the third on, one that came whole is what a reader would make of it, without a copy."""
     data = FRAMED["length"]
-    assert known_after(1, data).whole(data) is None
-    answer = known_after(2, data).whole(data)
+    assert known_after(1, data).complete_response(data) is None
+    answer = known_after(2, data).complete_response(data)
     assert answer is not None
     assert (200, "1", b"hello") == (answer.status, answer.headers.get("x-one"), bytes(answer.view))
     assert np.shares_memory(np.frombuffer(answer.view, np.uint8), np.frombuffer(data, np.uint8))
@@ -113,8 +113,8 @@ def test_an_answer_of_a_known_head_is_given_at_once() -> None:
 )
 def test_whatever_else_is_to_be_done_is_left_to_a_reader(data: bytes) -> None:
     """Chunks, codings, ends of connections, too many bytes or too few: known heads or not."""
-    assert known_after(3, data).whole(data) is None
-    assert known_after(3, FRAMED["length"]).whole(data) is None
+    assert known_after(3, data).complete_response(data) is None
+    assert known_after(3, FRAMED["length"]).complete_response(data) is None
 
 
 def test_a_large_body_is_received_where_it_stays() -> None:
@@ -126,7 +126,7 @@ def test_a_large_body_is_received_where_it_stays() -> None:
     while not answer.done:
         room = answer.room()
         assert room is not None
-        answer.came(min(60_000, len(room)))
+        answer.received(min(60_000, len(room)))
         rooms.append(room)
     body = np.frombuffer(answer.body(), np.uint8)
     assert size == body.nbytes

@@ -289,7 +289,7 @@ async def test_what_is_at_hand_is_taken_as_it_is() -> None:
     beginning = asyncio.ensure_future(scene.arrival.begin())
     await settle()
     data = b"head" + scene.body + b"next"
-    assert len(data) - 4 == scene.arrival.take(data, 4)
+    assert len(data) - 4 == scene.arrival.feed(data, 4)
     await beginning
     assert scene.arrival.complete
     assert data is scene.arrival.head.obj
