@@ -1,26 +1,26 @@
-# Needs Python 3.11 or later and make; everything else goes into .venv.
+# Requires Python 3.11 or later and make. Everything else is installed into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 TESTS ?= tests
-# As many workers as this machine has cores: WORKERS=8 make test
+# Number of test processes. Set it to the number of cores: WORKERS=8 make test
 WORKERS ?= 2
-# The build for the CPU: the ordinary one brings several GB of CUDA with it.
+# PyTorch for the CPU. The default build downloads several GB of CUDA libraries.
 TORCH ?= torch==2.13.0+cpu
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## Say what there is to make.
+help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "%-10s %s\n", $$1, $$2}'
 
-# --- environments: a stamp is as new as the last install, so a second run installs nothing ---
+# --- environments: each stamp file has the time of the last install, so a second run installs nothing ---
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+		|| { echo "Python 3.11 or later is required: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-run: pyproject.toml | $(BIN)/python
@@ -36,65 +36,67 @@ $(VENV)/.installed-torch: pyproject.toml Makefile $(VENV)/.installed-dev
 	@touch $@
 
 .PHONY: run
-run: $(VENV)/.installed-run ## Show a digit recognised in every protocol, then serve (ARGS=--once: then stop).
+run: $(VENV)/.installed-run ## Run the demo: recognise a digit over every protocol, then serve (ARGS=--once stops).
 	@$(BIN)/gateway demo $(ARGS)
 
 .PHONY: test
-test: lint types contracts generated unit ## All checks and tests, but for the slow suites below.
+test: lint types contracts generated unit ## Run all checks, and all tests except the slow suites below.
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Style: ruff, and its formatter.
+lint: $(VENV)/.installed-dev ## Check style and format with ruff.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: $(VENV)/.installed-dev ## Types: mypy, strict, of the gateway and of the tests.
+types: $(VENV)/.installed-dev ## Check types of the gateway and the tests with mypy.
 	$(BIN)/mypy
 	$(BIN)/mypy tests
 
 .PHONY: contracts
-contracts: $(VENV)/.installed-dev ## Which module may import which.
+contracts: $(VENV)/.installed-dev ## Check which module imports which.
 	$(BIN)/lint-imports
 
 .PHONY: generated
-generated: $(VENV)/.installed-dev ## Generated files are those of their sources (make regenerate writes them).
+generated: $(VENV)/.installed-dev ## Check that generated files match their sources.
 	$(BIN)/python schemas/generate.py --check
 	$(BIN)/python schemas/configuration.py --check
 
 .PHONY: regenerate
-regenerate: $(VENV)/.installed-dev
+regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/generate.py
 	$(BIN)/python schemas/configuration.py
 
 .PHONY: unit
-unit: $(VENV)/.installed-dev
+unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
 	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --hypothesis-profile=ci -m "not interop and not hostile and not slow and not gpu"
 
 .PHONY: interop
-interop: $(VENV)/.installed-dev ## Real clients, servers and tools, before gateways of each make of the transports.
+interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on each transport implementation.
 	INTEROP_TRANSPORT=native $(BIN)/pytest tests/interop -q -rs -m interop --hypothesis-profile=ci --timeout=600
 	INTEROP_TRANSPORT=reference $(BIN)/pytest tests/interop -q -rs -m interop --hypothesis-profile=ci --timeout=600 \
 		--ignore=tests/interop/test_servers.py
 
 .PHONY: hostile
-hostile: $(VENV)/.installed-dev ## Hostile inputs against a running gateway, on each make of the transports.
+hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on each transport implementation.
 	HOSTILE_TRANSPORT=native $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 	HOSTILE_TRANSPORT=reference $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 
 .PHONY: slow
-slow: $(VENV)/.installed-dev ## Tests that take longer than a few seconds.
+slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
 	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
+	$(BIN)/pytest tests -q -n $(WORKERS) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
+		--hypothesis-profile=thorough
 
 .PHONY: torch
-torch: $(VENV)/.installed-torch ## The PyTorch backend on the CPU; make test leaves it out where PyTorch is not.
+torch: $(VENV)/.installed-torch ## Test the PyTorch backend on the CPU. Without PyTorch, `make test` skips these tests.
 	$(BIN)/pytest tests/unit/backends tests/integration/test_torch.py -q -m torch
 
 .PHONY: gpu
-gpu: $(VENV)/.installed-dev ## Models on a GPU, with the PyTorch and ONNX Runtime of this environment.
+gpu: $(VENV)/.installed-dev ## Test models on a GPU, with the PyTorch and ONNX Runtime of this environment.
 	$(BIN)/pytest tests/gpu -q -rs -m gpu
 
 .PHONY: wheel
-wheel: $(VENV)/.installed-dev ## Build the wheel and show the demo with it, in an environment that has nothing else.
+wheel: $(VENV)/.installed-dev ## Build the wheel, and run the demo with it in a new environment.
 	rm -rf build dist/venv dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist . > /dev/null
 	$(PYTHON) -m venv dist/venv
@@ -103,13 +105,13 @@ wheel: $(VENV)/.installed-dev ## Build the wheel and show the demo with it, in a
 	cd dist && venv/bin/gateway schema > /dev/null
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## Speed, beside direct calls and real peers; without ARGS all of it, kept in benchmarks/.
+bench: $(VENV)/.installed-dev ## Run the benchmarks. Without ARGS, run all and record the results in benchmarks/.
 	$(BIN)/python -m benchmarks $(or $(ARGS),all --record)
 
 .PHONY: image
-image: ## The container image tensor-gateway:dev.
+image: ## Build the container image tensor-gateway:dev.
 	docker build --tag tensor-gateway:dev .
 
 .PHONY: clean
-clean: ## Remove what was built, .venv included.
+clean: ## Remove the environment and everything that was built.
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

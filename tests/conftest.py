@@ -12,9 +12,10 @@ from hypothesis import settings
 
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
 settings.register_profile("dev", max_examples=50, deadline=None)
-# Derandomized: a change is not blamed for an example that another change would have met as well;
-# the nightly run looks for new ones.
-settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
+# Derandomized: the same change always gets the same examples. `make test` uses `ci`, `make slow`
+# uses `thorough`, and a nightly run looks for new examples.
+settings.register_profile("ci", max_examples=150, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=500, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

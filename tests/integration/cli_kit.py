@@ -1,18 +1,22 @@
-"""A gateway started as people start it, `python -m gateway ...`, and stopped as systems stop it."""
+"""A gateway in a process of its own, run by its command line and stopped by signals."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 from urllib.parse import urlsplit
+
+from tests.integration import fork_server
+from tests.integration.fork_server import ForkedProcess
 
 START_S = 15.0
 
@@ -26,7 +30,8 @@ class Running:
         log: Lines of standard error so far.
     """
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
+    stderr: IO[str]
     addresses: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     started: threading.Event = field(default_factory=threading.Event)
@@ -42,8 +47,7 @@ class Running:
 
     def read(self) -> None:
         """Read its log to the end; runs on a thread."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.stderr:
             self.log.append(line)
             event = _event(line)
             if event.get("event") == "started":
@@ -57,11 +61,11 @@ class Running:
 @contextmanager
 def serving(*arguments: str, patience_s: float = START_S) -> Iterator[Running]:
     """Run `gateway serve` with *arguments* and wait until it listens, for so long at most."""
-    command = [sys.executable, "-m", "gateway", "serve", *arguments]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    running = Running(process)
+    stderr, writer = os.pipe()
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123  # no path
+        process = fork_server.start(["serve", *arguments], nothing.fileno(), writer)
+    os.close(writer)
+    running = Running(process, os.fdopen(stderr))
     reader = threading.Thread(target=running.read)
     reader.start()
     try:
@@ -73,14 +77,17 @@ def serving(*arguments: str, patience_s: float = START_S) -> Iterator[Running]:
             process.kill()
         process.wait(START_S)
         reader.join(START_S)
-        assert process.stderr is not None
-        process.stderr.close()
+        running.stderr.close()
 
 
 def gateway(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a verb to its end."""
-    command = [sys.executable, "-m", "gateway", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """Run a command to its end."""
+    with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        process = fork_server.start(arguments, stdout.fileno(), stderr.fileno())
+        status = process.wait(60)
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
 
 
 def get(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:

@@ -44,6 +44,19 @@ models:
 lifecycle: {{pre_stop: 0s}}
 """
 
+FRONT = """
+version: 1
+listeners:
+  - http: 127.0.0.1:0
+    streams:
+      - {{protocol: graphpipe, address: "127.0.0.1:0"}}
+      - {{protocol: graphpipe, address: "unix:{folder}/front.sock"}}
+    default_model: simple
+admin: {{address: null, metrics: null}}
+upstreams: {{behind: {{url: "{upstream}"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+
 
 @pytest.fixture(scope="module")
 def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -160,10 +173,9 @@ def test_a_gateway_stands_before_a_gateway(
     else:
         path = model_server.addresses["main.graphpipe.unix"].removeprefix("unix:")
         upstream = f"graphpipe+unix://{path}"
-    flags = ["--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off"]
-    flags += ["--graphpipe-tcp", "127.0.0.1:0", "--graphpipe-unix", f"{tmp_path}/front.sock"]
-    flags += ["--default-model", "simple"]
-    with serving("--upstream", upstream, *flags) as front, ExitStack() as stack:
+    config = tmp_path / "front.yaml"
+    config.write_text(FRONT.format(folder=tmp_path, upstream=upstream))
+    with serving(str(config)) as front, ExitStack() as stack:
         for name in ("main.graphpipe.tcp", "main.graphpipe.unix"):
             sock = stack.enter_context(connected(front.addresses[name]))
             assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
@@ -180,10 +192,11 @@ def test_an_upstream_that_comes_back_is_asked_again(tmp_path: Path) -> None:
     config.write_text(CONFIG.format(folder=tmp_path))
     url = f"graphpipe+unix://{tmp_path}/model.sock"
     flags = ["--http", "off", "--grpc", "off", "--admin", "off", "--default-model", "simple"]
+    flags += ["--graphpipe-tcp", "127.0.0.1:0", "--graphpipe-unix", f"{tmp_path}/front.sock"]
     with serving(str(config)) as first, ExitStack() as stack:
-        front = stack.enter_context(
-            serving("--upstream", url, *flags, "--graphpipe-tcp", "127.0.0.1:0")
-        )
+        front = stack.enter_context(serving("--upstream", url, *flags))
+        sock = stack.enter_context(connected(front.addresses["main.graphpipe.unix"]))
+        assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
         sock = stack.enter_context(connected(front.addresses["main.graphpipe.tcp"]))
         assert [SUM, DIFFERENCE] == outputs(ask(sock, QUESTION))
         first.process.kill()

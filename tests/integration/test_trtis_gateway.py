@@ -300,20 +300,26 @@ def test_regions_are_the_servers(server: Running, segment: Path) -> None:
     assert pb.NOT_FOUND == status(gone).code
 
 
+@pytest.fixture(scope="module")
+def forwarding(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway that forwards shared memory to the other one."""
+    file = tmp_path_factory.mktemp("forwarding") / "gateway.yaml"
+    file.write_text(FORWARDING.replace("ADDRESS", server.addresses["main.http"]))
+    with serving(str(file)) as running:
+        yield running
+
+
 @pytest.mark.parametrize(("size", "said"), [(64, "CUDA"), (63, "63 bytes")])
 def test_cuda_handles_are_read_raw_whatever_their_type_says(
-    server: Running, tmp_path: Path, size: int, said: str
+    server: Running, forwarding: Running, size: int, said: str
 ) -> None:
     """Clients send the bytes of a handle as a form; forwarded, they reach the next server whole."""
-    file = tmp_path / "forward.yaml"
-    file.write_text(FORWARDING.replace("ADDRESS", server.addresses["main.http"]))
     form = {"Content_Type": "application/x-www-form-urlencoded"}
     path = f"{CONTROL}/cudaregister/c/64/0"
-    with serving(str(file)) as first:
-        for address in (server.addresses["main.http"], first.addresses["main.http"]):
-            answer, _ = post(address, path, "", bytes(range(256))[-size:], **form)
-            assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
-            assert said in status(answer).msg
+    for address in (server.addresses["main.http"], forwarding.addresses["main.http"]):
+        answer, _ = post(address, path, "", bytes(range(256))[-size:], **form)
+        assert (400, pb.INVALID_ARG) == (answer.status, status(answer).code)
+        assert said in status(answer).msg
 
 
 def test_forwarding_to_what_has_no_shared_memory_is_refused(server: Running) -> None:

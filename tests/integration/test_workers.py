@@ -26,9 +26,15 @@ SLOW = """  slow: {backend: python, options: {callable: "tests.integration.worke
 
 
 @pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway of two workers, for tests that leave two there."""
-    with two_workers(tmp_path_factory.mktemp("workers"), more=SLOW) as running:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the configuration and the unix socket of `lasting`."""
+    return tmp_path_factory.mktemp("workers")
+
+
+@pytest.fixture(scope="module")
+def lasting(folder: Path) -> Iterator[Running]:
+    """A gateway of two workers, for tests that leave two there; a flag sets their number."""
+    with two_workers(folder, "--workers", "2", more=SLOW) as running:
         yield running
 
 
@@ -52,7 +58,8 @@ def test_both_answer_and_are_one_to_operators(lasting: Running) -> None:
     assert [(200, {"live": True}), (200, {"ready": True})] == [
         get(lasting.url(path, "admin")) for path in ("/livez", "/readyz")
     ]
-    assert 1 == len(kit.events(lasting, "started"))
+    assert [2] == [line["workers"] for line in kit.events(lasting, "started")]
+    assert 2 == len(kit.pids(lasting))
     assert {1, 2} == {line["worker"] for line in kit.events(lasting, "call")}
 
 
@@ -79,8 +86,9 @@ def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
     assert [(1, "was ended by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
 
 
-def test_stops_with_nothing_lost(two: Running) -> None:
-    """SIGTERM lets both finish what they have; the status is 0."""
+def test_stops_with_nothing_lost(two: Running, tmp_path: Path) -> None:
+    """SIGTERM lets both finish what they have; the status is 0, and no socket file is left."""
+    assert (tmp_path / "g.sock").exists()
     connections = [kit.connected_to(two, worker) for worker in (1, 2)]
     for connection in connections:
         kit.ask_slowly(two, connection)
@@ -95,6 +103,7 @@ def test_stops_with_nothing_lost(two: Running) -> None:
     assert 0 == two.process.wait(kit.PATIENCE_S)
     assert [1, 1] == [len(kit.events(two, event)) for event in ("not ready", "stopped")]
     assert "Traceback" not in "".join(two.log)
+    assert not (tmp_path / "g.sock").exists()
 
 
 def test_the_second_signal_ends_all_at_once(two: Running) -> None:
@@ -143,25 +152,26 @@ def test_workers_are_replaced_one_by_one(
     assert [1, 2] == [line["worker"] for line in kit.events(running, "worker left")]
 
 
-def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_taken_port_is_one_clear_line(lasting: Running, tmp_path: Path) -> None:
     """A second gateway is refused, whether or not it would share the port too; status 1."""
-    with two_workers(tmp_path) as running:
-        port = running.addresses["main.http"].rpartition(":")[2]
-        path = tmp_path / "second.yaml"
-        for workers in ("workers: 1", "workers: 2"):
-            text = CONFIG.format(port=port, transport="native", more="")
-            path.write_text(text.replace("workers: 2", workers))
-            done = gateway("serve", str(path))
-            said = [line for line in done.stderr.splitlines() if line.startswith("gateway:")]
-            assert (1, 1) == (done.returncode, len(said)), done.stderr
-            assert port in said[0]
-            assert "in use" in said[0]
+    port = lasting.addresses["main.http"].rpartition(":")[2]
+    path = tmp_path / "second.yaml"
+    for workers in ("workers: 1", "workers: 2"):
+        text = CONFIG.format(folder=tmp_path, port=port, transport="native", more="")
+        path.write_text(text.replace("workers: 2", workers))
+        done = gateway("serve", str(path))
+        said = [line for line in done.stderr.splitlines() if line.startswith("gateway:")]
+        assert (1, 1) == (done.returncode, len(said)), done.stderr
+        assert port in said[0]
+        assert "in use" in said[0]
 
 
 def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     """A model that cannot be loaded, and an option that several cannot have: one line each."""
     path = tmp_path / "wrong.yaml"
-    missing = CONFIG.format(port=0, transport="native", more="").replace(":simple", ":nothing")
+    missing = CONFIG.format(folder=tmp_path, port=0, transport="native", more="").replace(
+        ":simple", ":nothing"
+    )
     path.write_text(missing)
     done = gateway("serve", str(path))
     assert 1 == done.returncode
@@ -186,22 +196,22 @@ class OverUnix(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def test_a_unix_socket_is_shared(tmp_path: Path) -> None:
+def test_a_unix_socket_is_shared(lasting: Running, folder: Path) -> None:
     """Workers take connections of one socket file, which stays when one of them leaves."""
-    path, socket_file = tmp_path / "unix.yaml", tmp_path / "g.sock"
-    text = CONFIG.format(port=0, transport="native", more="")
-    streams = f'streams: [{{protocol: grps, address: "unix:{socket_file}"}}], transport'
-    path.write_text(text.replace("transport", streams))
-    with serving(str(path), patience_s=kit.PATIENCE_S) as running:
-        births = len(kit.events(running, "worker started"))
-        # Either takes what it is woken for first.
-        kit.eventually(lambda: _asked(socket_file) and _all_have_answered(running))
-        kit.end(kit.pids(running)[1], signal.SIGTERM)
-        kit.eventually(lambda: len(kit.events(running, "worker left")) == 1)
-        assert _asked(socket_file)
-        kit.eventually(lambda: len(kit.events(running, "worker started")) > births)
-        assert 0 == running.stop()
-    assert not socket_file.exists()
+    socket_file = folder / "g.sock"
+    before = kit.of_workers(lasting, "worker_requests_total")
+
+    def both_have_answered() -> bool:
+        after = kit.of_workers(lasting, "worker_requests_total")
+        return all(after[worker] > before[worker] for worker in before)
+
+    # Either takes what it is woken for first.
+    kit.eventually(lambda: _asked(socket_file) and both_have_answered())
+    births = len(kit.events(lasting, "worker started"))
+    kit.end(kit.pids(lasting)[1], signal.SIGTERM)
+    kit.eventually(lambda: len(kit.events(lasting, "worker left")) == 1)
+    assert _asked(socket_file)
+    kit.eventually(lambda: len(kit.events(lasting, "worker started")) > births)
 
 
 def _asked(path: Path) -> bool:
@@ -212,17 +222,8 @@ def _asked(path: Path) -> bool:
             return answer.status == 200
 
 
-def _all_have_answered(running: Running) -> bool:
-    return all(kit.of_workers(running, "worker_requests_total").values())
-
-
-def test_a_flag_starts_workers_too(tmp_path: Path) -> None:
-    """`--workers` stands beside every form of serving, and a wrong number is wrong usage."""
-    flags = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-    with serving("--demo", *flags, "--workers", "2", patience_s=kit.PATIENCE_S) as running:
-        assert 2 == kit.events(running, "started")[0]["workers"]
-        assert 2 == len(kit.pids(running))
-        assert 0 == running.stop()
+def test_the_flag_needs_a_number() -> None:
+    """A wrong number of workers is wrong usage."""
     done = gateway("serve", "--demo", "--workers", "none")
     assert 2 == done.returncode
     assert "'none' is not a number of workers" in done.stderr

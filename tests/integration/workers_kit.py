@@ -22,7 +22,10 @@ CONFIG = """
 version: 1
 workers: 2
 listeners:
-  - {{http: "127.0.0.1:{port}", grpc: "127.0.0.1:0", transport: {transport}}}
+  - http: "127.0.0.1:{port}"
+    grpc: "127.0.0.1:0"
+    streams: [{{protocol: grps, address: "unix:{folder}/g.sock"}}]
+    transport: {transport}
 admin: {{address: "127.0.0.1:0", metrics: null}}
 models:
   simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
@@ -41,12 +44,13 @@ _CALLS = re.compile(r"^gateway_requests_total\{.*\} (\S+)$", re.MULTILINE)
 
 @contextmanager
 def two_workers(
-    folder: Path, *, port: int = 0, transport: str = "native", more: str = ""
+    folder: Path, *flags: str, transport: str = "native", more: str = ""
 ) -> Iterator[Running]:
-    """Run a gateway of two workers."""
+    """Run a gateway of two workers, by the file or by *flags*; both share g.sock in *folder*."""
     path = folder / "workers.yaml"
-    path.write_text(CONFIG.format(port=port, transport=transport, more=more))
-    with serving(str(path), patience_s=PATIENCE_S) as running:
+    text = CONFIG.format(folder=folder, port=0, transport=transport, more=more)
+    path.write_text(text.replace("workers: 2", "workers: 1") if flags else text)
+    with serving(str(path), *flags, patience_s=PATIENCE_S) as running:
         yield running
 
 
