@@ -1,4 +1,4 @@
-"""The documentation that code cites: the files and sections exist, and so do the links in it."""
+"""The documentation: citations and links lead somewhere, examples are valid, sentences are short."""
 
 from __future__ import annotations
 
@@ -7,25 +7,49 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner
+
+from gateway.cli.commands import command_line
+from gateway.config.load import load_text
+from gateway.registry import PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
-SUFFIXES = frozenset({".py", ".pyi", ".md", ".yaml", ".toml"})
-# It cites a page that does not exist, as an example.
-EXAMPLES = ROOT / "tests" / "unit" / "test_protocol_pages.py"
-SOURCES = sorted(
+SUFFIXES = frozenset({".py", ".pyi", ".md", ".yaml", ".toml", ".proto", ".fbs"})
+CITING = sorted(
     path
-    for folder in ("gateway", "tests")
+    for folder in ("gateway", "tests", "schemas", "benchmarks")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in SUFFIXES and path.is_file() and path != EXAMPLES
+    if path.suffix in SUFFIXES and path.is_file()
 )
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *(ROOT / "tests").rglob("*.md"),
+        ROOT / "schemas" / "README.md",
+    ]
+)
+PROTOCOL_PAGES = {
+    "graphpipe": "protocols/graphpipe.md",
+    "grps": "protocols/grps.md",
+    "oip": "protocols/open-inference.md",
+    "trtis": "protocols/tensorrt-v1.md",
+}
+MAX_WORDS = 30
+MAX_AVERAGE_WORDS = 18.0
 
-# A citation may go on in the next line of a comment or a docstring.
-LINE_BREAK = re.compile(r"\s*\n[ \t]*(?:#[ \t]*)?")
+# A citation may continue in the next line of a comment or a docstring.
+LINE_BREAK = re.compile(r"\s*\n[ \t]*(?:(?:#|//)[ \t]*)?")
 CITATION = re.compile(r'\bdocs/([\w./-]+\.md)((?:`?(?:,? and|[,;]) "[^"]+")*)')
 SECTION = re.compile(r'"([^"]+)"')
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |\||#)")
+CELL = re.compile(r"(?<!\\)\|")
+FLAG = re.compile(r"--[a-z-]+")
 
 
 def name_of(path: Path) -> str:
@@ -43,28 +67,58 @@ def anchors(page: Path) -> set[str]:
     }
 
 
-def wrong_citations(text: str) -> Iterator[str]:
-    """Return each citation in *text* of a page or a section that does not exist."""
+def citations(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the page and the sections of each citation in *text*."""
     for cited in CITATION.finditer(LINE_BREAK.sub(" ", text)):
-        page = ROOT / "docs" / cited[1]
+        yield cited[1], SECTION.findall(cited[2])
+
+
+def wrong_citations(text: str) -> Iterator[str]:
+    """Yield each citation in *text* of a page or a section that does not exist."""
+    for name, sections in citations(text):
+        page = ROOT / "docs" / name
         if not page.is_file():
-            yield f"no file docs/{cited[1]}"
+            yield f"no file docs/{name}"
             continue
         found = headings(page)
-        for section in SECTION.findall(cited[2]):
-            if section not in found:
-                yield f"no section {section!r} in docs/{cited[1]}"
+        yield from (f"no section {each!r} in docs/{name}" for each in sections if each not in found)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a page, those in tables and lists included, without code."""
+    found = []
+    for block in BLOCK.split(CODE.sub("\n\n", text)):
+        prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(block.split()))
+        if prose.startswith("#"):
+            continue
+        parts = CELL.split(prose) if prose.startswith("|") else [re.sub(r"^[-*] ", "", prose)]
+        for part in parts:
+            found += re.split(r"(?<=[.!?])\s+", part.strip())
+    return [sentence for sentence in found if re.search(r"\w", sentence)]
+
+
+def word_count(sentence: str) -> int:
+    return len(sentence.split())
 
 
 def test_citations_name_existing_sections() -> None:
-    """Whoever follows a citation of the documentation in code or tests finds the section."""
-    found = {name_of(path): list(wrong_citations(path.read_text("utf-8"))) for path in SOURCES}
+    """A page or a section of the documentation that code or a test cites exists."""
+    found = {name_of(path): list(wrong_citations(path.read_text("utf-8"))) for path in CITING}
     assert {} == {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_code_of_a_protocol_cites_its_page(protocol: str) -> None:
+    """A protocol of the registry has a page, and its code cites sections of it."""
+    cited: set[str] = set()
+    for path in (ROOT / "gateway" / "protocols" / protocol).rglob("*.py"):
+        cited |= {page for page, sections in citations(path.read_text("utf-8")) if sections}
+    assert PROTOCOL_PAGES[protocol] in cited
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_to_existing_files_and_headings(path: Path) -> None:
-    """Every link of the documentation within the repository leads somewhere."""
+    """A link within the repository names an existing file and one of its headings."""
     wrong = []
     for file, anchor in LINK.findall(path.read_text("utf-8")):
         if "://" in file:
@@ -76,9 +130,51 @@ def test_links_lead_to_existing_files_and_headings(path: Path) -> None:
 
 
 def test_wrong_citations_are_found() -> None:
-    """A missing page and a missing section are noticed, also where the citation has two lines."""
+    """A missing page and a missing section are noticed, even where the citation has two lines."""
     page = "docs/protocols/" + "open-inference.md"
     text = f'# Source: {page}, "3. Tensors as JSON" and\n    # "3. Tensors\n    # as XML".\n'
     assert [f"no section '3. Tensors as XML' in {page}"] == list(wrong_citations(text))
     missing = "docs/" + "missing.md"
     assert [f"no file {missing}"] == list(wrong_citations(f"Source: {missing}, section 3."))
+
+
+def test_sentences_are_found_in_tables_and_lists() -> None:
+    """Each cell and each item counts, and headings and code do not."""
+    text = "# Title\n\nOne two. Three\nfour [five](six.md)!\n\n- Item 1.\n\n```\ncode\n```\n| a | b c |\n"
+    assert ["One two.", "Three four five!", "Item 1.", "a", "b c"] == sentences(text)
+
+
+@pytest.mark.parametrize("name", ["README.md"])
+def test_sentences_are_short(name: str) -> None:
+    """No sentence of the introductions has more than 30 words, and 18 are the average at most."""
+    found = sentences((ROOT / name).read_text("utf-8"))
+    assert [] == [sentence for sentence in found if word_count(sentence) > MAX_WORDS]
+    # Cells of tables are short; without them the average is the one of the prose.
+    counts = [count for count in map(word_count, found) if count > 3]
+    assert sum(counts) / len(counts) <= MAX_AVERAGE_WORDS
+
+
+def readme_code(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text("utf-8")
+    return [code for found, code in CODE.findall(text) if found == language]
+
+
+@pytest.mark.parametrize("text", readme_code("yaml"), ids=lambda text: text.split(":")[0])
+def test_configuration_in_the_readme_is_valid(text: str) -> None:
+    """A YAML example of the README is valid, alone or as part of a file."""
+    rest = {"version": 1, "listeners": [{"http": "127.0.0.1:0"}]}
+    models = {name: {"backend": "onnx", "path": name} for name in ("digits", "language")}
+    document = rest | yaml.safe_load(text)
+    if "pipelines" in document:
+        document["models"] = models
+    load_text(yaml.safe_dump(document))
+
+
+def test_flags_in_the_readme_exist() -> None:
+    """A flag of `gateway serve` in the README is one that the command has."""
+    result = CliRunner().invoke(command_line(["serve"]), ["serve", "--help"])
+    known = set(FLAG.findall(result.stdout))
+    lines = [line for code in readme_code("console") for line in code.splitlines()]
+    used = {flag for line in lines if "gateway serve" in line for flag in FLAG.findall(line)}
+    assert used
+    assert set() == used - known
