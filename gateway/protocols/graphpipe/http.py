@@ -38,12 +38,7 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.graphpipe import metadata_json as shown
 from gateway.protocols.graphpipe import translate as calls
-from gateway.protocols.graphpipe.errors import (
-    OK,
-    MethodNotAllowed,
-    is_error_status,
-    text_of,
-)
+from gateway.protocols.graphpipe.errors import OK, text_of
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import METADATA_REQUEST, error_response
 from gateway.protocols.graphpipe.messages import open_request
@@ -58,6 +53,7 @@ from gateway.protocols.graphpipe.paths import (
     no_model,
 )
 from gateway.protocols.graphpipe.translate import UpstreamFault
+from gateway.wire.errors import MethodNotAllowed, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
 
@@ -139,7 +135,8 @@ class HttpCodec:
         if wire.method in {"GET", "HEAD"}:
             return self._got(wire)
         raise MethodNotAllowed(
-            f"{wire.method[:32]!r} on a GraphPipe path, which takes {METHODS} ({PATTERN})"
+            f"{wire.method[:32]!r} on a GraphPipe path, which takes {METHODS} ({PATTERN})",
+            allow=METHODS,
         )
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
@@ -184,7 +181,7 @@ class HttpCodec:
             return HttpResponse(OK, _BYTES, (error_response(number, text),))
         headers = _TEXT
         if isinstance(error, MethodNotAllowed):
-            headers = Headers((*headers.pairs, ("Allow", METHODS)))
+            headers = Headers((*headers.pairs, ("Allow", error.allow)))
         elif error.code is ErrorCode.OVERLOADED:
             headers = Headers((*headers.pairs, _RETRY_AFTER))
         return HttpResponse(number, headers, (f"{text}\n".encode(),))

@@ -36,11 +36,12 @@ from gateway.protocols.graphpipe.error_and_metadata import (
     read_honest_errors,
     read_metadata,
 )
-from gateway.protocols.graphpipe.errors import clip, error_class_of, is_error_status, status_of
+from gateway.protocols.graphpipe.errors import printable, status_of
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import infer_request, infer_response
 from gateway.protocols.graphpipe.messages import read_infer_request, read_infer_response
 from gateway.protocols.graphpipe.options import GraphPipeOptions
+from gateway.wire.errors import error_class_of_http, is_error_status
 from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
@@ -151,7 +152,7 @@ def error_message(error: GatewayError, codec: str, limits: MessageLimits) -> Err
         text = origin.form.text
         if is_error_status(origin.form.number):
             number = origin.form.number
-    return ErrorMessage(number, clip(text, limits.error_text_bytes))
+    return ErrorMessage(number, printable(text, limits.error_text_bytes))
 
 
 def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]:
@@ -209,7 +210,7 @@ class UpstreamFault(Exception):  # the codec turns it into an error with an orig
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
         self.said = UpstreamErrorText(number, text)
-        self.kind = error_class_of(number)
+        self.kind = error_class_of_http(number)
 
 
 def decode_metadata(message: FlatbufferMessage) -> MetadataMessage:

@@ -18,17 +18,12 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.brpc import codec as brpc
 from gateway.protocols.grps.content import ReplyFormat
-from gateway.protocols.grps.errors import (
-    GRPC_STATUS,
-    NoMethod,
-    clip,
-    ends_call,
-    error_class_of_grpc,
-)
+from gateway.protocols.grps.errors import NoMethod, ends_call
 from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
+from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 

@@ -44,14 +44,7 @@ from gateway.protocols.grps.content import (
     request_content,
     request_message,
 )
-from gateway.protocols.grps.errors import (
-    OK,
-    STATUS_CODE,
-    clip,
-    error_class_of_status,
-    is_failure_code,
-    status_code_of,
-)
+from gateway.protocols.grps.errors import OK, STATUS_CODE, error_class_of_status, status_code_of
 from gateway.protocols.grps.messages import (
     SUCCESS,
     ContentFormat,
@@ -68,6 +61,7 @@ from gateway.protocols.grps.metadata import (
     write_server,
 )
 from gateway.protocols.grps.options import LIVE, GrpsOptions
+from gateway.wire.errors import clip, is_error_status
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
 """What an answer to a client cannot be written without, and what its inputs may stand for."""
@@ -198,7 +192,7 @@ def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
     code, words = status_code_of(error), error.message
     if origin is not None and isinstance(origin.form, GrpsStatus):
         words = origin.form.msg
-        if is_failure_code(origin.form.code):
+        if is_error_status(origin.form.code):
             code = origin.form.code
     return failure(code, clip(words, limits.error_text_bytes))
 

@@ -15,8 +15,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.protocols.oip.errors import clip
 from gateway.protocols.oip.shared_memory import join_shared, split_shared
+from gateway.wire.errors import clip
 
 CLASSIFICATION = "classification"
 

@@ -14,7 +14,7 @@ from google.protobuf.json_format import Error, MessageToDict, ParseDict
 from google.protobuf.message import Message
 
 from gateway.ir.errors import MalformedMessage
-from gateway.protocols.oip.errors import clip
+from gateway.wire.errors import clip
 
 M = TypeVar("M", bound=Message)
 

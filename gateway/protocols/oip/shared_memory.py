@@ -18,7 +18,7 @@ from gateway.ir.errors import InvalidRequest, RegionNotFound
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
 from gateway.ir.tensor import RequestedOutput, Tensor
-from gateway.protocols.oip.errors import clip
+from gateway.wire.errors import clip
 
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"

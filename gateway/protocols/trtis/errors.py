@@ -32,9 +32,10 @@ from gateway.ir.errors import (
     RegionUnusable,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcStatus
 
-HTTP_OK, HTTP_ERROR, HTTP_METHOD_NOT_ALLOWED = 200, 400, 405
+HTTP_OK, HTTP_ERROR = 200, 400
 
 STATUS: dict[ErrorCode, pb.RequestStatusCode] = {
     ErrorCode.INVALID_ARGUMENT: pb.INVALID_ARG,
@@ -75,10 +76,6 @@ class TrtisStatus:
 
 class NoSuchPath(NotFound):
     """No handler of the real server is reached: 400 and nothing else."""
-
-
-class MethodNotAllowed(InvalidRequest):
-    """The path exists and is asked with another HTTP method."""
 
 
 class HeaderMissing(InvalidRequest):
@@ -161,11 +158,3 @@ _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
 def error_class_of_grpc(status: GrpcStatus) -> type[GatewayError]:
     """Return the kind of error a gRPC status that is not OK means."""
     return ERROR_CLASSES[_CODE_OF_GRPC.get(status, ErrorCode.UPSTREAM)]
-
-
-def clip(text: str, limit_bytes: int) -> str:
-    """Cut an error text to at most *limit_bytes* of UTF-8; lone surrogates become '?'."""
-    data = text.encode("utf-8", "replace")
-    if len(data) <= limit_bytes:
-        return data.decode()
-    return data[: limit_bytes - 3].decode("utf-8", "ignore") + "..."

@@ -33,7 +33,6 @@ from gateway.protocols.grps.errors import (
     NoService,
     Unreadable,
     brpc_code_of,
-    clip,
     ends_call,
     error_class_of_brpc,
 )
@@ -41,6 +40,7 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
+from gateway.wire.errors import clip
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.metadata import valid_request_id
 from gateway.wire.stream import Frame

@@ -25,7 +25,6 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
-from gateway.protocols.grps.errors import clip, is_failure_code
 from gateway.protocols.grps.http import responses as answers
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
 from gateway.protocols.grps.http.paths import METHOD_PATHS, Route, Surface, find_route, is_brpc
@@ -34,6 +33,7 @@ from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_answer, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, settings_of
+from gateway.wire.errors import clip, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 
@@ -234,7 +234,7 @@ class HttpCodec:
         if wire.status in _OK:
             return message
         status = message.status
-        if status is None or not is_failure_code(status.code):
+        if status is None or not is_error_status(status.code):
             text = clip(
                 bytes(view[: self._limits.error_text_bytes]).decode("utf-8", "replace"), 512
             )

@@ -18,7 +18,8 @@ from gateway.ir.errors import MalformedMessage, NotFound
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.brpc import codec as brpc
 from gateway.protocols.grps.custom.routes import CustomRoute
-from gateway.protocols.grps.errors import MethodNotAllowed, NoMethod, clip
+from gateway.protocols.grps.errors import NoMethod
+from gateway.wire.errors import MethodNotAllowed, clip
 
 PREFIX: Final = "/grps"
 BRPC_PREFIXES: Final = (f"/{brpc.SHORT_SERVICE}", f"/{brpc.SERVICE}")

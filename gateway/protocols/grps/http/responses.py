@@ -21,19 +21,13 @@ from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.content import ReplyFormat, reply_message
 from gateway.protocols.grps.custom.json_path import plain, render
 from gateway.protocols.grps.custom.routes import CustomRoute
-from gateway.protocols.grps.errors import (
-    OK,
-    MethodNotAllowed,
-    brpc_code_of,
-    brpc_http_status,
-    clip,
-    ends_call,
-)
+from gateway.protocols.grps.errors import OK, brpc_code_of, brpc_http_status, ends_call
 from gateway.protocols.grps.http.paths import Route, Surface
 from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
+from gateway.wire.errors import MethodNotAllowed, clip
 from gateway.wire.http import Headers, HttpResponse
 
 JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))

@@ -41,7 +41,6 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
-from gateway.protocols.oip.errors import clip
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -65,6 +64,7 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import read_extensions
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
 from gateway.wire.metadata import grpc_metadata

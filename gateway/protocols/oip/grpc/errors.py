@@ -13,8 +13,9 @@ from gateway.ir.calls import Call
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.protocols.oip.errors import grpc_error_class
 from gateway.protocols.oip.grpc.context import NAME
+from gateway.wire.errors import GRPC_STATUS, clip
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
 # Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
@@ -44,5 +45,5 @@ def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
 def error_of_status(call: Call[Any], wire: GrpcResponse) -> GatewayError:
     """Return what an upstream's status means, with its answer as origin."""
     text = wire.details or f"upstream answered with the status {wire.status.name} and no text"
-    kind = error_class_of_grpc(wire.status, wire.details)
+    kind = grpc_error_class(wire.status, wire.details)
     return kind(text, model=call.model, origin=Origin(NAME, wire))

@@ -29,13 +29,13 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
-from gateway.protocols.oip.errors import clip
 from gateway.protocols.oip.grpc import shared_memory as grpc_shared
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.extension import Asked, CallReader, GrpcExtension
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.errors import clip
 
 _MOST = 10_000
 _SHOWN = 64

@@ -17,13 +17,13 @@ from typing import Final
 from gateway.ir.calls import InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Parameter
 from gateway.ir.errors import GatewayError, ModelNotFound, UpstreamError
-from gateway.protocols.oip.errors import GRPC_STATUS, clip
 from gateway.protocols.oip.grpc.context import NAME
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.encode import InferEncoder
 from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.errors import GRPC_STATUS, clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.protobuf import (
     LEN,

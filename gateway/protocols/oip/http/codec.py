@@ -35,10 +35,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
-from gateway.protocols.oip.errors import (
-    HTTP_STATUS,
-    NOT_READY_STATUSES,
-)
+from gateway.protocols.oip.errors import NOT_READY_STATUSES
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -65,6 +62,7 @@ from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
 from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.options import read_extensions
+from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 

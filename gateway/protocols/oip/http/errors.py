@@ -19,17 +19,12 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.errors import (
-    MethodNotAllowed,
-    clip,
-    error_class_of_http,
-    http_status_of,
-    is_error_status,
-)
+from gateway.protocols.oip.errors import http_error_class, http_status_of
 from gateway.protocols.oip.http.context import NAME
 from gateway.protocols.oip.http.infer_response import error_text
 from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
 from gateway.protocols.oip.json.parse import dump
+from gateway.wire.errors import MethodNotAllowed, clip, is_error_status
 from gateway.wire.http import Headers, HttpResponse
 
 _RETRY_AFTER: Final = ("Retry-After", "1")
@@ -63,7 +58,7 @@ def error_of_status(call: Call[Any], wire: HttpResponse, limits: MessageLimits) 
         return UpstreamProtocolError(
             f"the upstream answered with HTTP status {wire.status}: {text}", model=call.model
         )
-    kind = error_class_of_http(wire.status, text)
+    kind = http_error_class(wire.status, text)
     if kind is NotFound and call.model is not None:
         kind = ModelNotFound
     return kind(text, model=call.model, origin=Origin(NAME, wire))

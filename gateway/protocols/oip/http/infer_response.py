@@ -19,7 +19,7 @@ from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor
-from gateway.protocols.oip.errors import HTTP_OK, clip
+from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
 from gateway.protocols.oip.http.infer_request import InferReplyFormat
 from gateway.protocols.oip.json.binary_tensors import (
@@ -41,6 +41,7 @@ from gateway.protocols.oip.json.write import (
 )
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
+from gateway.wire.errors import clip
 from gateway.wire.http import HttpResponse, view_of
 
 _WHAT = "the answer"

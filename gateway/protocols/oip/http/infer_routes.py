@@ -16,7 +16,7 @@ from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamError
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.errors import HTTP_OK, clip
+from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME, context_of
 from gateway.protocols.oip.http.generate import decode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
@@ -37,6 +37,7 @@ from gateway.protocols.oip.http.paths import Route
 from gateway.protocols.oip.http.sse import event, json_event
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.oip.json.parse import read_leniently
+from gateway.wire.errors import clip
 from gateway.wire.http import HttpRequest, HttpResponse
 
 GENERATED: Final = "generated"

@@ -38,7 +38,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.errors import MethodNotAllowed
+from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.url_names import decoded_name
 
 SERVER_PATHS: Mapping[str, type[Call[Any]]] = {

@@ -46,7 +46,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis import management as messages
-from gateway.protocols.trtis.errors import clip, error_class_of_grpc, status_of
+from gateway.protocols.trtis.errors import error_class_of_grpc, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
@@ -71,6 +71,7 @@ from gateway.protocols.trtis.status_replies import (
     unknown,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint

@@ -41,15 +41,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
-from gateway.protocols.trtis.errors import (
-    HTTP_ERROR,
-    HTTP_METHOD_NOT_ALLOWED,
-    HTTP_OK,
-    HeaderMissing,
-    MethodNotAllowed,
-    NoSuchPath,
-    status_of,
-)
+from gateway.protocols.trtis.errors import HTTP_ERROR, HTTP_OK, HeaderMissing, NoSuchPath, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.http import paths
 from gateway.protocols.trtis.http import upstream as remote
@@ -63,6 +55,7 @@ from gateway.protocols.trtis.server_status import write_status
 from gateway.protocols.trtis.status_replies import MODEL_CONTROL_CALLS
 from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 R = TypeVar("R")

@@ -30,7 +30,8 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
-from gateway.protocols.trtis.errors import MethodNotAllowed, NoSuchPath, UnknownMode
+from gateway.protocols.trtis.errors import NoSuchPath, UnknownMode
+from gateway.wire.errors import MethodNotAllowed
 
 CUDA_HANDLE_BYTES = 64
 _SHOWN = 200
@@ -213,7 +214,9 @@ def find_call(method: str, path: str) -> tuple[re.Match[str], Read]:
 
 
 def _wrong_method(method: str, path: str, needed: str) -> MethodNotAllowed:
-    return MethodNotAllowed(f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {needed}")
+    return MethodNotAllowed(
+        f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {needed}", allow=needed
+    )
 
 
 def read_query(query: str) -> Mapping[str, str]:

@@ -43,8 +43,8 @@ from gateway.ir.errors import (
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, ServerMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
-from gateway.protocols.graphpipe.errors import MethodNotAllowed
 from gateway.protocols.graphpipe.http import HttpCodec
+from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases import graphpipe_oracle as oracle
 from tests.cases.graphpipe_http import (

@@ -10,9 +10,10 @@ from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.graphpipe import SPEC
-from gateway.protocols.graphpipe.errors import STATUS, error_class_of
+from gateway.protocols.graphpipe.errors import STATUS
 from gateway.protocols.graphpipe.options import GraphPipeOptions, settings_of
 from gateway.wire.codec import Codec
+from gateway.wire.errors import error_class_of_http
 
 # What a status cannot tell apart comes back as its neighbour.
 NEIGHBOURS = {ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL: ErrorCode.UPSTREAM}
@@ -99,4 +100,4 @@ def test_the_protocol_has_two_codecs() -> None:
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_error_code_has_a_number_that_means_it(code: ErrorCode) -> None:
     """The table is total, and each number reads as the code or its neighbour."""
-    assert ERROR_CLASSES[NEIGHBOURS.get(code, code)] is error_class_of(STATUS[code])
+    assert ERROR_CLASSES[NEIGHBOURS.get(code, code)] is error_class_of_http(STATUS[code])

@@ -21,15 +21,14 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
 from gateway.protocols.grps.errors import (
     BRPC_CODE,
-    GRPC_STATUS,
     STATUS_CODE,
     error_class_of_brpc,
-    error_class_of_grpc,
     error_class_of_status,
 )
 from gateway.protocols.grps.grpc import GrpcCodec
 from gateway.protocols.grps.metadata import read_model, read_models
 from gateway.protocols.grps.options import check_options
+from gateway.wire.errors import GRPC_STATUS, error_class_of_grpc
 from gateway.wire.grpc import GrpcStatus
 
 # A table has one number for several codes: the first that a client would think of.

@@ -9,13 +9,7 @@ import pytest
 from gateway.ir.calls import InferRequest, ModelMetadataRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode
-from gateway.protocols.trtis.errors import (
-    STATUS,
-    clip,
-    error_class_of,
-    error_class_of_grpc,
-    status_of,
-)
+from gateway.protocols.trtis.errors import STATUS, error_class_of, error_class_of_grpc, status_of
 from gateway.protocols.trtis.options import TrtisOptions, check_options, read_options
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.grpc import GrpcStatus
@@ -68,12 +62,6 @@ def test_every_request_status_is_some_error(code: int) -> None:
 def test_every_grpc_status_is_some_error(status: GrpcStatus) -> None:
     """Each gRPC status means some kind of error."""
     assert error_class_of_grpc(status).code in ErrorCode
-
-
-def test_texts_are_cut_between_characters() -> None:
-    """A text that is too long is cut to whole characters."""
-    assert clip("é" * 10, 10) == "ééé..."
-    assert clip("\ud800", 10) == "?"
 
 
 def test_scalars_of_yaml_are_read() -> None:

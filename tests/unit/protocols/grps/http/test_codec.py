@@ -47,8 +47,9 @@ from gateway.ir.metadata import (
     Trend,
 )
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
-from gateway.protocols.grps.errors import MethodNotAllowed, Unconvertible
+from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
+from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 PREDICT = "/grps/v1/infer/predict"

@@ -25,9 +25,9 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, array_tensor
-from gateway.protocols.oip.errors import GRPC_STATUS
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from tests.cases.oip_grpc import CALLS, METHOD, REPLIES, CallCase, ReplyCase
 from tests.cases.oip_options import EVERYTHING

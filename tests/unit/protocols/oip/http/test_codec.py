@@ -40,8 +40,8 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.tensor import RequestedOutput, array_tensor, items_tensor, raw_tensor
 from gateway.protocols.oip.dialects import dialect_of
-from gateway.protocols.oip.errors import HTTP_STATUS
 from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.oip_http import (
     CALLS,

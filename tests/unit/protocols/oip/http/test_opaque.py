@@ -8,9 +8,9 @@ from gateway.ir.calls import OpaqueCall
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import GatewayError, MalformedMessage, NotFound, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.protocols.oip.errors import MethodNotAllowed
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
+from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 ON = HttpCodec(DEFAULT_LIMITS, {"opaque": True})

@@ -28,8 +28,8 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.protocols.oip.errors import MethodNotAllowed
 from gateway.protocols.oip.http.paths import Route, find_route, model_path, server_path
+from gateway.wire.errors import MethodNotAllowed
 
 M = ModelRef("m")
 LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes

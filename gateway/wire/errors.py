@@ -1,0 +1,121 @@
+"""Errors as HTTP and gRPC statuses and back, for protocols that have no statuses of their own.
+
+A protocol whose statuses differ changes single entries, or has its own tables in
+`protocols/<name>/errors.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, InvalidRequest
+from gateway.wire.grpc import GrpcStatus
+
+HTTP_METHOD_NOT_ALLOWED: Final = 405
+
+HTTP_STATUS: Final[dict[ErrorCode, int]] = {
+    ErrorCode.INVALID_ARGUMENT: 400,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.NOT_READY: 503,
+    ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.TOO_LARGE: 413,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.FORBIDDEN: 403,
+    ErrorCode.OVERLOADED: 503,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
+    ErrorCode.CANCELLED: 499,
+    ErrorCode.BAD_UPSTREAM: 502,
+    ErrorCode.UPSTREAM: 500,
+    ErrorCode.INTERNAL: 500,
+}
+
+GRPC_STATUS: Final[dict[ErrorCode, GrpcStatus]] = {
+    ErrorCode.INVALID_ARGUMENT: GrpcStatus.INVALID_ARGUMENT,
+    ErrorCode.NOT_FOUND: GrpcStatus.NOT_FOUND,
+    ErrorCode.NOT_READY: GrpcStatus.UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: GrpcStatus.UNIMPLEMENTED,
+    ErrorCode.TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,
+    ErrorCode.UNAUTHENTICATED: GrpcStatus.UNAUTHENTICATED,
+    ErrorCode.FORBIDDEN: GrpcStatus.PERMISSION_DENIED,
+    ErrorCode.OVERLOADED: GrpcStatus.RESOURCE_EXHAUSTED,
+    ErrorCode.UNAVAILABLE: GrpcStatus.UNAVAILABLE,
+    ErrorCode.DEADLINE_EXCEEDED: GrpcStatus.DEADLINE_EXCEEDED,
+    ErrorCode.CANCELLED: GrpcStatus.CANCELLED,
+    ErrorCode.BAD_UPSTREAM: GrpcStatus.INTERNAL,
+    ErrorCode.UPSTREAM: GrpcStatus.INTERNAL,
+    ErrorCode.INTERNAL: GrpcStatus.INTERNAL,
+}
+
+_CODE_OF_HTTP: Final[dict[int, ErrorCode]] = {
+    401: ErrorCode.UNAUTHENTICATED,
+    403: ErrorCode.FORBIDDEN,
+    404: ErrorCode.NOT_FOUND,
+    408: ErrorCode.DEADLINE_EXCEEDED,
+    413: ErrorCode.TOO_LARGE,
+    429: ErrorCode.OVERLOADED,
+    499: ErrorCode.CANCELLED,
+    501: ErrorCode.UNSUPPORTED,
+    502: ErrorCode.BAD_UPSTREAM,
+    503: ErrorCode.UNAVAILABLE,
+    504: ErrorCode.DEADLINE_EXCEEDED,
+}
+
+_CODE_OF_GRPC: Final[dict[GrpcStatus, ErrorCode]] = {
+    GrpcStatus.CANCELLED: ErrorCode.CANCELLED,
+    GrpcStatus.UNKNOWN: ErrorCode.UPSTREAM,
+    GrpcStatus.INVALID_ARGUMENT: ErrorCode.INVALID_ARGUMENT,
+    GrpcStatus.DEADLINE_EXCEEDED: ErrorCode.DEADLINE_EXCEEDED,
+    GrpcStatus.NOT_FOUND: ErrorCode.NOT_FOUND,
+    GrpcStatus.ALREADY_EXISTS: ErrorCode.INVALID_ARGUMENT,
+    GrpcStatus.PERMISSION_DENIED: ErrorCode.FORBIDDEN,
+    GrpcStatus.RESOURCE_EXHAUSTED: ErrorCode.OVERLOADED,
+    GrpcStatus.FAILED_PRECONDITION: ErrorCode.NOT_READY,
+    GrpcStatus.ABORTED: ErrorCode.UPSTREAM,
+    GrpcStatus.OUT_OF_RANGE: ErrorCode.INVALID_ARGUMENT,
+    GrpcStatus.UNIMPLEMENTED: ErrorCode.UNSUPPORTED,
+    GrpcStatus.INTERNAL: ErrorCode.UPSTREAM,
+    GrpcStatus.UNAVAILABLE: ErrorCode.UNAVAILABLE,
+    GrpcStatus.DATA_LOSS: ErrorCode.UPSTREAM,
+    GrpcStatus.UNAUTHENTICATED: ErrorCode.UNAUTHENTICATED,
+}
+
+_CLIENT_ERRORS: Final = range(400, 500)
+_ERRORS: Final = range(400, 600)
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, and does not allow the HTTP method of the request.
+
+    Args:
+        message: As for every `GatewayError`.
+        allow: The methods that the path allows, as the Allow header lists them.
+    """
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+def error_class_of_http(status: int) -> type[GatewayError]:
+    """Return the class of error that an HTTP status other than 2xx means."""
+    fallback = ErrorCode.INVALID_ARGUMENT if status in _CLIENT_ERRORS else ErrorCode.UPSTREAM
+    return ERROR_CLASSES[_CODE_OF_HTTP.get(status, fallback)]
+
+
+def error_class_of_grpc(status: GrpcStatus) -> type[GatewayError]:
+    """Return the class of error that a gRPC status other than OK means."""
+    return ERROR_CLASSES[_CODE_OF_GRPC[status]]
+
+
+def is_error_status(status: int) -> bool:
+    """Return whether an upstream's HTTP status may go to a client as the status of an error."""
+    return status in _ERRORS
+
+
+def clip(text: str, limit_bytes: int) -> str:
+    """Cut an error text to at most *limit_bytes* of UTF-8; lone surrogates become '?'."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit_bytes:
+        return data.decode()
+    return data[: max(limit_bytes - 3, 0)].decode("utf-8", "ignore") + "..."
