@@ -7,6 +7,7 @@ read again.
 from gateway.app.check import check
 from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
+from gateway.app.layers import describe_layers
 from gateway.app.route_rules import Explanation, explain_call
 from gateway.app.run import run
 from gateway.app.upstreams import Connected, connect
@@ -18,6 +19,7 @@ __all__ = [
     "StartError",
     "check",
     "connect",
+    "describe_layers",
     "explain_call",
     "run",
 ]

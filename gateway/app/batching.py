@@ -1,34 +1,26 @@
-"""Models whose callers share calls: batches, and answers that are kept; as `models` in YAML says.
+"""Models whose callers share calls: batches and cached replies, as `models` in YAML says.
 
-Both stand within `Complete`, where shapes are whole and tensors named whatever protocol a caller
-speaks, and outside the addresses of an upstream, so that a batch goes to one of them as a whole.
-The cache is the outer one: what it answers is in no batch. Outside both requests are made alike.
+`gateway.app.layers` has their place: within `Complete`, where tensors are named and shapes are
+complete whatever protocol the caller speaks, and outside the endpoints of an upstream, so that a
+batch goes to one endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from gateway.app.layers import ModelParts, build_chain
 from gateway.backends.model_spec import ModelSpec
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
-from gateway.ir.context import Need
-from gateway.policies.batch.normalize import NormalizeOutputs
-from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
-from gateway.policies.buffer_body import BufferBody
-from gateway.policies.cache import Cache
-from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import ForwardHeaders
-from gateway.policies.metadata_cache import Known
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
 _AT_UPSTREAM = 2
-_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 def is_shared(config: ModelConfig) -> bool:
@@ -36,19 +28,17 @@ def is_shared(config: ModelConfig) -> bool:
     return config.batching is not None or config.cache is not None
 
 
-def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -> Service:
-    """Return *service*, one model's, behind the layers that its configuration asks for.
+def model_parts(name: str, config: ModelConfig, metrics: Metrics, **others: Any) -> ModelParts:
+    """Return what the layers of a model need.
 
     Args:
         name: Of the model, for metrics.
-        service: Answers calls whose tensors are named and whose shapes are whole.
         config: Of the model.
         metrics: Count what happens.
+        **others: Further fields of `ModelParts`.
     """
     batching, cache = config.batching, config.cache
-    if not is_shared(config):
-        return service
-    known = Known(service)
+    rules = None
     if batching is not None:
         rules = BatchRules(
             max_batch_size=batching.max_batch_size,
@@ -57,15 +47,13 @@ def shared(name: str, service: Service, config: ModelConfig, metrics: Metrics) -
             preferred_sizes=batching.preferred_sizes,
             in_flight=batching.in_flight or _in_flight(name, config),
         )
-        service = Batch(service, rules, known=known, meter=metrics.sharing.batches(name))
-    if cache is not None:
-        service = Cache(
-            service,
-            max_bytes=cache.max_bytes,
-            max_age_s=cache.max_age,
-            meter=metrics.sharing.cache(name),
-        )
-    return NormalizeOutputs(service, known)
+    return ModelParts(
+        rules=rules,
+        batch_meter=None if batching is None else metrics.sharing.batches(name),
+        cache=cache,
+        cache_meter=None if cache is None else metrics.sharing.cache(name),
+        **others,
+    )
 
 
 def _in_flight(name: str, config: ModelConfig) -> int:
@@ -83,11 +71,14 @@ def shared_upstream(
     What crosses of a caller's headers is decided out here, because the upstream may answer by it:
     only calls that carry the same are shared.
     """
-    own = {}
-    for name, model in models.items():
-        if model.backend is None and is_shared(model):
-            layers = BufferBody(Complete(shared(name, service, model, metrics), _NEEDS))
-            own[name] = ForwardHeaders(layers, config.forward_headers, {})
+    forward: tuple[tuple[str, ...], Mapping[str, str]] = (tuple(config.forward_headers), {})
+    own = {
+        name: build_chain(
+            "upstream model", service, model_parts(name, model, metrics, forward=forward)
+        )
+        for name, model in models.items()
+        if model.backend is None and is_shared(model)
+    }
     return PerModelService(service, own) if own else service
 
 

@@ -16,6 +16,7 @@ from gateway.app.admin import start_pages
 from gateway.app.batching import shared_upstream
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.layers import ListenerParts, build_chain
 from gateway.app.listeners import Shared, build_listener, received_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
@@ -27,22 +28,19 @@ from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
-from gateway.policies.observe import OK, CallRecord, Observe
+from gateway.policies.observe import OK, CallRecord
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
     ForwardRegions,
-    SharedMemory,
     SharedMemoryMode,
     SharedMemoryOff,
 )
 from gateway.policies.shared_memory.regions import Regions
-from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerAnswers, ServerOptions
-from gateway.routing.server_status import ServerStatusLayer
-from gateway.routing.upstream_questions import RefreshModelIndex, UpstreamQuestions
+from gateway.routing.upstream_questions import UpstreamQuestions
 from gateway.service import Service
 from gateway.telemetry import log as logs
 from gateway.telemetry.log_settings import LogSettings
@@ -235,14 +233,14 @@ class Gateway:
     def _observed(self, default_model: str, memory: SharedMemoryMode) -> Service:
         server = UpstreamQuestions(self._server, self._targets, self._server.served)
         router = Router(self._routes, server, default_model=default_model)
-        service: Service = RefreshModelIndex(SharedMemory(router, memory), self._server.forget)
-        if self._counts_usage:
-            service = UsageStatistics(service, self.metrics.usage)
-        return Observe(
-            ServerStatusLayer(service),
-            self._record,
+        parts = ListenerParts(
+            record=self._record,
             lines_per_s=self._seat.share(self._config.telemetry.log.calls_per_second),
+            usage=self.metrics.usage if self._counts_usage else None,
+            forget=self._server.forget,
+            memory=memory,
         )
+        return build_chain("listener", router, parts)
 
     def _record(self, seen: CallRecord) -> None:
         kind, code, seconds = seen.kind, seen.code, seen.seconds

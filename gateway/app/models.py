@@ -9,31 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from gateway.app.batching import is_shared, shared
+from gateway.app.batching import model_parts
+from gateway.app.layers import build_chain
 from gateway.app.routes import RouteTarget
-from gateway.app.signatures import Signatures, metadata_of
+from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import STATELESS
 from gateway.backends.model_spec import ModelSpec
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
-from gateway.ir.context import Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
-from gateway.policies.buffer_body import BufferBody
-from gateway.policies.classify import Classify
-from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import ForwardHeaders
-from gateway.policies.model_config import ModelConfigurationLayer
-from gateway.policies.reject_sequences import RejectSequences
 from gateway.registry import backend
-from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
-
-# A backend checks what it is given against its signature, so it needs all of it.
-_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +93,18 @@ def build_models(
 def _place(
     name: str, model: ReloadableModel, config: ModelConfig, metrics: Metrics, workers: int
 ) -> RouteTarget:
-    service: Service = model
+    signatures = {}
     if config.signature is not None:
-        # What only a configuration knows: labels, and how much it batches. The rest is in the plan.
-        told = config.signature.model_copy(update={"inputs": None, "outputs": None})
-        service = Signatures(service, {name: told})
-    service = Complete(shared(name, ModelConfigurationLayer(service), config, metrics), _NEEDS)
-    service = BufferBody(Classify(service))
-    if is_shared(config):
-        # A model sees no headers: none of them keeps requests apart.
-        service = ForwardHeaders(service, (), {})
-    if workers > 1 and config.backend not in STATELESS:
-        service = RejectSequences(service, workers)
-    return RouteTarget(service, model.ready)
+        # Labels and the batch size are known to the configuration only; the rest is in the spec.
+        signatures[name] = config.signature.model_copy(update={"inputs": None, "outputs": None})
+    parts = model_parts(
+        name,
+        config,
+        metrics,
+        signatures=signatures,
+        workers=1 if config.backend in STATELESS else workers,
+    )
+    return RouteTarget(build_chain("model in process", model, parts), model.ready)
 
 
 def _plan(name: str, model: ModelConfig, directory: Path) -> ModelSpec:

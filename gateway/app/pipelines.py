@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
+from gateway.app.layers import build_chain
 from gateway.app.pipeline_graphs import graph_of
 from gateway.app.routes import BuiltRoute, Ready, RouteTarget
 from gateway.app.signatures import metadata_of
@@ -22,11 +23,7 @@ from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.pipelines.graph import Graph, Step
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache
-from gateway.policies.buffer_body import BufferBody
-from gateway.policies.classify import Classify
-from gateway.policies.complete.policy import Complete
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server_info import ServerAnswers
@@ -148,7 +145,7 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
         pipelines[name] = Pipeline(graph, inside, knowledge, record=record)
     places = {
         name: RouteTarget(
-            BufferBody(Classify(Complete(ModelConfigurationLayer(pipeline), _NEEDS))),
+            build_chain("pipeline", pipeline),
             _all_ready(inside, pipeline.graph),
         )
         for name, pipeline in pipelines.items()

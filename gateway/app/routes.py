@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from gateway.app.layers import RouteParts, build_chain
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config, PoliciesConfig, RouteConfig, TargetConfig
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import RetryBudget
 from gateway.policies.rename import Rename
 from gateway.routing.balance import Balance, Readiness, Target
@@ -87,7 +87,7 @@ def _any_ready(places: tuple[RouteTarget, ...]) -> bool:
 
 def _guarded(
     inner: Service, name: str, route: RouteConfig | None, policies: PoliciesConfig
-) -> CallLimits:
+) -> Service:
     in_flight, timeout, retry = policies.in_flight, policies.timeout, policies.retry
     if route is not None:
         in_flight = route.in_flight or in_flight
@@ -96,15 +96,15 @@ def _guarded(
     retries = None
     if retry is not None and retry.budget > 0:
         retries = RetryBudget(ratio=retry.budget, least=retry.min_retries)
-    return CallLimits(
-        inner,
-        timeout,
+    parts = RouteParts(
+        timeout_s=timeout,
         stream_idle_s=policies.stream_idle,
         places=ConcurrencyLimit(
             name, in_flight=in_flight, queue=policies.queued, wait_s=policies.queue_wait
         ),
         retries=retries,
     )
+    return build_chain("route", inner, parts)
 
 
 def _place(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from gateway.config.signatures import SignatureConfig, TensorConfig
-from gateway.ir.calls import ModelMetadataRequest
+from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.service import SelectiveLayer, Service
+from gateway.service import ReplyCoroutine, Service
+
+R = TypeVar("R")
 
 
-class Signatures(SelectiveLayer):
+class Signatures:
     """Answers metadata calls about configured models; everything else goes through.
 
     Where a signature has inputs and outputs the target is not asked. One that leaves either out
@@ -26,10 +28,8 @@ class Signatures(SelectiveLayer):
         ValueError: A datatype does not exist.
     """
 
-    handles = frozenset({ModelMetadataRequest})
-
     def __init__(self, inner: Service, signatures: Mapping[str, SignatureConfig]) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._whole = {
             name: metadata_of(name, signature)
             for name, signature in signatures.items()
@@ -41,8 +41,14 @@ class Signatures(SelectiveLayer):
             if not signature.is_whole
         }
 
-    async def handle(self, call: ModelMetadataRequest, /) -> ModelMetadata:
-        """Answer from the configuration what it knows of the model."""
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Answer *call*; metadata are completed from the configuration."""
+        if isinstance(call, ModelMetadataRequest):
+            # The reply to a ModelMetadataRequest is ModelMetadata, which is its R.
+            return cast("ReplyCoroutine[R]", self._metadata(call))
+        return self._inner(call)
+
+    async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
         name = "" if call.model is None else call.model.name
         if name in self._whole:
             return self._whole[name]

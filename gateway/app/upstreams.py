@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.app.signatures import Signatures
+from gateway.app.layers import EndpointParts, build_chain
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import TlsConfig, UpstreamConfig
@@ -17,12 +17,6 @@ from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
-from gateway.policies.classify import Classify
-from gateway.policies.complete.policy import Complete
-from gateway.policies.confirm_unload import ConfirmUnload
-from gateway.policies.forward_headers import ForwardHeaders
-from gateway.policies.model_config import ModelConfigurationLayer
-from gateway.policies.single_reply import SingleReply
 from gateway.registry import protocol
 from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
@@ -198,12 +192,14 @@ def build_upstream(
             directory=directory,
             transport=config.transport,
         )
-        service: Service = Signatures(SingleReply(ConfirmUnload(connected.service)), signatures)
-        service = Complete(ModelConfigurationLayer(service), connected.needs)
-        classifies = protocol(url.protocol).classifies
-        if not classifies:
-            service = Classify(service, ask_first=classifies is None)
-        service = ForwardHeaders(service, config.forward_headers, config.headers)
+        parts = EndpointParts(
+            needs=connected.needs,
+            signatures=signatures,
+            classifies=protocol(url.protocol).classifies,
+            forward_headers=tuple(config.forward_headers),
+            headers=config.headers,
+        )
+        service = build_chain("endpoint", connected.service, parts)
         endpoint = Endpoint(url.authority, service)
         endpoints.append(endpoint)
         probers.append(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.app import check, explain_call
+from gateway.app import check, describe_layers, explain_call
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -98,8 +98,8 @@ def validate(
         raise typer.Exit(FAILED)
 
 
-def explain(  # one for each flag
-    model: Annotated[str, typer.Option("--model", "-m", help="Model the call is about.")],
+def explain(  # noqa: PLR0913, PLR0917  # one for each flag
+    model: Annotated[str, typer.Option("--model", "-m", help="Model of the call.")] = "",
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     version: Annotated[str, typer.Option(help="Version asked for; left out: any.")] = "",
@@ -110,12 +110,20 @@ def explain(  # one for each flag
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
     ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Print the layers that every call passes, in order.")
+    ] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Say which route a call would take, and why.
+    """Print which route a call would take and why, or the order of the layers.
 
-    Exit status: 0 a route takes it, 1 none does, 2 wrong usage or configuration.
+    Exit status: 0 success, 1 no route matches, 2 usage or configuration error.
     """
+    if layers:
+        say("\n".join(describe_layers()))
+        return
+    if not model:
+        fail("--model is missing: the model of the call, or --layers", WRONG_USAGE)
     path = _needed(chosen(config, config_option))
     headers = dict(_pair(text) for text in header or ())
     try:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
 
 import structlog
 
-from gateway.ir.calls import ModelReadyRequest, ModelUnloadRequest
+from gateway.ir.calls import Call, ModelReadyRequest, ModelUnloadRequest
 from gateway.ir.errors import GatewayError
-from gateway.service import SelectiveLayer, Service
+from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
 
+R = TypeVar("R")
 
-class ConfirmUnload(SelectiveLayer):
+
+class ConfirmUnload:
     """Asks after an unload whether the model is ready, until it is not.
 
     Args:
@@ -30,8 +33,6 @@ class ConfirmUnload(SelectiveLayer):
         clock: Monotonic seconds, that of deadlines.
     """
 
-    handles = frozenset({ModelUnloadRequest})
-
     def __init__(
         self,
         inner: Service,
@@ -41,14 +42,20 @@ class ConfirmUnload(SelectiveLayer):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._longest_s = longest_s
         self._every_s = every_s
         self._sleep = sleep
         self._clock = clock
 
-    async def handle(self, call: ModelUnloadRequest, /) -> None:
-        """Answer *call* once the model is not ready any more."""
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Answer *call*; an unload is answered once the model is not ready any more."""
+        if isinstance(call, ModelUnloadRequest):
+            # The reply to a ModelUnloadRequest is None, which is its R.
+            return cast("ReplyCoroutine[R]", self._unload(call))
+        return self._inner(call)
+
+    async def _unload(self, call: ModelUnloadRequest) -> None:
         await self._inner(call)
         until = self._clock() + self._longest_s
         deadline = call.context.deadline

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 
 import structlog
 
+from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded, GatewayError
@@ -19,11 +20,14 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_REMEMBERED = 1024
-_BELIEVED_S = 1.0
-_UNTOLD_S = 10.0
+_LIMIT = 1024
+_TRUSTED_S = 1.0
+_UNAVAILABLE_S = 10.0
 _NO_NEEDS: frozenset[Need] = frozenset()
 _BATCHING = frozenset({Need.BATCHING})
+
+METADATA_TTL_S = 10.0
+"""For batching: a model may be loaded again with another batch size."""
 
 # A model, and whether it is asked how the model batches.
 _Key = tuple[ModelRef, bool]
@@ -56,9 +60,9 @@ class MetadataCache:
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._known: dict[_Key, tuple[float, ModelMetadata]] = {}
+        self._known: BoundedDict[_Key, tuple[float, ModelMetadata]] = BoundedDict(_LIMIT)
         self._asking: dict[_Key, asyncio.Task[ModelMetadata]] = {}
-        self._unavailable: dict[ModelRef, float] = {}
+        self._unavailable: BoundedDict[_Key, float] = BoundedDict(_LIMIT)
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*.
@@ -71,32 +75,33 @@ class MetadataCache:
         # The answer to a ModelMetadataRequest is ModelMetadata, which is its R.
         return cast("R", await self._metadata((call.model, Need.BATCHING in call.context.needs)))
 
-    async def get_or_none(self, model: ModelRef) -> ModelMetadata | None:
-        """Return the metadata of *model*; None where they cannot be had, which is remembered too.
+    async def get_or_none(self, model: ModelRef, *, batching: bool = False) -> ModelMetadata | None:
+        """Return the metadata of *model*, or None where they are unavailable.
 
-        For what can be done without: a model that does not tell must not cost every request a
-        question.
+        For a caller that can do without.  That they are unavailable is remembered too, so that a
+        model without metadata does not cost every request a question.
+
+        Args:
+            model: Whose metadata.
+            batching: Ask how the model batches as well.
         """
-        if self._clock() < self._unavailable.get(model, 0.0):
+        key = (model, batching)
+        if self._clock() < self._unavailable.get(key, 0.0):
             return None
         try:
-            return await self._metadata((model, False))
+            return await self._metadata(key)
         except GatewayError as error:
-            log.debug("metadata done without", model=str(model), reason=error.message)
-            self._unavailable.pop(model, None)
-            if len(self._unavailable) >= _REMEMBERED:
-                del self._unavailable[next(iter(self._unavailable))]
-            self._unavailable[model] = self._clock() + _UNTOLD_S
+            log.debug("metadata unavailable", model=str(model), reason=error.message)
+            self._unavailable[key] = self._clock() + _UNAVAILABLE_S
             return None
 
     def forget(self, model: ModelRef | None) -> None:
-        """Ask again about every version of *model*, which may have changed."""
-        for key in [key for key in self._known if model is not None and key[0].name == model.name]:
-            del self._known[key]
-        for ref in [
-            ref for ref in self._unavailable if model is not None and ref.name == model.name
-        ]:
-            del self._unavailable[ref]
+        """Drop what is known of every version of *model*, which may have changed."""
+        if model is None:
+            return
+        for entries in (self._known, self._unavailable):
+            for key in [key for key in entries if key[0].name == model.name]:
+                del entries[key]
 
     def invalidate_if_stale(self, model: ModelRef | None) -> None:
         """Ask again about *model*, with which something went wrong: it may have been reloaded.
@@ -105,7 +110,7 @@ class MetadataCache:
         """
         if model is None:
             return
-        asked_before = self._clock() - _BELIEVED_S
+        asked_before = self._clock() - _TRUSTED_S
         for key in ((model, False), (model, True)):
             known = self._known.get(key)
             if known is not None and known[0] - self._ttl_s <= asked_before:
@@ -137,57 +142,5 @@ class MetadataCache:
             raise DeadlineExceeded(
                 f"no metadata of model {str(model)!r} within {self._timeout_s} s", model=model
             ) from None
-        self._known.pop(key, None)
-        if len(self._known) >= _REMEMBERED:
-            del self._known[next(iter(self._known))]
         self._known[key] = (self._clock() + self._ttl_s, found)
         return found
-
-
-log = structlog.get_logger(__name__)
-
-_REMEMBERED = 1024
-_CONTEXT = Context(needs=frozenset({Need.BATCHING}))
-
-
-class Known:
-    """Remembers metadata, how the model batches included, and that they could not be had.
-
-    Args:
-        inner: The model's target.
-        ttl_s: How long either is remembered.
-        clock: Monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        inner: Service,
-        *,
-        ttl_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._metadata = MetadataCache(inner, ttl_s=ttl_s, clock=clock)
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self._known: dict[ModelRef, tuple[float, ModelMetadata | None]] = {}
-
-    async def __call__(self, model: ModelRef, /) -> ModelMetadata | None:
-        """Return the metadata of *model*; None where they cannot be had."""
-        now = self._clock()
-        known = self._known.get(model)
-        if known is not None and now < known[0]:
-            return known[1]
-        try:
-            found = await self._metadata(ModelMetadataRequest(model=model, context=_CONTEXT))
-        except GatewayError as error:
-            log.debug("metadata not told", model=str(model), reason=error.message)
-            found = None
-        if len(self._known) >= _REMEMBERED:  # clients name versions
-            self._known.clear()
-        self._known[model] = (now + self._ttl_s, found)
-        return found
-
-    def forget(self, model: ModelRef | None) -> None:
-        """Ask again about *model*, which may have changed."""
-        self._known.clear()
-        self._metadata.forget(model)

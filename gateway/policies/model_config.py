@@ -6,36 +6,42 @@ Triton's configuration does. Other targets have metadata and no configuration: i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from gateway.ir.calls import ModelConfigRequest, ModelMetadataRequest
+from gateway.ir.calls import Call, ModelConfigRequest, ModelMetadataRequest
 from gateway.ir.context import Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
-from gateway.service import ReplyCoroutine, SelectiveLayer
+from gateway.service import ReplyCoroutine, Service
+
+R = TypeVar("R")
 
 _BATCHING = frozenset({Need.BATCHING})
 
 
-class ModelConfigurationLayer(SelectiveLayer):
+class ModelConfigurationLayer:
     """Answers questions about models from the target's configuration, or else its metadata.
 
     Args:
         inner: The target; it raises Unsupported where it has no model configuration.
     """
 
-    handles = frozenset({ModelConfigRequest, ModelMetadataRequest})
+    def __init__(self, inner: Service) -> None:
+        self._inner = inner
 
-    def handle(self, call: ModelConfigRequest | ModelMetadataRequest, /) -> ReplyCoroutine[Any]:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Answer *call*.
 
         Raises:
             GatewayError: The target's own.
         """
+        # Each branch knows its R; the type system cannot follow an isinstance that far.
         if isinstance(call, ModelConfigRequest):
-            return self._configuration(call)
-        return self._metadata(call) if Need.BATCHING in call.context.needs else self._inner(call)
+            return cast("ReplyCoroutine[R]", self._configuration(call))
+        if isinstance(call, ModelMetadataRequest) and Need.BATCHING in call.context.needs:
+            return cast("ReplyCoroutine[R]", self._metadata(call))
+        return self._inner(call)
 
     async def _configuration(self, call: ModelConfigRequest) -> ModelConfiguration:
         try:

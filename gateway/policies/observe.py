@@ -24,7 +24,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import on_stream_end
-from gateway.service import Service, resolve_for
+from gateway.service import Service
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.log import WarningBudget
 
@@ -76,7 +76,8 @@ class Observe:
 
     Args:
         inner: Answers; notes route and target in `telemetry.taken`.
-        record: Told of each call.
+        record: Called with the record of each call.
+        inference: Answers each InferRequest; None for *inner*.
         lines_per_s: Most log lines a second; the next line after a gap says how many are missing.
             0 writes none.
         clock: Monotonic seconds.
@@ -87,11 +88,12 @@ class Observe:
         inner: Service,
         record: Recorder,
         *,
+        inference: Service | None = None,
         lines_per_s: int = 100,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
-        self._infer = resolve_for(inner, InferRequest)
+        self._inference = inner if inference is None else inference
         self._record = record
         self._budget = WarningBudget(lines_per_s) if lines_per_s > 0 else None
         self._clock = clock
@@ -103,7 +105,7 @@ class Observe:
         token = CALL_PATH.set(taken)
         begun = self._clock()
         try:
-            inner = self._infer if type(call) is InferRequest else self._inner
+            inner = self._inference if type(call) is InferRequest else self._inner
             reply = await inner(call)
         except BaseException as error:
             self._ended(call, taken, begun, error)

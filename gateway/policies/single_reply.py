@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
+from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Decoupled
 from gateway.ir.streams import only_answer
-from gateway.service import Service, resolve_for
+from gateway.service import Service
 
 R = TypeVar("R")
 
@@ -27,13 +28,14 @@ class SingleReply:
     are remembered, and asked with a stream from then on, which any model answers.
 
     Args:
-        inner: Answers; raises `Decoupled` where it needs a stream.
+        inner: Raises `Decoupled` where it needs a stream.
+        inference: Answers each InferRequest; None for *inner*.
     """
 
-    def __init__(self, inner: Service) -> None:
+    def __init__(self, inner: Service, *, inference: Service | None = None) -> None:
         self._inner = inner
-        self._infer = resolve_for(inner, InferRequest)
-        self._decoupled: dict[ModelRef, None] = {}
+        self._inference = inner if inference is None else inference
+        self._decoupled: BoundedDict[ModelRef, None] = BoundedDict(_REMEMBERED)
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*.
@@ -46,9 +48,9 @@ class SingleReply:
         # Hardly ever is there a model to look for.
         if not self._decoupled or (call.model or _NAMELESS) not in self._decoupled:
             try:
-                return await self._infer(call)  # type: ignore[arg-type]  # its R is InferResponse
+                return await self._inference(call)  # type: ignore[arg-type]  # its R is InferResponse
             except Decoupled:
-                self._remember(call.model or _NAMELESS)
+                self._decoupled[call.model or _NAMELESS] = None
         # An InferRequest's R is InferResponse: the type system cannot follow that.
         return cast("R", await self._only(call.model or _NAMELESS, call))
 
@@ -56,8 +58,3 @@ class SingleReply:
         stream = StreamInferRequest(model=call.model, context=call.context, request=call)
         reply = await only_answer(model, await self._inner(stream))
         return reply if reply.final else reply.changed(final=True)
-
-    def _remember(self, model: ModelRef) -> None:
-        self._decoupled[model] = None
-        if len(self._decoupled) > _REMEMBERED:
-            del self._decoupled[next(iter(self._decoupled))]

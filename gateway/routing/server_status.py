@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 import structlog
 
 from gateway.ir.calls import (
+    Call,
     ModelMetadataRequest,
     ModelStatisticsRequest,
     RepositoryIndexRequest,
@@ -24,15 +26,17 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus, Trend
 from gateway.ir.statistics import ModelStatistics
-from gateway.service import SelectiveLayer, Service
+from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
 
 _AT_ONCE = 16
 _LISTED = 1024
 
 
-class ServerStatusLayer(SelectiveLayer):
+class ServerStatusLayer:
     """Answers a ServerStatusRequest; everything else goes through.
 
     Args:
@@ -41,8 +45,6 @@ class ServerStatusLayer(SelectiveLayer):
         clock: Monotonic seconds; uptime counts from here.
     """
 
-    handles = frozenset({ServerStatusRequest})
-
     def __init__(
         self,
         inner: Service,
@@ -50,12 +52,19 @@ class ServerStatusLayer(SelectiveLayer):
         timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._timeout_s = timeout_s
         self._clock = clock
         self._started = clock()
 
-    async def handle(self, call: ServerStatusRequest, /) -> ServerStatus:
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Answer *call*."""
+        if isinstance(call, ServerStatusRequest):
+            # The reply to a ServerStatusRequest is a ServerStatus, which is its R.
+            return cast("ReplyCoroutine[R]", self._status(call))
+        return self._inner(call)
+
+    async def _status(self, call: ServerStatusRequest) -> ServerStatus:
         """Answer *call*.
 
         Raises:

@@ -26,7 +26,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.statistics import ModelStatistics, summed
-from gateway.service import ReplyCoroutine, SelectiveLayer, Service
+from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +111,7 @@ class UpstreamQuestions:
         return answers
 
 
-class RefreshModelIndex(SelectiveLayer):
+class RefreshModelIndex:
     """Has models listed anew once one has been loaded or unloaded.
 
     Args:
@@ -119,14 +119,15 @@ class RefreshModelIndex(SelectiveLayer):
         forget: Called after each such call, whatever became of it.
     """
 
-    handles = MODEL_CONTROL_CALLS
-
     def __init__(self, inner: Service, forget: Callable[[], None]) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._forget = forget
 
-    async def handle(self, call: Call[R], /) -> R:
-        """Answer *call*, and forget what was listed."""
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Answer *call*."""
+        return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
+
+    async def _control(self, call: Call[R]) -> R:
         try:
             return await self._inner(call)
         finally:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import shared
+from gateway.app.batching import model_parts
+from gateway.app.layers import build_chain
 from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
@@ -18,10 +19,8 @@ from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig
 from gateway.frontend import Frontend
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
-from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
-from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
@@ -63,7 +62,7 @@ async def sharing(
     versions = Versions(M.name, [PythonBackend(M.name, model, max_batch_size=64)])
     await versions.start()
     try:
-        target: Any = ModelConfigurationLayer(versions)
+        target: Any = versions
         if way is not None:
             there = way.registered
             served = Told(Complete(target, WHOLE))
@@ -72,8 +71,8 @@ async def sharing(
             target = ForwardHeaders(
                 Complete(Upstream("behind", codec, behind), codec.needs), (), {}
             )
-        layers = Classify(Complete(shared(M.name, target, config, Metrics("test")), WHOLE))
-        service = Told(ForwardHeaders(layers, (), {}))
+        parts = model_parts(M.name, config, Metrics("test"))
+        service = Told(build_chain("model in process", target, parts))
         yield {client.name: _transport(client, service) for client in CLIENTS}
     finally:
         await versions.stop()

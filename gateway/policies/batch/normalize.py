@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest
 from gateway.ir.context import ModelRef
-from gateway.policies.metadata_cache import Known
+from gateway.policies.metadata_cache import METADATA_TTL_S, MetadataCache
 from gateway.service import Service
 
 R = TypeVar("R")
@@ -23,12 +23,14 @@ class NormalizeOutputs:
 
     Args:
         inner: Answers.
-        known: Tells a model's outputs.
+        metadata: Says which outputs the model has; None for a cache over *inner*.
     """
 
-    def __init__(self, inner: Service, known: Known) -> None:
+    def __init__(self, inner: Service, metadata: MetadataCache | None = None) -> None:
         self._inner = inner
-        self._known = known
+        self._metadata = (
+            MetadataCache(inner, ttl_s=METADATA_TTL_S) if metadata is None else metadata
+        )
 
     async def __call__(self, call: Call[R], /) -> R:
         """Answer *call*."""
@@ -40,12 +42,12 @@ class NormalizeOutputs:
             return await self._inner(call)
         finally:
             if type(call) in MODEL_CONTROL_CALLS:
-                self._known.forget(call.model)
+                self._metadata.forget(call.model)
 
     async def _asks_all(self, call: InferRequest) -> bool:
         for output in call.outputs:
             if output.classes or output.parameters or output.shared is not None:
                 return False
-        metadata = await self._known(call.model or ModelRef(""))
+        metadata = await self._metadata.get_or_none(call.model or ModelRef(""), batching=True)
         declared = () if metadata is None else metadata.outputs
         return {output.name for output in call.outputs} == {output.name for output in declared}

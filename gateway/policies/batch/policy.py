@@ -33,7 +33,7 @@ from gateway.policies.batch.queue import (
     DispatchSlot,
     PendingRequest,
 )
-from gateway.policies.metadata_cache import Known
+from gateway.policies.metadata_cache import METADATA_TTL_S, MetadataCache
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
@@ -95,7 +95,7 @@ class Batch:
     Args:
         inner: Answers; it takes calls from several tasks at a time.
         rules: When and how many.
-        known: Tells how the model batches; None asks *inner*.
+        metadata: Says how the model batches; None for a cache over *inner*.
         meter: Told of each call; None for nobody.
         clock: Monotonic seconds, that of deadlines.
         later: Rings after a time.
@@ -106,7 +106,7 @@ class Batch:
         inner: Service,
         rules: BatchRules,
         *,
-        known: Known | None = None,
+        metadata: MetadataCache | None = None,
         meter: BatchMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
         later: Later = _on_loop,
@@ -116,7 +116,11 @@ class Batch:
         self._meter = _NoBatchMeter() if meter is None else meter
         self._clock = clock
         self._later = later
-        self._known = Known(inner, clock=clock) if known is None else known
+        self._metadata = (
+            MetadataCache(inner, ttl_s=METADATA_TTL_S, clock=clock)
+            if metadata is None
+            else metadata
+        )
         self._groups: dict[Hashable, BatchQueue] = {}
         self._free = rules.in_flight
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +140,7 @@ class Batch:
                 return await self._inner(call)
             finally:
                 if type(call) in MODEL_CONTROL_CALLS:
-                    self._known.forget(call.model)
+                    self._metadata.forget(call.model)
         rows = row_count(call)
         size_bytes = sum([tensor.nbytes for tensor in call.inputs]) if rows else 0
         # The answer to an InferRequest is an InferResponse, which is its R.
@@ -149,7 +153,7 @@ class Batch:
 
     async def _most(self, model: ModelRef) -> int:
         """Return how many rows a call may have; 1 where requests must not be joined."""
-        metadata = await self._known(model)
+        metadata = await self._metadata.get_or_none(model, batching=True)
         if metadata is None or not metadata.batches:
             return 1
         wanted = self._rules.max_batch_size or metadata.max_batch_size or _ROWS_UNTOLD

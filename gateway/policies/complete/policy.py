@@ -46,7 +46,7 @@ from gateway.policies.complete.tensors import (
 )
 from gateway.policies.complete.versions import resolve_version
 from gateway.policies.metadata_cache import MetadataCache
-from gateway.service import ReplyCoroutine, Service, resolve_for
+from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
 
@@ -97,11 +97,14 @@ class Complete:
     Args:
         inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
         needs: What the next codec cannot write without.
+        inference: Answers each InferRequest; None for *inner*.
     """
 
-    def __init__(self, inner: Service, needs: frozenset[Need]) -> None:
+    def __init__(
+        self, inner: Service, needs: frozenset[Need], *, inference: Service | None = None
+    ) -> None:
         self._inner = inner
-        self._sent = resolve_for(inner, InferRequest)
+        self._inference = inner if inference is None else inference
         self._needs = needs
         self._stand_ins = substitute_kind(needs)
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
@@ -127,7 +130,7 @@ class Complete:
         try:
             if not self._is_whole(call):
                 request, known = await self._request(call)
-            reply = await self._sent(request)
+            reply = await self._inference(request)
             if self._suffices(reply, call.context.needs):
                 return reply
             return await self._answer(_PendingCompletion(request, call.batch_size, known), reply)

@@ -1,39 +1,15 @@
-"""Timeout: one absolute deadline for a call, the earliest that anybody asked for."""
+"""The deadlines of streams, and the error of a deadline that has passed."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.concurrency.timeouts import Timeout
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
-from gateway.service import Timeout
-
-
-class RenewableTimeout(Timeout):
-    """An alarm that asks, when it would ring, whether it is time.
-
-    Args:
-        delay_s: When it would ring first.
-        left: Returns how long to wait from then on.
-    """
-
-    __slots__ = ("_left",)
-
-    def __init__(self, delay_s: float, left: Callable[[], float]) -> None:
-        super().__init__(delay_s)
-        self._left = left
-
-    def expire(self) -> None:
-        """Wake the task, or wait on."""
-        left_s = self._left()
-        if left_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self.expire)
-        else:
-            super().expire()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +58,12 @@ class StreamWithTimeouts:
             item = await anext(self._items)
             self._first = False
             return item
-        alarm = Timeout(left_s)
+        timeout = Timeout(left_s)
         try:
-            with alarm:
+            with timeout:
                 item = await anext(self._items)
         except TimeoutError:
-            if not alarm.expired:
+            if not timeout.expired:
                 raise
             await close_stream(self._items)
             raise deadline_error(self._call, further=not self._first) from None

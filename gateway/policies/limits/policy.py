@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from gateway.concurrency.timeouts import Timeout, WheelTimeout
 from gateway.concurrency.timer_wheel import TimerWheel
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, NotSent
@@ -20,13 +21,12 @@ from gateway.ir.streaming_body import StreamingBody, streaming_body_of
 from gateway.ir.streams import map_stream, on_stream_end
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.deadline import (
-    RenewableTimeout,
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
 )
 from gateway.policies.limits.retry import RetryBudget, RetryUnsentStream
-from gateway.service import NO_TIMEOUT, NoTimeout, Service, Timeout, WheelTimeout
+from gateway.service import Service
 
 R = TypeVar("R")
 
@@ -91,10 +91,10 @@ class CallLimits:
         else:
             await places.acquire(call)
         retries.active += 1
-        alarm: Timeout | NoTimeout = NO_TIMEOUT
+        timeout: Timeout | None = None
         fresh = True
         try:
-            call, alarm, asked, deadline = self._begun(call, request)
+            call, timeout, asked, deadline = self._begun(call, request)
             try:
                 reply = await self._inner(call)
             except NotSent as error:
@@ -103,10 +103,11 @@ class CallLimits:
         except BaseException as error:
             retries.active -= 1
             places.release()
-            if alarm.finish(error):
+            if timeout is not None and timeout.finish(error):
                 raise deadline_error(call) from None
             raise
-        alarm.finish(None)
+        if timeout is not None:
+            timeout.finish(None)
         if is_stream:
             times = StreamTimeouts(asked, deadline, self._stream_idle_s, self._clock)
             return self._watched(call, reply, places, times, fresh=fresh)
@@ -119,8 +120,8 @@ class CallLimits:
 
     def _begun(
         self, call: Call[R], request: InferRequest | None
-    ) -> tuple[Call[R], Timeout | NoTimeout, float | None, float | None]:
-        """Return what to ask, its alarm, which is set, the caller's deadline, and the earliest."""
+    ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
+        """Return the call to send, its started timeout, the caller's deadline and the earliest."""
         now = self._clock()
         deadline = asked = call.context.deadline
         if request is not None and request.timeout_us is not None:
@@ -130,7 +131,7 @@ class CallLimits:
             own = now + self._timeout_s
             deadline = own if asked is None or own < asked else asked
         if deadline is None:
-            return call, NO_TIMEOUT, None, None
+            return call, None, None, None
         if deadline <= now:
             raise DeadlineExceeded("the deadline had passed when the call came", model=call.model)
         arriving = streaming_body_of(call)
@@ -142,7 +143,7 @@ class CallLimits:
         if arriving is None:
             return call, WheelTimeout(self._wheel, deadline), asked, deadline
         left = partial(self._left, arriving, now, asked)
-        return call, RenewableTimeout(deadline - now, left).__enter__(), asked, deadline
+        return call, Timeout(deadline - now, left).__enter__(), asked, deadline
 
     def _left(self, arriving: StreamingBody, began: float, asked: float | None) -> float:
         """Return how long to wait for a call whose bytes are arriving."""

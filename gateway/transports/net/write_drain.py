@@ -7,8 +7,8 @@ import time
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
+from gateway.concurrency.timeouts import Timeout
 from gateway.ir.errors import DeadlineExceeded
-from gateway.service import Timeout
 
 
 class SlowReaderError(ConnectionError):
@@ -54,12 +54,12 @@ def deadline_scope(deadline: float | None, name: str) -> AbstractAsyncContextMan
 class _DeadlineScope:
     """A class, since a generator made into a context manager costs twice as much."""
 
-    __slots__ = ("_alarm", "_deadline", "_name")
+    __slots__ = ("_deadline", "_name", "_timeout")
 
     def __init__(self, deadline: float | None, name: str) -> None:
         self._deadline = deadline
         self._name = name
-        self._alarm: Timeout | None = None
+        self._timeout: Timeout | None = None
 
     async def __aenter__(self) -> None:
         if self._deadline is None:
@@ -67,8 +67,8 @@ class _DeadlineScope:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._passed()
-        self._alarm = Timeout(left)
-        self._alarm.__enter__()
+        self._timeout = Timeout(left)
+        self._timeout.__enter__()
 
     async def __aexit__(
         self,
@@ -76,10 +76,10 @@ class _DeadlineScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._alarm is None:
+        if self._timeout is None:
             return
         try:
-            self._alarm.__exit__(kind, error, traceback)
+            self._timeout.__exit__(kind, error, traceback)
         except TimeoutError:
             raise self._passed() from None
         if isinstance(error, TimeoutError):

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from gateway.concurrency.timeouts import Timeout
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -27,7 +28,6 @@ from gateway.ir.errors import (
     MalformedMessage,
     TooLarge,
 )
-from gateway.service import Timeout
 from gateway.transports.contract import (
     GrpcFrontend,
     GrpcMount,

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import PerModelService, is_shared, shared, shared_upstream
+from gateway.app.batching import (
+    PerModelService,
+    is_shared,
+    model_parts,
+    shared_upstream,
+)
+from gateway.app.layers import build_chain
 from gateway.app.models import build_models
 from gateway.config.load import load_text
 from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig, UpstreamConfig
@@ -211,12 +217,6 @@ async def test_answers_of_an_own_model_are_kept(metrics: Metrics) -> None:
     assert 1 == sample(metrics, "gateway_cache_lookups_total", model="simple", outcome="hit")
 
 
-def test_settings_are_those_of_the_file(metrics: Metrics) -> None:
-    """Without a word about either the service is the model's own."""
-    target = ScriptedService()
-    assert target is shared("m", target, ModelConfig(), metrics)
-
-
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
@@ -243,7 +243,7 @@ async def test_calls_in_hand(text: str, calls: int, metrics: Metrics) -> None:
             await waiting.wait()
         return answer(call)
 
-    service = shared("m", target, config, metrics)
+    service = build_chain("model in process", target, model_parts("m", config, metrics))
     # Requests of other priorities are other batches.
     requests = [ask("m", value).changed(priority=value) for value in range(8)]
     tasks = [asyncio.ensure_future(service(request)) for request in requests]

@@ -1,10 +1,12 @@
-"""A timer that is armed as often as one likes and rings once."""
+"""Timeouts of tasks, and restartable timers."""
 
 from __future__ import annotations
 
 import asyncio
 
-from gateway.concurrency.timeouts import RestartableTimer
+import pytest
+
+from gateway.concurrency.timeouts import RestartableTimer, Timeout
 
 
 async def test_rings_once_however_often_it_is_armed() -> None:
@@ -34,3 +36,46 @@ async def test_does_not_ring_when_stopped() -> None:
     loop.call_later(0.01, other.set)
     await asyncio.wait_for(other.wait(), 5)
     assert [] == rung
+
+
+async def test_timeout_ends_what_takes_too_long() -> None:
+    """A block that is still waiting when the timeout rings ends with TimeoutError."""
+    timeout = Timeout(0.01)
+    with pytest.raises(TimeoutError), timeout:
+        await asyncio.Event().wait()
+    assert timeout.expired
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_timeout_in_time_is_silent() -> None:
+    """A block that ends in time ends as it would without the timeout, and nothing rings later."""
+    timeout = Timeout(0.01)
+    with timeout:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    assert not timeout.expired
+
+
+async def test_timeout_lets_another_cancellation_through() -> None:
+    """A task that somebody else cancels is cancelled, even when the timeout rings as well."""
+
+    async def guarded() -> None:
+        with Timeout(0.0):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(guarded())
+    await asyncio.sleep(0)
+    task.cancel()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_timeout_passes_errors_of_the_block() -> None:
+    """What the block raises is raised, TimeoutErrors of its own included."""
+    timeout = Timeout(60.0)
+    with pytest.raises(LookupError), timeout:
+        raise LookupError
+    assert not timeout.expired

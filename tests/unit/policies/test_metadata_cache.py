@@ -84,7 +84,7 @@ async def test_what_can_be_done_without_is_not_asked_for_again_at_once() -> None
 
 async def test_what_is_not_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest failure is forgotten first."""
-    monkeypatch.setattr(metadata_cache, "_REMEMBERED", 2)
+    monkeypatch.setattr(metadata_cache, "_LIMIT", 2)
     service = ScriptedService(always=Unavailable("gone"))
     cache = MetadataCache(service)
     for name in ("a", "b", "c", "b", "c", "a"):
@@ -121,7 +121,7 @@ async def test_timeout_error_of_others_is_not_ours() -> None:
 
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest answer makes room for a new one."""
-    monkeypatch.setattr(metadata_cache, "_REMEMBERED", 2)
+    monkeypatch.setattr(metadata_cache, "_LIMIT", 2)
     service = ScriptedService(always=FOUND)
     cache = MetadataCache(service)
     for name in ("a", "b", "c", "b", "a"):

@@ -20,7 +20,7 @@ from gateway.ir.errors import NotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.batch.normalize import NormalizeOutputs
-from gateway.policies.metadata_cache import Known
+from gateway.policies.metadata_cache import MetadataCache
 from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")
@@ -43,7 +43,7 @@ def ask(*outputs: Any) -> InferRequest:
 
 def made(metadata: Any = METADATA) -> tuple[NormalizeOutputs, ScriptedService, ScriptedService]:
     target, told = ScriptedService(always=REPLY), ScriptedService(always=metadata)
-    return NormalizeOutputs(target, Known(told)), target, told
+    return NormalizeOutputs(target, MetadataCache(told)), target, told
 
 
 async def test_every_output_by_name_is_all_of_them() -> None:

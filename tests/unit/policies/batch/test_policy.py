@@ -311,7 +311,7 @@ async def test_a_model_that_is_loaded_again_is_asked_again(kind: Any) -> None:
 
 async def test_what_is_known_of_models_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients name versions; only so many are remembered."""
-    monkeypatch.setattr("gateway.policies.metadata_cache._REMEMBERED", 2)
+    monkeypatch.setattr("gateway.policies.metadata_cache._LIMIT", 2)
     bench = Bench(always=tenfold, metadata=no_metadata)
     for version in ("1", "2", "3", "1"):
         await bench.batch(ask(1).changed(model=ModelRef("m", version)))
