@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# The gateway as a container image: built in one stage, run in another that has no build tools.
+# The container image of the gateway. The second stage has no build tools.
 #   docker build --tag tensor-gateway .
 #   docker run --rm -p 8000:8000 -p 8001:8001 tensor-gateway
 ARG PYTHON=3.11
@@ -21,7 +21,7 @@ ENV PATH=/opt/gateway/bin:$PATH \
 USER 10001
 EXPOSE 8000 8001 8002 9901
 STOPSIGNAL SIGTERM
-# `health` asks over the same protocol that clients use, so it sees what they see.
+# The check uses the HTTP listener, as clients do.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["gateway", "health", "oip+http://127.0.0.1:8000"]
 ENTRYPOINT ["gateway"]
