@@ -20,7 +20,7 @@ from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
 from gateway.service import Service
 from gateway.session import Session, SessionCall, SessionReply
-from gateway.wire.codec import Codec, EarlyCodec, NamingCodec, StreamCodec
+from gateway.wire.codec import Codec, CutThroughCodec, StreamCodec
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import HttpResponse
@@ -83,10 +83,12 @@ class Frontend(ServerFrontend[Q, A]):
         self._prefix = os.urandom(6).hex()
         self._numbers = itertools.count(1)
         self._sessions = itertools.count(1)
-        # What a codec need not have: most protocols have nothing of their own to say there.
-        self._streaming: StreamCodec[A] | None = codec if isinstance(codec, StreamCodec) else None
-        self._heads: EarlyCodec[Q] | None = codec if isinstance(codec, EarlyCodec) else None
-        self._decode_as = _naming(codec)
+        self._streaming: StreamCodec[Q, A] | None = None
+        if isinstance(codec, StreamCodec):
+            self._streaming = codec
+        self._early: CutThroughCodec[Q, A] | None = None
+        if isinstance(codec, CutThroughCodec):
+            self._early = codec
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Answer *wire*: decode, call the service, encode. Raises no `GatewayError`."""
@@ -103,7 +105,7 @@ class Frontend(ServerFrontend[Q, A]):
         # As `_decoded` and `_single` do it, without frames of their own on every step of the way.
         request_id = f"{self._prefix}-{next(self._numbers):x}"
         try:
-            call = self._decode_as(wire, request_id)
+            call = self._codec.decode_call(wire, request_id)
         except Exception as error:  # noqa: BLE001
             return self.reject(_unread(error))
         found = call.context.request_id
@@ -119,14 +121,14 @@ class Frontend(ServerFrontend[Q, A]):
 
     def early_bytes(self, wire: Q, /) -> int | None:
         """Return how much of a body is enough for `handle_early`; None for all of it."""
-        return None if self._heads is None else self._heads.early_bytes(wire)
+        return None if self._early is None else self._early.early_bytes(wire)
 
     async def handle_early(
         self, wire: Q, whole: Callable[[], Awaitable[Q]], /
     ) -> A | AsyncGenerator[A, None]:
         """Answer *wire*, of which the head has come; where more is needed, when *whole* has it."""
-        assert self._heads is not None  # noqa: S101  # `early_bytes` said so
-        call = self._decoded(wire, self._heads.decode_early)
+        assert self._early is not None  # noqa: S101  # `early_bytes` said so
+        call = self._decoded(wire, self._early.decode_early)
         if isinstance(call, GatewayError):
             return self.reject(call)
         if call is not None:
@@ -268,16 +270,6 @@ class Frontend(ServerFrontend[Q, A]):
             _internal(bug, None)
             return self._codec.encode_error(None, error)
         return self._codec.encode_error(call, error)
-
-
-def _naming(codec: Codec[Q, A]) -> Callable[[Q, str], Call[Any]]:
-    """Return what reads a request with *codec*, given the id for a call whose client gave none.
-
-    A codec that cannot give it leaves the call without one.
-    """
-    if isinstance(codec, NamingCodec):
-        return codec.decode_as
-    return lambda wire, _request_id: codec.decode_call(wire)
 
 
 def _unread(error: Exception) -> GatewayError:

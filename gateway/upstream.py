@@ -68,10 +68,12 @@ class Upstream(Generic[Q, A]):
         self._name = name
         self._codec = codec
         self._client = client
-        self._splits: FramingCodec[A] | None = codec if isinstance(codec, FramingCodec) else None
-        self._passes: CutThroughCodec[Q] | None = None
+        self._framing: FramingCodec[Q, A] | None = None
+        if isinstance(codec, FramingCodec):
+            self._framing = codec
+        self._cut_through: CutThroughCodec[Q, A] | None = None
         if getattr(client, "sends_rest", False) and isinstance(codec, CutThroughCodec):
-            self._passes = codec
+            self._cut_through = codec
 
     async def __call__(self, call: Call[R], /) -> R:
         """Ask the upstream.
@@ -106,9 +108,9 @@ class Upstream(Generic[Q, A]):
         That they cannot be sent a second time is for `landed` to say.
         """
         arriving = streaming_body_of(call)
-        if self._passes is None or arriving is None or arriving.is_started:
+        if self._cut_through is None or arriving is None or arriving.is_started:
             return None
-        return self._passes.encode_cut_through(call)
+        return self._cut_through.encode_cut_through(call)
 
     def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         """Return the answers; the only one, where the protocol has no streams."""
@@ -123,7 +125,7 @@ class Upstream(Generic[Q, A]):
 
     async def _items(self, call: StreamInferRequest, wire: Q) -> AsyncIterator[InferResponse]:
         answers = self._client.stream(wire, deadline=_earlier(call))
-        splitter = None if self._splits is None else self._splits.splitter()
+        splitter = None if self._framing is None else self._framing.splitter()
         try:
             async for part in answers:
                 for answer in (part,) if splitter is None else splitter.receive(part):

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse
-from gateway.ir.errors import Unavailable
+from gateway.ir.context import Need
+from gateway.ir.errors import GatewayError, Unavailable
 from gateway.ir.streaming_body import BodySink
 from gateway.transports.http2.streams import Http2Stream
+from gateway.wire.codec import Codec
 
 R = TypeVar("R")
 
@@ -53,6 +55,28 @@ class ScriptedService:
             answer = entry(call)
             return await answer if inspect.isawaitable(answer) else answer
         return entry
+
+
+class FakeCodec(Codec[Any, Any]):
+    """A codec of texts, of which a test overrides what it needs."""
+
+    name = "text"
+    needs: frozenset[Need] = frozenset()
+
+    def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
+        raise AssertionError(wire)
+
+    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
+        return f"reply {reply}"
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
+        return f"{error.code.value}: {error.message}"
+
+    def encode_call(self, call: Call[Any], /) -> str:
+        raise AssertionError(call)
+
+    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+        return wire
 
 
 class FakeTimer:

@@ -6,13 +6,14 @@ They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Need
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
@@ -21,133 +22,126 @@ from gateway.wire.stream import Frame, Framer
 R = TypeVar("R")
 Q = TypeVar("Q")
 A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
-Q_contra = TypeVar("Q_contra", contravariant=True)
 
 
-class Codec(Protocol[Q, A]):
-    """Translates between wire requests Q, wire answers A and calls.
+class Codec(abc.ABC, Generic[Q, A]):
+    """Translates between wire requests Q, wire responses A and calls.
 
     Attributes:
-        name: Such as "oip.http"; also the codec name of every origin it makes.
-        needs: What it cannot write a call without; a policy fills that in before `encode_call`.
+        name: Such as "oip.http"; also the codec name of every origin that it creates.
+        needs: What it cannot write a call without; a policy adds that before `encode_call`.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def needs(self) -> frozenset[Need]: ...  # noqa: D102
+    name: str
+    needs: frozenset[Need]
 
-    def decode_call(self, wire: Q, /) -> Call[Any]:
-        """Read a client's request. Raises `MalformedMessage` and its kin."""
-        ...
+    @abc.abstractmethod
+    def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:
+        """Read a client's request. Raises `MalformedMessage` and its kin.
 
+        A codec may give the call *request_id* where the client sent no id, which saves a copy of
+        the call.  The caller adds the id where the codec does not.
+        """
+
+    @abc.abstractmethod
     def encode_reply(self, call: Call[R], reply: R, /) -> A:
-        """Write the answer to *call*, which came from `decode_call`."""
-        ...
+        """Write the response to *call*, which came from `decode_call`."""
 
-    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> A:
-        """Write one answer of a stream."""
-        ...
+    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> A:
+        """Write one response of a stream. Raises `Unsupported` unless overridden."""
+        raise unsupported(call, self.name)
 
+    @abc.abstractmethod
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> A:
         """Write an error in the protocol's form; *call* is None when it could not be read."""
-        ...
 
+    @abc.abstractmethod
     def encode_call(self, call: Call[Any], /) -> Q:
-        """Write a request to an upstream. Raises `Unsupported` for what cannot be asked."""
-        ...
+        """Write a request to an upstream. Raises `Unsupported` for what the protocol lacks."""
 
+    @abc.abstractmethod
     def decode_reply(self, call: Call[R], wire: A, /) -> R:
-        """Read an upstream's answer to *call*; raises what an error answer says."""
-        ...
+        """Read an upstream's response to *call*; raises the error that it contains."""
 
-    def decode_item(self, call: StreamInferRequest, wire: A, /) -> InferResponse:
-        """Read one answer of an upstream's stream."""
-        ...
+    def decode_item(self, call: StreamInferRequest, _wire: A, /) -> InferResponse:
+        """Read one response of an upstream's stream. Raises `Unsupported` unless overridden."""
+        raise unsupported(call, self.name)
 
 
-@runtime_checkable
-class StreamCodec(Protocol[A_co]):
-    """What a codec has besides when its streams have words of their own for how they end.
+class StreamCodec(Codec[Q, A]):
+    """A codec whose streams end in a form of their own.
 
-    Its `encode_item` also takes answers that are errors, see `InferResponse`.
+    Its `encode_item` also writes items that are errors, see `InferResponse`.
 
     Attributes:
-        first_error_ends: No answer can follow an error that is the first.
+        first_error_ends: No item can follow an error that is the first.
     """
 
-    @property
-    def first_error_ends(self) -> bool: ...  # noqa: D102
+    first_error_ends: bool
 
-    def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> A_co | None:
-        """Write what ends a stream that went well, None for nothing; *last* was its last answer."""
-        ...
+    @abc.abstractmethod
+    def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> A | None:
+        """Write the end of a stream without an error; None for nothing.
 
-    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> A_co:
-        """Write an error that comes after an answer; before the first it is `encode_error`'s."""
-        ...
+        Args:
+            call: The request of the stream.
+            last: The last item; None where there was none.
+        """
+
+    @abc.abstractmethod
+    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> A:
+        """Write an error that follows an item; `encode_error` writes one before the first."""
 
 
 class ResponseSplitter(Protocol[A]):
-    """Cuts one streamed answer of an upstream into messages, where the transport gives pieces."""
+    """Cuts one streamed response of an upstream into messages, where the transport has parts."""
 
     def receive(self, part: A, /) -> Sequence[A]:
         """Return the messages that *part* completes. Raises MalformedMessage, TooLarge."""
         ...
 
     def end(self) -> Sequence[A]:
-        """Return what the end completes. Raises MalformedMessage within a message."""
+        """Return the messages that the end completes. Raises MalformedMessage within a message."""
         ...
 
 
-@runtime_checkable
-class FramingCodec(Protocol[A]):
-    """What a codec has besides when `decode_item` needs whole messages cut out first."""
+class FramingCodec(Codec[Q, A]):
+    """A codec whose `decode_item` needs complete messages, which a splitter cuts out."""
 
+    @abc.abstractmethod
     def splitter(self) -> ResponseSplitter[A]:
-        """Return what cuts one answer."""
-        ...
+        """Return the splitter for one response."""
 
 
-@runtime_checkable
-class NamingCodec(Protocol[Q_contra]):
-    """What a codec has besides when its calls can have their request id from the start."""
+class CutThroughCodec(Codec[Q, A]):
+    """A codec that reads or writes some requests before their bodies are complete."""
 
-    def decode_as(self, wire: Q_contra, request_id: str, /) -> Call[Any]:
-        """Read a client's request as `decode_call`.
+    def early_bytes(self, _wire: Q, /) -> int | None:
+        """Return how many bytes of the body `decode_early` needs; None for the whole body.
 
-        Where the client gave none, the call has *request_id*, or none as yet.
+        Args:
+            _wire: The request without its body.
         """
-        ...
+        return None
 
+    def decode_early(self, _wire: Q, /) -> Call[Any] | None:
+        """Read a request with the beginning of its body and the stream of the rest.
 
-@runtime_checkable
-class EarlyCodec(Protocol[Q_contra]):
-    """What a codec has besides when it reads some requests before all of their bytes have come."""
-
-    def early_bytes(self, wire: Q_contra, /) -> int | None:
-        """Return how much of the body of *wire*, given without it, is enough; None for all."""
-        ...
-
-    def decode_early(self, wire: Q_contra, /) -> Call[Any] | None:
-        """Read a request whose body has come so far, and whose rest is told; None to see it all.
-
-        Raises as `decode_call`.
+        Returns None where the whole body is needed.  Raises as `decode_call`.
         """
-        ...
+        return None
 
+    @abc.abstractmethod
+    def encode_cut_through(self, call: Call[Any], /) -> Q | None:
+        """Write *call*, whose last inputs have not arrived, with the stream of these.
 
-@runtime_checkable
-class CutThroughCodec(Protocol[A_co]):
-    """What a codec has besides when its requests may end in bytes that are still to come."""
-
-    def encode_cut_through(self, call: Call[Any], /) -> A_co | None:
-        """Write *call*, whose inputs are arriving, with the rest told; None where it must be whole.
-
-        Raises as `encode_call`.
+        Returns None where all inputs must have arrived.  Raises as `encode_call`.
         """
-        ...
+
+
+def unsupported(call: Call[Any], name: str) -> Unsupported:
+    """Return the error for a call that the protocol or codec *name* has no message for."""
+    return Unsupported(f"{type(call).__name__} is not supported over {name}", model=call.model)
 
 
 Options = Mapping[str, Any]

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from gateway.frontend import Frontend
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
 from gateway.transports.admission import MemoryBudget
@@ -158,10 +159,8 @@ async def near(
     """Serve Open Inference over HTTP in front of an upstream."""
     client = upstream()
     refused: list[Any] = []
-    service = layer(
-        Upstream("far", codec or PassingHttpCodec(LIMITS, {"dialect": "triton"}), client)
-    )
-    frontend: Any = Frontend(PassingHttpCodec(LIMITS, {}), service)
+    service = layer(Upstream("far", codec or HttpCodec(LIMITS, {"dialect": "triton"}), client))
+    frontend: Any = Frontend(HttpCodec(LIMITS, {}), service)
     budget = MemoryBudget(1 << 30)
     server = HttpServer(
         mounts=[HttpMount(("/v2",), frontend)],
@@ -240,7 +239,7 @@ async def grpc_near(far: FarGrpc, **limits: Any) -> AsyncIterator[tuple[Near, Gr
     try:
         async with near(
             lambda: GrpcClient(server.address, ClientLimits()),
-            PassingGrpcCodec(LIMITS, {"dialect": "triton"}),
+            GrpcCodec(LIMITS, {"dialect": "triton"}),
         ) as gateway:
             yield gateway, server
     finally:

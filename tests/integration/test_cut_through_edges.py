@@ -12,7 +12,7 @@ import trustme
 
 from benchmarks import resident
 from gateway.policies.observe import CallRecord, Observe
-from gateway.protocols.oip.cut_through import PassingGrpcCodec
+from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient
@@ -172,7 +172,7 @@ class Stingy:
 def stingy_client(far: Stingy) -> Any:
     return near(
         lambda: GrpcClient(far.target, ClientLimits()),
-        PassingGrpcCodec(LIMITS, {"dialect": "triton"}),
+        GrpcCodec(LIMITS, {"dialect": "triton"}),
     )
 
 

@@ -14,18 +14,16 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, MalformedMessage, NotFound, Overloaded, TooLarge
+from gateway.wire.codec import StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
-from tests.fakes import FakeStream, ScriptedService
+from tests.fakes import FakeCodec, FakeStream, ScriptedService
 
 
-class TextCodec:
+class TextCodec(FakeCodec):
     """Calls are texts: "live", "stream", "known", anything else is malformed."""
 
-    name = "text"
-    needs: frozenset[Any] = frozenset()
-
-    def decode_call(self, wire: str, /) -> Call[Any]:
+    def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
         if wire == "live":
             return ServerLiveRequest()
         if wire == "known":
@@ -36,23 +34,8 @@ class TextCodec:
             raise ZeroDivisionError
         raise MalformedMessage(f"{wire!r} is no call")
 
-    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
-        return f"reply {reply}"
-
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> str:
         return f"item {item.id}"
-
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
-        return f"{error.code.value}: {error.message}"
-
-    def encode_call(self, call: Call[Any], /) -> str:
-        raise AssertionError
-
-    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
-        raise AssertionError
-
-    def decode_item(self, call: StreamInferRequest, wire: str, /) -> InferResponse:
-        raise AssertionError
 
 
 async def answers(service: Any, wire: str, **settings: Any) -> list[str]:
@@ -84,10 +67,10 @@ async def test_a_codec_may_give_a_call_its_id_at_once() -> None:
     """It is told the id; a call that it leaves without one gets it all the same."""
 
     class Naming(TextCodec):
-        def decode_as(self, wire: str, request_id: str, /) -> Call[Any]:
+        def decode_call(self, wire: str, request_id: str = "", /) -> Call[Any]:
             if wire == "named":
                 return ServerLiveRequest(context=Context(request_id=request_id + "!"))
-            return self.decode_call(wire)
+            return super().decode_call(wire)
 
     service = ScriptedService(True, True, True)
     frontend: Frontend[str, str] = Frontend(Naming(), service, stamp=lambda text, one: one)
@@ -271,7 +254,7 @@ async def test_an_answer_that_is_too_large_is_refused_in_the_session() -> None:
     assert 0 == gate.inside
 
 
-class WordyCodec(TextCodec):
+class WordyCodec(TextCodec, StreamCodec[str, str]):
     """Has words of its own for how streams end."""
 
     first_error_ends = True

@@ -28,13 +28,11 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ServerMetadata
 from gateway.upstream import DialectDetectingUpstream, Upstream
-from tests.fakes import ScriptedService
+from gateway.wire.codec import FramingCodec
+from tests.fakes import FakeCodec, ScriptedService
 
 
-class TextCodec:
-    name = "text"
-    needs: frozenset[Any] = frozenset()
-
+class TextCodec(FakeCodec):
     def __init__(self, error: GatewayError | None = None) -> None:
         self._error = error
 
@@ -50,18 +48,6 @@ class TextCodec:
         if self._error is not None:
             raise self._error
         return InferResponse(model=ModelRef("m"), outputs=(), id=wire)
-
-    def decode_call(self, wire: str, /) -> Call[Any]:
-        raise AssertionError
-
-    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
-        raise AssertionError
-
-    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> str:
-        raise AssertionError
-
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
-        raise AssertionError
 
 
 class TextClient:
@@ -257,7 +243,7 @@ class Halves:
         return [self._rest] if self._rest else []
 
 
-class Cutting(TextCodec):
+class Cutting(TextCodec, FramingCodec[str, str]):
     def splitter(self) -> Halves:
         return Halves()
 

@@ -11,30 +11,25 @@ from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import StreamedData, as_raw
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import GatewayError, MalformedMessage, Overloaded, Unavailable
+from gateway.ir.errors import MalformedMessage, Overloaded, Unavailable
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.tensor import streamed_tensor
 from gateway.upstream import Upstream
-from tests.fakes import FakeArriving, ScriptedService
+from gateway.wire.codec import CutThroughCodec
+from tests.fakes import FakeArriving, FakeCodec, ScriptedService
 
 MODEL = ModelRef("m")
 
 
-class Whole:
+class Whole(FakeCodec):
     """A codec that writes an inference as the bytes of its input."""
-
-    name = "text"
-    needs: frozenset[Any] = frozenset()
 
     def encode_call(self, call: Call[Any], /) -> str:
         assert isinstance(call, InferRequest)
         return bytes(as_raw(call.inputs[0])).decode()
 
-    def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
-        return wire
 
-
-class Passing(Whole):
+class Passing(Whole, CutThroughCodec[str, str]):
     """One that can also write it while it comes."""
 
     def __init__(self, *, passes: bool = True) -> None:
@@ -88,10 +83,8 @@ async def test_nothing_is_written_twice() -> None:
         await upstream(waiting(source))
 
 
-class Heads:
+class Heads(FakeCodec, CutThroughCodec[str, str]):
     """A codec of texts: "early" begins with its head, "whole" does not; else it is malformed."""
-
-    name = "text"
 
     def early_bytes(self, wire: str, /) -> int | None:
         return 5 if wire in ("early", "whole") else None
@@ -103,14 +96,11 @@ class Heads:
             raise MalformedMessage(f"{wire!r} is no call")
         return waiting(FakeArriving(b"xyz", 1)) if wire == "early" else None
 
-    def decode_call(self, wire: str, /) -> Call[Any]:
+    def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
         return InferRequest(model=ModelRef(wire))
 
-    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
-        return f"reply {reply}"
-
-    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> str:
-        return f"{error.code.value}: {error.message}"
+    def encode_cut_through(self, call: Call[Any], /) -> str | None:
+        raise AssertionError(call)
 
 
 async def asked(wire: str, service: Any, refused: list[str]) -> Any:

@@ -17,22 +17,19 @@ from typing import Any, Final, TypeVar, cast
 from gateway.ir.calls import (
     Call,
     InferRequest,
-    InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
-    StreamInferRequest,
 )
-from gateway.ir.context import REQUEST_ID, Context, Need, Origin
+from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     ModelNotFound,
     NotFound,
-    Unsupported,
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -53,6 +50,7 @@ from gateway.protocols.graphpipe.paths import (
     no_model,
 )
 from gateway.protocols.graphpipe.translate import UpstreamFault
+from gateway.wire.codec import Codec, unsupported
 from gateway.wire.errors import MethodNotAllowed, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
@@ -95,7 +93,7 @@ class ErrorFormat:
     outputs: tuple[str, ...] = ()
 
 
-class HttpCodec:
+class HttpCodec(Codec[HttpRequest, HttpResponse]):
     """GraphPipe over HTTP, in both directions.
 
     Args:
@@ -106,23 +104,16 @@ class HttpCodec:
         ValueError: An option has a value it cannot have.
     """
 
+    name = NAME
+
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
         self._settings = settings_of(options or {})
+        self.needs = calls.needs_of(self._settings)
 
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """An upstream is asked by name for every output, with every type and shape."""
-        return calls.needs_of(self._settings)
-
-    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
 
         Raises:
@@ -160,15 +151,7 @@ class HttpCodec:
             if answer:
                 return HttpResponse(OK, _TEXT, (b"ok\n",))
             return HttpResponse(_UNHEALTHY, _TEXT, (b"not ready\n",))
-        raise _unknown(call)
-
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
-        """Refuse: GraphPipe has no streams.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*: of an inference in an answer of status 200, unless the option says else.
@@ -204,7 +187,7 @@ class HttpCodec:
             return self._post(call, (METADATA_REQUEST,))
         if isinstance(call, ModelMetadataRequest | ModelReadyRequest | ServerMetadataRequest):
             return self._post(call, (METADATA_REQUEST,))
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's answer to *call*; outputs are views of its body.
@@ -215,14 +198,6 @@ class HttpCodec:
         """
         # The call's type decides the type of its answer, which mypy cannot follow.
         return cast("R", self._answer(call, wire))
-
-    def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
-        """Refuse, as `encode_item`.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _unknown(call)
 
     def _posted(self, wire: HttpRequest) -> Call[Any]:
         asked = RequestKind.INFER
@@ -304,7 +279,7 @@ class HttpCodec:
             return calls.server_metadata(found)
         if isinstance(call, ModelReadyRequest):
             return True
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
     def _failed(self, call: Call[Any], wire: HttpResponse) -> GatewayError | UpstreamFault:
         """Return what an answer means whose status is not 200: its text, as servers write it."""
@@ -358,9 +333,3 @@ def _passed_on(context: Context) -> tuple[tuple[str, str], ...]:
     if context.request_id:
         passed.append((REQUEST_ID, context.request_id))
     return tuple(passed)
-
-
-def _unknown(call: Call[Any]) -> Unsupported:
-    return Unsupported(
-        f"{type(call).__name__} is not supported over GraphPipe HTTP", model=call.model
-    )

@@ -16,15 +16,13 @@ from typing import Any, Final, TypeVar, cast
 from gateway.ir.calls import (
     Call,
     InferRequest,
-    InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
-    StreamInferRequest,
 )
-from gateway.ir.context import Context, Need, Origin
+from gateway.ir.context import Context, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -32,7 +30,6 @@ from gateway.ir.errors import (
     ModelNotFound,
     NotFound,
     TooLarge,
-    Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.protocols.graphpipe import translate as calls
@@ -45,6 +42,7 @@ from gateway.protocols.graphpipe.flatbuffer_writer import (
 from gateway.protocols.graphpipe.messages import open_request
 from gateway.protocols.graphpipe.options import settings_of
 from gateway.protocols.graphpipe.translate import UpstreamFault
+from gateway.wire.codec import Codec, unsupported
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.stream import Frame
 
@@ -185,7 +183,7 @@ class SizePrefixFramer:
         return size
 
 
-class GraphPipeStreamCodec:
+class GraphPipeStreamCodec(Codec[Frame, Frame]):
     """GraphPipe over byte streams, in both directions.
 
     Args:
@@ -197,23 +195,16 @@ class GraphPipeStreamCodec:
         ValueError: An option has a value it cannot have.
     """
 
+    name = NAME
+
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
         self._settings = settings_of(options or {})
+        self.needs = calls.needs_of(self._settings)
 
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """An upstream is asked by name for every output, with every type and shape."""
-        return calls.needs_of(self._settings)
-
-    def decode_call(self, wire: Frame, /) -> Call[Any]:
+    def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:
         """Read a client's message; inputs are views of it.
 
         Raises:
@@ -246,15 +237,7 @@ class GraphPipeStreamCodec:
             return Frame(calls.encode_infer_reply(answer, _names_asked(call)))
         if isinstance(call, ModelMetadataRequest):
             return Frame((calls.encode_metadata(answer),))
-        raise _unknown(call)
-
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> Frame:
-        """Refuse: GraphPipe has no streams of answers.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> Frame:
         """Write *error* as an InferResponse, metadata's errors too. Never raises."""
@@ -273,7 +256,7 @@ class GraphPipeStreamCodec:
             return Frame(calls.encode_infer(call, self._settings), None, deadline)
         if isinstance(call, _METADATA_CALLS):
             return Frame((METADATA_REQUEST,), None, deadline)
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
     def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
         """Read an upstream's answer to *call*; outputs are views of it.
@@ -284,14 +267,6 @@ class GraphPipeStreamCodec:
         """
         # The call's type decides the type of its answer, which mypy cannot follow.
         return cast("R", self._answer(call, wire))
-
-    def decode_item(self, call: StreamInferRequest, _wire: Frame, /) -> InferResponse:
-        """Refuse, as `encode_item`.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _unknown(call)
 
     def _answer(self, call: Call[Any], wire: Frame) -> Any:
         if isinstance(call, ServerLiveRequest):
@@ -319,7 +294,7 @@ class GraphPipeStreamCodec:
             return calls.server_metadata(found)
         if isinstance(call, ModelReadyRequest | ServerReadyRequest):
             return True
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
 
 def _context(wire: Frame, names: tuple[str, ...]) -> Context:
@@ -332,9 +307,3 @@ def _names_asked(call: InferRequest) -> tuple[str, ...]:
     if origin is not None and origin.codec == NAME and isinstance(origin.form, tuple):
         return origin.form
     return tuple([output.name for output in call.outputs])
-
-
-def _unknown(call: Call[Any]) -> Unsupported:
-    return Unsupported(
-        f"{type(call).__name__} is not supported over a GraphPipe stream", model=call.model
-    )

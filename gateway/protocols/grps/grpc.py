@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
-from gateway.ir.context import Need, Origin
+from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
@@ -23,6 +23,7 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
+from gateway.wire.codec import Codec
 from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
@@ -49,7 +50,7 @@ def file_descriptors() -> tuple[bytes, ...]:
     return (pb.DESCRIPTOR.serialized_pb,)
 
 
-class GrpcCodec:
+class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
     """Reads and writes the messages of `grps.protos.v1.GrpsService`.
 
     Args:
@@ -60,21 +61,14 @@ class GrpcCodec:
         ValueError: An option has a value it cannot have.
     """
 
+    name = NAME
+    needs = calls.NEEDS
+
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
         self._settings = settings_of(options)
 
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Tensors are sent with a datatype; names may be left out, all of them."""
-        return calls.NEEDS
-
-    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
+    def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; float tensors and bytes are views of its message.
 
         Raises:

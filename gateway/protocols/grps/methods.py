@@ -32,7 +32,6 @@ from gateway.ir.errors import (
     InvalidRequest,
     MalformedMessage,
     ModelNotFound,
-    Unsupported,
 )
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import ServerMetadata
@@ -61,6 +60,7 @@ from gateway.protocols.grps.metadata import (
     write_server,
 )
 from gateway.protocols.grps.options import LIVE, GrpsOptions
+from gateway.wire.codec import unsupported
 from gateway.wire.errors import clip, is_error_status
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
@@ -183,7 +183,7 @@ def encode_method_reply(call: Call[Any], reply: Any, asked: ReplyFormat) -> Grps
         return _text(write_server(reply))
     if isinstance(call, ModelMetadataRequest):
         return _text(write_model(reply, "" if call.model is None else call.model.version))
-    raise unknown(call)
+    raise unsupported(call, "grps")
 
 
 def failure_of(error: GatewayError, limits: MessageLimits) -> GrpsMessage:
@@ -210,7 +210,7 @@ def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMe
         return (LIVENESS if settings.readiness == LIVE else READINESS), GrpsMessage()
     method = _QUESTIONS.get(kind)
     if method is None:
-        raise unknown(call)
+        raise unsupported(call, "grps")
     if isinstance(call, StreamInferRequest | InferRequest):
         request = call.request if isinstance(call, StreamInferRequest) else call
         form = settings.form_of(call.model)
@@ -294,7 +294,7 @@ def _metadata_reply(
         return lists_model(message.text, model_key(call.model, settings), limits)
     if isinstance(call, ModelMetadataRequest):
         return read_model(message.text, "" if call.model is None else call.model.name, limits)
-    raise unknown(call)
+    raise unsupported(call, "grps")
 
 
 def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) -> None:
@@ -310,11 +310,6 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
     text = status.msg or f"upstream answered with the code {status.code} and no text"
     kind = error_class_of_status(status.code, text)
     raise kind(text, model=call.model, origin=_said(origin, status))
-
-
-def unknown(call: Call[Any]) -> Unsupported:
-    """Return the error that grps has no such question."""
-    return Unsupported(f"{type(call).__name__} is not supported over grps", model=call.model)
 
 
 def _said(origin: Origin, status: GrpsStatus) -> Origin:

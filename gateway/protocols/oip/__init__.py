@@ -7,9 +7,9 @@ gateway).
 
 from __future__ import annotations
 
-from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
 from gateway.protocols.oip.dialects import dialect_of
-from gateway.protocols.oip.grpc.codec import METHODS, file_descriptors
+from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
+from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.options import check_options
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 
@@ -26,8 +26,8 @@ def settle_dialect(options: Options, server_name: str) -> Options:
 
 SPEC = ProtocolSpec(
     name="oip",
-    http=HttpBinding(codec=PassingHttpCodec, prefixes=("/v2",)),
-    grpc=GrpcBinding(codec=PassingGrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    http=HttpBinding(codec=HttpCodec, prefixes=("/v2",)),
+    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     resolve_dialect=settle_dialect,
     classifies=None,

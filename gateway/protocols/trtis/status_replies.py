@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway.ir.calls import (
     Call,
-    InferRequest,
     ModelLoadRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
@@ -106,9 +105,3 @@ _KNOWN = frozenset(
     for value in pb.DESCRIPTOR.enum_types_by_name["RequestStatusCode"].values
     if value.number not in (pb.INVALID, pb.SUCCESS)
 )
-
-
-def unknown(call: Call[Any]) -> Unsupported:
-    """Return the refusal of a call that v1 has no question for."""
-    kind = "an inference" if isinstance(call, InferRequest) else type(call).__name__
-    return Unsupported(f"{kind} cannot be asked over TensorRT v1", model=call.model)

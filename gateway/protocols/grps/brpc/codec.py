@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, Need, Origin
+from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.context import Context, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
-    Unsupported,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
@@ -40,6 +39,7 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
+from gateway.wire.codec import Codec, unsupported
 from gateway.wire.errors import clip
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.metadata import valid_request_id
@@ -64,7 +64,7 @@ class UpstreamErrorText:
     text: str
 
 
-class BrpcCodec:
+class BrpcCodec(Codec[Frame, Frame]):
     """Reads and writes the frames of `grps.protos.v1.GrpsBrpcService`.
 
     Args:
@@ -75,22 +75,15 @@ class BrpcCodec:
         ValueError: An option has a value it cannot have.
     """
 
+    name = NAME
+    needs = calls.NEEDS
+
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
         self._settings = settings_of(options)
         self._compress = NUMBERS[self._settings.compress]
 
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Tensors are sent with a datatype; names may be left out, all of them."""
-        return calls.NEEDS
-
-    def decode_call(self, wire: Frame, /) -> Call[Any]:
+    def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:
         """Read a client's frame; float tensors and bytes are views of it unless compressed.
 
         Raises:
@@ -114,14 +107,6 @@ class BrpcCodec:
             Unsupported: grps cannot carry the answer.
         """
         return _answer(calls.encode_method_reply(call, reply, _asked(call)), _correlation(call))
-
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> Frame:
-        """Refuse: the service of brpc has no streams.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _no_streams(call)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> Frame:
         """Write *error* as a message whose Status is FAILURE, or as an error code.
@@ -148,7 +133,7 @@ class BrpcCodec:
             Unsupported: grps cannot carry it, or has no such question.
         """
         if isinstance(call, StreamInferRequest):
-            raise _no_streams(call)
+            raise unsupported(call, NAME)
         method, message = calls.encode_question(call, self._settings)
         request = RpcRequestMeta(service_name=SERVICE, method_name=method)
         if call.context.request_id:
@@ -185,14 +170,6 @@ class BrpcCodec:
             raise MalformedMessage(error.message) from error
         # The call's type decides the type of its answer, which mypy cannot follow.
         return cast("R", reply)
-
-    def decode_item(self, call: StreamInferRequest, _wire: Frame, /) -> InferResponse:
-        """Refuse, as `encode_item`.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _no_streams(call)
 
     def _message(self, meta: RpcMeta, rest: memoryview) -> GrpsMessage:
         """Read the message of a frame, which stands before the attachment.
@@ -258,10 +235,6 @@ def _asked(call: Call[Any]) -> ReplyFormat:
     if origin is not None and isinstance(origin.form, ReplyFormat):
         return origin.form
     return ReplyFormat()
-
-
-def _no_streams(call: Call[Any]) -> Unsupported:
-    return Unsupported("brpc's service of grps has no streams", model=call.model)
 
 
 _OK_META: Final = RpcMeta(

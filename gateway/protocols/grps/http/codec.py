@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
-from gateway.ir.context import Need, Origin
+from gateway.ir.context import Origin
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -33,6 +33,7 @@ from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_answer, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, settings_of
+from gateway.wire.codec import FramingCodec, StreamCodec
 from gateway.wire.errors import clip, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
@@ -45,7 +46,7 @@ _BRACE: Final = b"{"
 _UNREAD_BRPC: Final = Route(Surface.BRPC, calls.PREDICT)
 
 
-class HttpCodec:
+class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest, HttpResponse]):
     """grps over HTTP.
 
     Args:
@@ -56,6 +57,10 @@ class HttpCodec:
         ValueError: An option has a value it cannot have.
     """
 
+    name = NAME
+    needs = calls.NEEDS
+    first_error_ends = True  # it has an HTTP status of its own
+
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
         self._settings: GrpsOptions = settings_of(options)
@@ -63,26 +68,11 @@ class HttpCodec:
         self._customized = customized
         self._reader = Reader(limits, self._settings, customized)
 
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Tensors are sent with a datatype; names may be left out, all of them."""
-        return calls.NEEDS
-
     def splitter(self) -> JsonStreamSplitter:
         """Return what cuts one streamed answer of an upstream into messages."""
         return JsonStreamSplitter(self._limits)
 
-    @property
-    def first_error_ends(self) -> bool:
-        """An error that comes first has an HTTP status of its own: nothing can follow it."""
-        return True
-
-    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; bytes are a view of its body.
 
         Raises:

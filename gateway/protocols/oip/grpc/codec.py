@@ -41,6 +41,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
+from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -50,6 +51,7 @@ from gateway.protocols.oip.extension_policy import (
 from gateway.protocols.oip.grpc import management as messages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc.dialects import DIALECTS, check_version
+from gateway.protocols.oip.grpc.encode import between
 from gateway.protocols.oip.grpc.errors import NOT_READY, error_of_status, error_response
 from gateway.protocols.oip.grpc.extension import GrpcExtension
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
@@ -64,9 +66,11 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import read_extensions
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.codec import CutThroughCodec, StreamCodec, unsupported
 from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
+from gateway.wire.interleaved_body import InterleavedBody
 from gateway.wire.metadata import grpc_metadata
 
 R = TypeVar("R")
@@ -89,7 +93,7 @@ def file_descriptors() -> tuple[bytes, ...]:
     return (pb.DESCRIPTOR.serialized_pb,)
 
 
-class GrpcCodec:
+class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequest, GrpcResponse]):
     """Reads and writes the messages of `inference.GRPCInferenceService`.
 
     Args:
@@ -117,12 +121,11 @@ class GrpcCodec:
         self._infer = Inferences(limits, self._dialect)
         self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
 
-    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
-        """Read a client's request; tensors are views into its message."""
-        return self.decode_as(wire, "")
+    def decode_call(self, wire: GrpcRequest, request_id: str = "", /) -> Call[Any]:
+        """Read a client's request; tensors are views into its message.
 
-    def decode_as(self, wire: GrpcRequest, request_id: str, /) -> Call[Any]:
-        """Read a request as `decode_call`; an inference has *request_id* where it has none."""
+        An inference without an id has *request_id*.
+        """
         if wire.method == _INFER:
             return self._infer.decode_call(wire, request_id)
         if wire.method == STREAM:
@@ -146,7 +149,7 @@ class GrpcCodec:
             return GrpcResponse((_written(partial(extension.write_reply, call), reply, call),))
         write = messages.REPLY_WRITERS.get(type(call))
         if write is None:
-            raise _cannot(call)
+            raise unsupported(call, NAME)
         if isinstance(reply, ServerMetadata):
             return GrpcResponse(
                 (_written(write, advertised_extensions(reply, self._extensions), call),)
@@ -201,11 +204,22 @@ class GrpcCodec:
             return self._encode_extension(call, extension)
         found = messages.CALL_WRITERS.get(type(call))
         if found is None:
-            raise _cannot(call)
+            raise unsupported(call, NAME)
         if isinstance(call, RepositoryIndexRequest) and not self._dialect.index:
             raise Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
         method, write = found
         return _request(call, method, (_written(write, call, call),))
+
+    def encode_cut_through(self, call: Call[Any], /) -> GrpcRequest | None:
+        """Write a request that ends in inputs which have not arrived; None where it cannot."""
+        rest = streaming_body_of(call)
+        if rest is None or not isinstance(call, InferRequest) or not can_cut_through(call):
+            return None
+        wire = self.encode_call(call)
+        inserts = between(call.inputs)  # each tensor has a field of its own
+        if inserts:
+            rest = InterleavedBody(rest, inserts)
+        return GrpcRequest(wire.method, wire.message, wire.metadata, wire.deadline, rest)
 
     def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
         """Read an upstream's answer to *call*; tensors are views into its message.
@@ -227,7 +241,7 @@ class GrpcCodec:
                 return cast("R", extension.read_reply(call, wire.view, self._limits))
             read = messages.REPLY_READERS.get(type(call))
             if read is None:
-                raise _cannot(call)
+                raise unsupported(call, NAME)
             return cast("R", read(wire.view, self._limits))
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor):
@@ -292,9 +306,3 @@ def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) ->
         raise Unsupported(
             f"{type(call).__name__} cannot be written: {error}", model=call.model
         ) from error
-
-
-def _cannot(call: Call[Any]) -> Unsupported:
-    return Unsupported(
-        f"{type(call).__name__} is not supported over Open Inference gRPC", model=call.model
-    )

@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Need, Origin
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
@@ -34,6 +34,7 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import MessageLimits
+from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
 from gateway.protocols.oip.errors import NOT_READY_STATUSES
 from gateway.protocols.oip.extension_policy import (
@@ -58,10 +59,16 @@ from gateway.protocols.oip.http.infer_routes import (
 from gateway.protocols.oip.http.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.http.sse import EVENT_STREAM, EventSplitter
-from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
+from gateway.protocols.oip.json.binary_tensors import (
+    JSON_HEADERS,
+    LENGTH_HEADER,
+    NeededWhole,
+    is_length,
+)
 from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.options import read_extensions
+from gateway.wire.codec import CutThroughCodec, FramingCodec, StreamCodec, unsupported
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
@@ -82,11 +89,16 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
 }
 _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
+_LENGTH_KEY = LENGTH_HEADER.lower()
 _REMEMBERED = 1024
 _REMEMBERED_BYTES = 512
 
 
-class HttpCodec:
+class HttpCodec(
+    StreamCodec[HttpRequest, HttpResponse],
+    FramingCodec[HttpRequest, HttpResponse],
+    CutThroughCodec[HttpRequest, HttpResponse],
+):
     """Open Inference over HTTP, JSON and binary tensors, in both directions.
 
     Args:
@@ -98,6 +110,10 @@ class HttpCodec:
     Raises:
         ValueError: An option has a value it cannot have.
     """
+
+    name = NAME
+    needs = NEEDS
+    first_error_ends = True
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -117,24 +133,14 @@ class HttpCodec:
         self._find_route = partial(find_route, limits=limits)
         self._remembered = lru_cache(_REMEMBERED)(self._find_route)
 
-    first_error_ends = True
-
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
     def splitter(self) -> EventSplitter:
         """Return what cuts one streamed answer of an upstream into events."""
         return EventSplitter(self._limits)
 
-    @property
-    def needs(self) -> frozenset[Need]:
-        """Open Inference names and types every tensor."""
-        return NEEDS
-
-    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+    def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:
         """Read a client's request; binary inputs are views of its body.
+
+        An inference without an id has *request_id*.
 
         Raises:
             InvalidRequest: Path, method, headers or body are wrong.
@@ -142,10 +148,6 @@ class HttpCodec:
             TooLarge: A limit is exceeded.
             Unsupported: It asks for an extension that is not served.
         """
-        return self.decode_as(wire, "")
-
-    def decode_as(self, wire: HttpRequest, request_id: str, /) -> Call[Any]:
-        """Read a request as `decode_call`; an inference has *request_id* where it has none."""
         path = wire.path
         try:
             find = self._remembered if len(path) <= _REMEMBERED_BYTES else self._find_route
@@ -172,6 +174,29 @@ class HttpCodec:
         else:  # GET /v2/models among them: only names, which anybody may know
             return route.call(model=model, context=context_of(wire, None))
         return apply_policy(call, self._extensions)
+
+    def early_bytes(self, wire: HttpRequest, /) -> int | None:
+        """Return the length of the JSON of an inference request; None for any other.
+
+        A wrong request gives None too: `decode_call` then reads it complete, and refuses it.
+        """
+        length = wire.headers.get(_LENGTH_KEY)
+        if length is None or not is_length(length) or not int(length):
+            return None
+        if len(wire.path) > _REMEMBERED_BYTES:
+            return None
+        try:
+            route = self._remembered(wire.method, wire.path)
+        except GatewayError:
+            return None
+        return int(length) if route.call is InferRequest else None
+
+    def decode_early(self, wire: HttpRequest, /) -> Call[Any] | None:
+        """Read the JSON; None where the elements of an input must be checked, as of BYTES."""
+        try:
+            return self.decode_call(wire)
+        except NeededWhole:
+            return None
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the answer to *call*; binary outputs are not copied.
@@ -255,6 +280,16 @@ class HttpCodec:
         path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
         return HttpRequest("GET", path, "", Headers(passed), (), deadline)
 
+    def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
+        """Write a request that ends in inputs which have not arrived; None where it cannot."""
+        if (
+            not isinstance(call, InferRequest)
+            or not self._dialect.binary
+            or not can_cut_through(call)
+        ):
+            return None
+        return self.encode_call(call).with_body_stream(streaming_body_of(call))
+
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's answer to *call*; binary outputs are views of its body.
 
@@ -312,7 +347,7 @@ class HttpCodec:
             return write_answer(answer)
         extension = EXTENSIONS.get(type(call))
         if extension is None:
-            raise self._unknown(call)
+            raise unsupported(call, NAME)
         return answers.optional_json(extension.write_reply(call, answer))
 
     def _encode_extension(
@@ -351,7 +386,7 @@ class HttpCodec:
             return extension.read_reply(call, wire, self._limits)
         key = _HEALTH.get(type(call))
         if key is None:
-            raise self._unknown(call)
+            raise unsupported(call, NAME)
         return answers.decode_health(key, wire, self._limits)
 
     def _stream_id(self, call: StreamInferRequest) -> str:
@@ -377,13 +412,8 @@ class HttpCodec:
     def _server_path(self, call: Call[Any]) -> str:
         path = server_path(type(call))
         if path is None:
-            raise self._unknown(call)
+            raise unsupported(call, NAME)
         return path
-
-    def _unknown(self, call: Call[Any]) -> Unsupported:
-        return Unsupported(
-            f"{type(call).__name__} is not supported over Open Inference HTTP", model=call.model
-        )
 
 
 def _wants_whole_index(call: Call[Any]) -> bool:

@@ -68,9 +68,9 @@ from gateway.protocols.trtis.status_replies import (
     STATUS_READERS,
     error_of,
     named,
-    unknown,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.codec import FramingCodec, unsupported
 from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_metadata
@@ -106,7 +106,7 @@ def file_descriptors() -> tuple[bytes, ...]:
     return (pb.DESCRIPTOR.serialized_pb,)
 
 
-class GrpcCodec:
+class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     """Reads and writes the messages of `nvidia.inferenceserver.GRPCService`.
 
     Args:
@@ -127,7 +127,7 @@ class GrpcCodec:
         self._heads = ResponseHeaderCache()
         self._numbers = itertools.count(1)
 
-    def decode_call(self, wire: GrpcRequest, /) -> Call[Any]:
+    def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; tensors are views into its message.
 
         Raises:
@@ -166,17 +166,9 @@ class GrpcCodec:
             return GrpcResponse(parts)
         write = messages.REPLY_WRITERS.get(type(call))
         if write is None:
-            raise unknown(call)
+            raise unsupported(call, NAME)
         body = write(reply, call, self._options).SerializeToString()
         return GrpcResponse((self._head(pb.SUCCESS, ""), body))
-
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> GrpcResponse:
-        """Refuse: the messages of a stream are inferences of their own.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise unknown(call)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises."""
@@ -287,7 +279,7 @@ class GrpcCodec:
             return _STREAM, self._written_infer(request, number_of(request.id) or _ALONE)
         found = messages.CALL_WRITERS.get(type(call))
         if found is None:
-            raise unknown(call)
+            raise unsupported(call, NAME)
         method, write = found
         if type(call) in _ABOUT_A_MODEL:
             named(call)
@@ -326,7 +318,7 @@ class GrpcCodec:
             regions = found.shared_memory_region or found.declared_region
             return messages.read_shared_status(regions, self._limits)
         if type(call) not in MODEL_CONTROL_CALLS:
-            raise unknown(call)
+            raise unsupported(call, NAME)
         control = messages.parse(wire.view, pb.ModelControlResponse)
         self._check(call, control.request_status, wire)
         return None

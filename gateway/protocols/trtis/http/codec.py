@@ -29,15 +29,13 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
     SharedStatusRequest,
-    StreamInferRequest,
 )
-from gateway.ir.context import Need, Origin
+from gateway.ir.context import Origin
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
-    Unsupported,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
@@ -55,6 +53,7 @@ from gateway.protocols.trtis.server_status import write_status
 from gateway.protocols.trtis.status_replies import MODEL_CONTROL_CALLS
 from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.codec import CutThroughCodec, unsupported
 from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -86,7 +85,7 @@ class TextReplyFormat:
 _PLAIN = TextReplyFormat()
 
 
-class HttpCodec:
+class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     """TensorRT v1 over HTTP, in both directions.
 
     Args:
@@ -97,6 +96,9 @@ class HttpCodec:
         ValueError: An option has a value it cannot have.
     """
 
+    name = NAME
+    needs = NEEDS
+
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
         self._options = read_options(options)
@@ -105,17 +107,7 @@ class HttpCodec:
         self._numbers = itertools.count(1)
         self._told = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix("0")
 
-    @property
-    def name(self) -> str:
-        """The codec's name."""
-        return NAME
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """TensorRT v1 names every tensor and output, and keeps the batch size apart."""
-        return NEEDS
-
-    def decode_call(self, wire: HttpRequest, /) -> Call[Any]:
+    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
 
         Raises:
@@ -158,15 +150,7 @@ class HttpCodec:
             return self._document(regions, form)
         if type(call) in MODEL_CONTROL_CALLS:
             return HttpResponse(HTTP_OK, Headers((self._success(),)))
-        raise _unknown(call)
-
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> HttpResponse:
-        """Refuse: TensorRT v1 has no streams over HTTP.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _unknown(call)
+        raise unsupported(call, NAME)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body; what it is stands in `NV-Status`.
@@ -217,14 +201,6 @@ class HttpCodec:
             if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
                 raise
             raise MalformedMessage(error.message) from error
-
-    def decode_item(self, call: StreamInferRequest, _wire: HttpResponse, /) -> InferResponse:
-        """Refuse, as `encode_item`.
-
-        Raises:
-            Unsupported: Always.
-        """
-        raise _unknown(call)
 
     def _decode_infer(
         self, wire: HttpRequest, match: Any, query: Mapping[str, str]
@@ -295,9 +271,3 @@ def _form_of_error(call: Call[Any] | None, error: GatewayError) -> TextReplyForm
     if error.origin is not None and isinstance(error.origin.form, TextReplyFormat):
         return error.origin.form
     return _PLAIN
-
-
-def _unknown(call: Call[Any]) -> Unsupported:
-    return Unsupported(
-        f"{type(call).__name__} is not supported over TensorRT v1 HTTP", model=call.model
-    )

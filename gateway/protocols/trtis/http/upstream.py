@@ -41,11 +41,11 @@ from gateway.protocols.trtis.status_replies import (
     STATUS_READERS,
     error_of,
     named,
-    unknown,
 )
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.protocols.trtis.textproto.writer import request_line
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.codec import unsupported
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 
@@ -111,7 +111,7 @@ def _control_path(call: Call[Any]) -> str:
         if call.region:
             return f"{_SHARED}/unregister/{segment('region', call.region)}"
         return f"{_SHARED}/unregisterall"
-    raise unknown(call)
+    raise unsupported(call, NAME)
 
 
 def _control_body(call: Call[Any]) -> tuple[Buffer, ...]:
@@ -143,7 +143,7 @@ def decode_reply(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> 
         return read_shared_status(regions, limits)
     if type(call) in MODEL_CONTROL_CALLS:
         return None
-    raise unknown(call)
+    raise unsupported(call, NAME)
 
 
 def _status(call: Call[Any], wire: HttpResponse) -> pb.RequestStatus:

@@ -14,15 +14,17 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor, streamed_tensor
-from gateway.protocols.oip.cut_through import PassingGrpcCodec, PassingHttpCodec
+from gateway.protocols.oip.grpc.codec import GrpcCodec
+from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.codec import CutThroughCodec, EarlyCodec
+from gateway.wire.codec import CutThroughCodec
+from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
 from tests.fakes import FakeArriving
 
 LIMITS = MessageLimits()
-HTTP = PassingHttpCodec(LIMITS, {"dialect": "triton"})
-GRPC = PassingGrpcCodec(LIMITS, {"dialect": "triton"})
+HTTP = HttpCodec(LIMITS, {"dialect": "triton"})
+GRPC = GrpcCodec(LIMITS, {"dialect": "triton"})
 PATH = "/v2/models/m/infer"
 HERE = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
 
@@ -52,11 +54,11 @@ def waiting(name: str, source: FakeArriving, start: int, size: int) -> Tensor:
 
 
 def test_codecs_say_what_they_can() -> None:
-    """Over HTTP requests are begun by their heads; over either carrier they may end in what comes."""
-    assert isinstance(HTTP, EarlyCodec)
-    assert not isinstance(GRPC, EarlyCodec)
+    """Over HTTP the JSON is enough to begin a call; both carriers may send before all has come."""
     assert isinstance(HTTP, CutThroughCodec)
     assert isinstance(GRPC, CutThroughCodec)
+    wire = GrpcRequest("/inference.GRPCInferenceService/ModelInfer", (b"",))
+    assert (None, None) == (GRPC.early_bytes(wire), GRPC.decode_early(wire))
 
 
 @pytest.mark.parametrize(
@@ -203,5 +205,5 @@ def test_what_cannot_end_a_message_is_written_whole() -> None:
     assert GRPC.encode_cut_through(call.changed(inputs=inputs[::-1])) is None
     assert HTTP.encode_cut_through(call.changed(inputs=inputs[::-1])) is None
     assert HTTP.encode_cut_through(StreamInferRequest(model=ModelRef("m"), request=call)) is None
-    json_only = PassingHttpCodec(LIMITS, {"dialect": "mlserver"})
+    json_only = HttpCodec(LIMITS, {"dialect": "mlserver"})
     assert json_only.encode_cut_through(call) is None

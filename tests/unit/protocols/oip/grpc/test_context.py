@@ -54,7 +54,7 @@ def test_an_inference_may_have_its_id_from_the_start() -> None:
     for sent, expected in (("own", "own"), ("a\nb", "made"), ("", "made")):
         wire = infer(message, metadata=(("x-request-id", sent),) if sent else ())
         context = CODEC.decode_call(wire).context.changed(request_id=expected)
-        assert context == CODEC.decode_as(wire, "made").context
+        assert context == CODEC.decode_call(wire, "made").context
 
 
 def test_origin_of_a_call() -> None:

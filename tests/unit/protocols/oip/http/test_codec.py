@@ -198,7 +198,7 @@ def test_an_inference_may_have_its_id_from_the_start(path: str) -> None:
     for pairs, expected in (((), "made"), ((("X-Request-Id", "own"),), "own")):
         wire = HttpRequest("POST", path, headers=Headers(pairs), body=(body,))
         context = CODEC.decode_call(wire).context.changed(request_id=expected)
-        assert context == CODEC.decode_as(wire, "made").context
+        assert context == CODEC.decode_call(wire, "made").context
 
 
 def test_binary_inputs_are_views_of_the_body() -> None:

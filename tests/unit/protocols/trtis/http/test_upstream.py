@@ -140,7 +140,7 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
         (CALL.changed(sequence=Sequence(2**64)), "sequence"),
         (ModelReadyRequest(), "names no model"),
         (ModelLoadRequest(), "names no model"),
-        (ServerStatusRequest(), "cannot be asked"),
+        (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),
         (
             SharedRegisterRequest(region=SharedRegion(name="r", size_bytes=1, key="k")),
             "does not begin with a slash",
