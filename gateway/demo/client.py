@@ -66,7 +66,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoReply:
     """What the model said of a scan: its digit, and a probability for each digit."""
 
     digit: int
@@ -87,7 +87,7 @@ class Trip:
     """
 
     way: Way
-    answer: Answer
+    answer: DemoReply
     request_bytes: int
     answer_bytes: int
     us: float
@@ -143,7 +143,7 @@ async def ask_language(way: Way, sentence: Sentence) -> str:
     return bytes(as_items(_output(answer, "label"))[0]).decode()
 
 
-async def ask_digit(service: Service, scan: Scan) -> Answer:
+async def ask_digit(service: Service, scan: Scan) -> DemoReply:
     """Ask which digit *scan* shows.
 
     Raises:
@@ -153,7 +153,7 @@ async def ask_digit(service: Service, scan: Scan) -> Answer:
     answer = await service(_request("digits", array_tensor("X", pixels)))
     label = as_numpy(_output(answer, "label")).reshape(-1)
     probabilities = as_numpy(_output(answer, "probabilities")).reshape(-1)
-    return Answer(int(label[0]), tuple(map(float, probabilities)))
+    return DemoReply(int(label[0]), tuple(map(float, probabilities)))
 
 
 def _request(model: str, tensor: Tensor) -> InferRequest:

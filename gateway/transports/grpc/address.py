@@ -56,7 +56,7 @@ async def _require_bindable(host: str, port: int) -> None:
 
 
 async def _require_no_listener(path: str) -> None:
-    """A socket file without a listener is left over, and the C core replaces it."""
+    """Raise OSError if a server listens; the C core replaces a socket file without a listener."""
     parent = os.path.dirname(path) or "."  # noqa: PTH120  # a path of bytes and text alike
     if not os.path.isdir(parent):  # noqa: ASYNC240, PTH112  # once, at start
         raise OSError(errno.ENOENT, f"no directory {parent}")

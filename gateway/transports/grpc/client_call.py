@@ -199,7 +199,7 @@ class ClientCall:
             self._widen()  # for the end to come, or what should not
 
     def on_reset(self, code: int) -> None:
-        """The stream is gone."""
+        """Fail the call: the stream was reset."""
         if code == h2.REFUSED_STREAM:
             self.fail(NotSent(f"{self._line.name} refused the call before it looked at it"))
         elif not self._done:
@@ -209,12 +209,12 @@ class ClientCall:
             self._wake()
 
     def on_writable(self) -> None:
-        """The server has room for more of the message."""
+        """Send more of the message: the server has opened its window."""
         if self._rest is not None:  # not at once: the core is in the middle of writing
             asyncio.get_running_loop().call_soon(self._rest.resume)
 
     def on_timeout(self) -> None:
-        """The deadline has passed."""
+        """End the call: its deadline has passed."""
         self.fail(DeadlineExceeded(f"no answer from {self._line.name} in time"))
 
     def fail(self, error: GatewayError) -> None:
@@ -225,7 +225,7 @@ class ClientCall:
             self._wake()
 
     def lost(self, why: str, *, written: bool) -> None:
-        """The connection is lost."""
+        """Fail the call: the connection is lost."""
         kind = Unavailable if written else NotSent
         self.fail(kind(f"{self._line.name} broke the connection before it answered: {why}"))
 

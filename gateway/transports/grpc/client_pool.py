@@ -270,7 +270,7 @@ class GrpcConnectionPool:
         self.left(connection)
 
     def left(self, connection: GrpcClientConnection) -> None:
-        """A call is over."""
+        """Note that a call has ended."""
         if not connection.core.streams:
             connection.idle_since = monotonic()
             if connection not in self._connections and connection.transport is not None:

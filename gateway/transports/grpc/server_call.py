@@ -159,7 +159,7 @@ class ServerCall:
                 self.on_data(view, end=False)
 
     def on_reset(self) -> None:
-        """The client left, or its connection is lost."""
+        """Cancel the call: the client has reset it, or the connection is lost."""
         if self.task is not None:
             self.task.cancel()
         if not self._running:
@@ -171,11 +171,11 @@ class ServerCall:
         self._end(GrpcResponse(status=GrpcStatus.UNAVAILABLE, details=details))
 
     def on_timeout(self) -> None:
-        """The client's deadline has passed."""
+        """End the call: the client's deadline has passed."""
         self._fail(DeadlineExceeded("the call's time is over"))
 
     def on_writable(self) -> None:
-        """The client has taken what waited."""
+        """Continue: the buffered response is written."""
         if self._sent is not None and not self._sent.done():
             self._sent.set_result(None)
 

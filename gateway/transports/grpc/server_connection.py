@@ -163,7 +163,7 @@ class GrpcServerConnection(Http2Protocol):
             self.left()
 
     def on_goaway(self, _code: int, _message: str) -> None:
-        """A client opens no more streams: nothing changes for those there are."""
+        """Ignore GOAWAY: a client opens no more streams, and open ones go on."""
 
     # -- life
 
@@ -174,7 +174,7 @@ class GrpcServerConnection(Http2Protocol):
         return [call.task for call in owners if call.task is not None]
 
     def left(self) -> None:
-        """The last call is over, and so is the connection."""
+        """Close the connection after its last call."""
         self.loop.call_soon(self._close_if_idle)
 
     def leave(self, grace_s: float | None = None) -> None:

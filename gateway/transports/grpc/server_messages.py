@@ -39,7 +39,7 @@ class Http2ServerConnection(Protocol):
         """Write soon what the core has to say."""
 
     def left(self) -> None:
-        """The last call is over of a connection that is *final*."""
+        """Close a draining connection after its last call."""
 
 
 class RequestMessages:

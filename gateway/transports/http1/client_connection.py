@@ -193,7 +193,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self.transport.write(piece)
 
     def on_timeout(self) -> None:
-        """The time for the answer is over."""
+        """Fail the exchange: its deadline has passed."""
         if self.awaited:
             self._fail(self._peer.late())
 

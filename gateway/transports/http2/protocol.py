@@ -66,7 +66,7 @@ class Http2Protocol(asyncio.Protocol):
             self.flush_soon()
 
     def broken(self, fault: Http2ConnectionError) -> None:
-        """The peer broke the protocol; the connection is about to close."""
+        """Handle a protocol error of the peer; the connection closes afterwards."""
 
     def flush_soon(self) -> None:
         """Write what the core has to say at the end of this turn of the loop."""
@@ -93,13 +93,13 @@ class Http2Protocol(asyncio.Protocol):
             transport.writelines(buffers)
 
     def pause_writing(self) -> None:
-        """The kernel takes no more."""
+        """Stop writing: the write buffer is full."""
         self.core.writer.held = True
         self._stuck_since = monotonic()
         self._stuck_bytes = self.transport.get_write_buffer_size() if self.transport else 0
 
     def resume_writing(self) -> None:
-        """The kernel has taken all of it."""
+        """Write again: the write buffer is empty."""
         self.core.writer.held = False
         self._stuck_since = None
         self.core.writer.pump()

@@ -45,21 +45,21 @@ class StreamEvents(Protocol):
     """Told of what a peer sends; its methods are called from within `feed`."""
 
     def on_settings(self) -> None:
-        """The peer's settings have come."""
+        """Handle the peer's SETTINGS."""
 
     def on_headers(self, stream: Http2Stream, head: Head, *, end: bool) -> None:
-        """A stream began (on a server), or its header fields or trailers came (on a client)."""
+        """Handle a header block: a new stream on a server, headers or trailers on a client."""
 
     def on_complete_stream(
         self, stream: Http2Stream, head: Head, view: memoryview, tail: Head | None
     ) -> None:
-        """A stream came whole, and has ended: a call, or with *tail* an answer.
+        """Handle a stream that arrived complete: a request, or with *tail* a response.
 
         What `head`, `data` and, for *tail*, `head` again would have been told.
         """
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """A part of a stream came; *view* lives on."""
+        """Handle data of a stream; *view* stays valid."""
 
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Parts of a stream came, one after the other, and it goes on.
@@ -68,13 +68,13 @@ class StreamEvents(Protocol):
         """
 
     def on_reset(self, stream: Http2Stream, code: int) -> None:
-        """A stream is gone; REFUSED_STREAM where the peer has not looked at it."""
+        """Handle a reset stream; REFUSED_STREAM where the peer has not read it."""
 
     def on_writable(self, stream: Http2Stream) -> None:
         """All that waited for the peer's windows has been written."""
 
     def on_goaway(self, code: int, message: str) -> None:
-        """The peer takes no new streams."""
+        """Handle GOAWAY: the peer accepts no new streams."""
 
 
 class Http2Receiver(FrameReader):

@@ -281,7 +281,7 @@ class Http2StreamWriter:
         return total
 
     def _ended(self, stream: Http2Stream) -> None:
-        """The end of a stream is written."""
+        """Note that the end of a stream is written."""
         stream.local_closed = True
         self._credit.left += RESPONSE_REFUND
         if stream.remote_closed:

@@ -1,1 +1,4 @@
-"""PACKAGE DOCSTRING."""
+"""Sockets, TLS, name resolution and back-pressure, for every transport.
+
+Start with `sockets.py`.
+"""

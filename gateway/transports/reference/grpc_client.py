@@ -151,7 +151,7 @@ class GrpcClient:
         )
 
     def _raise_if_closed(self) -> None:
-        """The library cancels the calls of a closed channel as if the caller had left."""
+        """Raise Unavailable if the call was cancelled because its channel closed."""
         task = asyncio.current_task()
         if self._closed and (task is None or not task.cancelling()):
             raise Unavailable(f"the client of {self._target} was closed during the call")

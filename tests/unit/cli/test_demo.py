@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gateway.cli.demo import as_json, as_table, farewell
 from gateway.config.units import Url
-from gateway.demo.client import Answer, Trip, Way
+from gateway.demo.client import DemoReply, Trip, Way
 from gateway.demo.samples import SIDE, Scan
 
-SURE = Answer(1, (0.25, 0.75))
+SURE = DemoReply(1, (0.25, 0.75))
 TRIPS = [
     Trip(Way("oip.http", Url("oip", "http", "127.0.0.1", 1), "JSON", {}), SURE, 503, 448, 1234.6),
     Trip(Way("oip.grpc", Url("oip", "grpc", "127.0.0.1", 2), "", {}), SURE, 34, 17, 98.4),

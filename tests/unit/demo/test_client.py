@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.demo.client import Answer, ask_digit, ways
+from gateway.demo.client import DemoReply, ask_digit, ways
 from gateway.demo.samples import load_scans
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
@@ -60,7 +60,7 @@ async def test_sends_the_pixels_and_reads_the_answer() -> None:
         array_tensor("label", np.array([1], np.int64)),
     )
     service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
-    assert Answer(1, (0.25, 0.75)) == await ask_digit(service, scan)
+    assert DemoReply(1, (0.25, 0.75)) == await ask_digit(service, scan)
     (call,) = service.calls
     assert isinstance(call, InferRequest)
     assert call.model == ModelRef("digits")

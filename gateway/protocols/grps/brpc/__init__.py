@@ -1,1 +1,4 @@
-"""PACKAGE DOCSTRING."""
+"""grps over brpc (baidu_std): framing, compression and the codec.
+
+Start with `codec.py`.
+"""

@@ -1,1 +1,4 @@
-"""PACKAGE DOCSTRING."""
+"""grps over HTTP: paths, requests, responses, streams and the status page.
+
+Start with `codec.py`.
+"""

@@ -27,7 +27,7 @@ from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
 from gateway.protocols.grps.http import responses as answers
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
-from gateway.protocols.grps.http.paths import METHOD_PATHS, Route, Surface, find_route, is_brpc
+from gateway.protocols.grps.http.paths import METHOD_PATHS, GrpsRoute, Surface, find_route, is_brpc
 from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Reader
 from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_answer, write_json
@@ -43,7 +43,7 @@ R = TypeVar("R")
 _WITH_BODY: Final = frozenset({calls.PREDICT, calls.PREDICT_STREAMING, calls.MODEL_METADATA})
 _OK: Final = range(200, 300)
 _BRACE: Final = b"{"
-_UNREAD_BRPC: Final = Route(Surface.BRPC, calls.PREDICT)
+_UNREAD_BRPC: Final = GrpsRoute(Surface.BRPC, calls.PREDICT)
 
 
 class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest, HttpResponse]):
@@ -135,7 +135,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             route = _route(_asked(call))
         else:
             form = None if error.origin is None else error.origin.form
-            route = form if isinstance(form, Route) else None
+            route = form if isinstance(form, GrpsRoute) else None
         return answers.encode_failure(
             error,
             route,
@@ -248,5 +248,5 @@ def _asked(call: Call[Any]) -> ReplyFormat:
     return ReplyFormat()
 
 
-def _route(asked: ReplyFormat) -> Route | None:
-    return asked.route if isinstance(asked.route, Route) else None
+def _route(asked: ReplyFormat) -> GrpsRoute | None:
+    return asked.route if isinstance(asked.route, GrpsRoute) else None

@@ -59,7 +59,7 @@ class Surface(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class GrpsRoute:
     """What a path asks, and how its answer is written.
 
     Attributes:
@@ -75,20 +75,20 @@ class Route:
     binary: bool = False
     name: str = ""
 
-    def streamed(self) -> Route:
+    def streamed(self) -> GrpsRoute:
         """Return the same route, asked for a stream of answers."""
-        return Route(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
+        return GrpsRoute(self.surface, calls.PREDICT_STREAMING, self.custom, self.binary)
 
-    def called(self, name: str) -> Route:
+    def called(self, name: str) -> GrpsRoute:
         """Return the same route, asked for what is called *name*."""
-        return Route(self.surface, self.method, name=name)
+        return GrpsRoute(self.surface, self.method, name=name)
 
-    def as_binary(self) -> Route:
+    def as_binary(self) -> GrpsRoute:
         """Return the same route, answered with protobuf."""
-        return Route(self.surface, self.method, self.custom, True)
+        return GrpsRoute(self.surface, self.method, self.custom, True)
 
 
-def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) -> Route:
+def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) -> GrpsRoute:
     """Return what *method* and *path* ask.
 
     Raises:
@@ -100,22 +100,22 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
     if custom is not None:
         _check(method, path, _EITHER)
         surface = Surface.CUSTOM if custom.inputs else Surface.GRPS
-        return Route(surface, calls.PREDICT, custom)
+        return GrpsRoute(surface, calls.PREDICT, custom)
     asked = _METHODS.get(path)
     if asked is not None:
         _check(method, path, _POST if asked in _ONLY_POST else _EITHER)
-        return Route(Surface.GRPS, asked)
+        return GrpsRoute(Surface.GRPS, asked)
     if path in _PAGES:
         _check(method, path, ("GET", "HEAD"))
-        return Route(Surface.PAGE, calls.SERVER_METADATA)
+        return GrpsRoute(Surface.PAGE, calls.SERVER_METADATA)
     if path == _SERIES:
         _check(method, path, ("GET",))
-        return Route(Surface.SERIES, calls.SERVER_METADATA)
+        return GrpsRoute(Surface.SERIES, calls.SERVER_METADATA)
     service, _, asked = path.rpartition("/")
     if service in BRPC_PREFIXES:
         if asked not in brpc.METHODS:
             raise NoMethod(f"Fail to find method on `{clip(path, _SHOWN)}'")
-        return Route(Surface.BRPC, asked)
+        return GrpsRoute(Surface.BRPC, asked)
     raise NotFound(f"there is no path {clip(path, _SHOWN)!r} in grps")
 
 

@@ -22,7 +22,7 @@ from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.errors import Unreadable
-from gateway.protocols.grps.http.paths import Route, Surface, read_query
+from gateway.protocols.grps.http.paths import GrpsRoute, Surface, read_query
 from gateway.protocols.grps.json.document import read_document
 from gateway.protocols.grps.json.message import read_request
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
@@ -54,7 +54,7 @@ class Reader:
     settings: GrpsOptions
     customized: Mapping[str, CustomRoute]
 
-    def read(self, route: Route, wire: HttpRequest) -> Call[Any]:
+    def read(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
         """Return what *wire* asks.
 
         Raises:
@@ -75,7 +75,7 @@ class Reader:
             message = read_request(self._document(wire), self.limits)
         return self._call(route, message, wire)
 
-    def _shown(self, route: Route, wire: HttpRequest) -> Call[Any]:
+    def _shown(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
         if route.surface is Surface.PAGE:
             context = http_context(wire, NAME, frozenset(), ReplyFormat(route=route))
             return ServerStatusRequest(context=context, trends=True)
@@ -83,7 +83,7 @@ class Reader:
         context = http_context(wire, NAME, frozenset(), ReplyFormat(route=route))
         return ServerTrendsRequest(context=context)
 
-    def _predict(self, route: Route, wire: HttpRequest) -> Call[Any]:
+    def _predict(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
         query = read_query(wire.query)
         kind = _content_type(wire)
         if kind is None:
@@ -111,7 +111,7 @@ class Reader:
         return self._call(route, message, wire, ndarray=ndarray)
 
     def _with_model(
-        self, route: Route, message: GrpsMessage, query: Mapping[str, str]
+        self, route: GrpsRoute, message: GrpsMessage, query: Mapping[str, str]
     ) -> GrpsMessage:
         """Return *message* with the model of the payload, else of the query, else of the route."""
         if message.model:
@@ -121,7 +121,7 @@ class Reader:
             key = calls.model_key(route.custom.model, GrpsOptions())
         return calls.keyed(message, key) if key else message
 
-    def _brpc(self, route: Route, wire: HttpRequest) -> Call[Any]:
+    def _brpc(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
         """Read a message as brpc's HTTP layer does: protobuf or JSON; nothing is an empty one."""
         kind = _content_type(wire)
         view = wire.view
@@ -141,7 +141,7 @@ class Reader:
         return self._call(route, message, wire)
 
     def _call(
-        self, route: Route, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
+        self, route: GrpsRoute, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
     ) -> Call[Any]:
         context = http_context(
             wire, NAME, calls.REPLY_NEEDS, ReplyFormat(message.form, ndarray, route)
@@ -154,7 +154,7 @@ class Reader:
             raise InvalidRequest(f"Unsupported content type {str(kind)[:64]!r}, needed is JSON")
         return read_document(wire.view, _BODY, self.limits)
 
-    def _customized(self, route: Route, custom: CustomRoute, wire: HttpRequest) -> Call[Any]:
+    def _customized(self, route: GrpsRoute, custom: CustomRoute, wire: HttpRequest) -> Call[Any]:
         query = read_query(wire.query)
         document = self._custom_document(custom, wire, query)
         inputs, parameters = route_content(custom, document, self.limits)

@@ -22,7 +22,7 @@ from gateway.protocols.grps.content import ReplyFormat, reply_message
 from gateway.protocols.grps.custom.json_path import plain, render
 from gateway.protocols.grps.custom.routes import CustomRoute
 from gateway.protocols.grps.errors import OK, brpc_code_of, brpc_http_status, ends_call
-from gateway.protocols.grps.http.paths import Route, Surface
+from gateway.protocols.grps.http.paths import GrpsRoute, Surface
 from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
@@ -38,7 +38,7 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 def encode_answer(
-    call: Call[Any], reply: Any, asked: ReplyFormat, route: Route | None
+    call: Call[Any], reply: Any, asked: ReplyFormat, route: GrpsRoute | None
 ) -> HttpResponse:
     """Return the answer to *call*.
 
@@ -79,7 +79,7 @@ def _series(trends: Mapping[str, Trend], name: str) -> bytes:
 
 
 def encode_part(
-    item: InferResponse, asked: ReplyFormat, route: Route | None, content_type: str
+    item: InferResponse, asked: ReplyFormat, route: GrpsRoute | None, content_type: str
 ) -> HttpResponse:
     """Return one answer of a stream as a part of an HTTP response.
 
@@ -98,7 +98,7 @@ def encode_part(
     return HttpResponse(OK, Headers((("Content-Type", content_type),)), (body,))
 
 
-def encode_end(route: Route | None, content_type: str, *, empty: bool) -> HttpResponse | None:
+def encode_end(route: GrpsRoute | None, content_type: str, *, empty: bool) -> HttpResponse | None:
     """Return the part that ends a stream; None where nothing needs to be said.
 
     Args:
@@ -118,7 +118,7 @@ def encode_end(route: Route | None, content_type: str, *, empty: bool) -> HttpRe
 
 def encode_failure(
     error: GatewayError,
-    route: Route | None,
+    route: GrpsRoute | None,
     limits: MessageLimits,
     *,
     unread: bool,

@@ -1,1 +1,4 @@
-"""PACKAGE DOCSTRING."""
+"""The JSON form of a GrpsMessage.
+
+Start with `message.py`.
+"""

@@ -38,7 +38,7 @@ from gateway.protocols.oip.http.paths import (
     LOG_PATH,
     STATISTICS_PATH,
     TRACE_PATH,
-    Route,
+    OipRoute,
     control_path,
     model_path,
     shared_path,
@@ -71,7 +71,7 @@ class HttpExtension:
         read_reply: Of an upstream's answer.
     """
 
-    read_call: Callable[[Route, HttpRequest, Context, MessageLimits], Call[Any]]
+    read_call: Callable[[OipRoute, HttpRequest, Context, MessageLimits], Call[Any]]
     write_reply: Callable[[Any, Any], Body]
     write_call: Callable[[Any], Asked]
     read_reply: Callable[[Any, HttpResponse, MessageLimits], Any]
@@ -84,7 +84,7 @@ def _named(call: Call[Any]) -> ModelRef:
 
 
 def _no_body(
-    route: Route, _wire: HttpRequest, context: Context, _limits: MessageLimits
+    route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> Call[Any]:
     return route.call(model=route.model, context=context)
 
@@ -129,7 +129,7 @@ def _read_statistics(
 
 
 def _read_load(
-    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+    route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> ModelLoadRequest:
     parameters = control.read_load(_parameters(wire, limits), limits)
     return ModelLoadRequest(model=route.model, context=context, parameters=parameters)
@@ -145,7 +145,7 @@ def _load_call(call: ModelLoadRequest) -> Asked:
 
 
 def _read_unload(
-    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+    route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> ModelUnloadRequest:
     dependents = control.read_unload(_parameters(wire, limits), limits)
     return ModelUnloadRequest(model=route.model, context=context, dependents=dependents)
@@ -170,7 +170,7 @@ def _done(call: ModelLoadRequest | ModelUnloadRequest, _reply: None) -> Body:
 
 
 def _read_trace(
-    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+    route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> TraceSettingRequest:
     changes = control.read_trace(_changes(wire, limits), limits)
     return TraceSettingRequest(model=route.model, context=context, changes=changes)
@@ -212,7 +212,7 @@ def _trace_values(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _read_log(
-    _route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+    _route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> LogSettingsRequest:
     changes = control.read_log(_changes(wire, limits), limits)
     return LogSettingsRequest(context=context, changes=changes)
@@ -240,7 +240,7 @@ def _read_log_reply(
 
 
 def _read_register(
-    route: Route, wire: HttpRequest, context: Context, limits: MessageLimits
+    route: OipRoute, wire: HttpRequest, context: Context, limits: MessageLimits
 ) -> SharedRegisterRequest:
     region = read_region(route.region, _object(wire, limits), cuda=route.cuda)
     return SharedRegisterRequest(context=context, region=checked_region(region, limits))
@@ -261,7 +261,7 @@ def _register_call(call: SharedRegisterRequest) -> Asked:
 
 
 def _read_unregister(
-    route: Route, _wire: HttpRequest, context: Context, _limits: MessageLimits
+    route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> SharedUnregisterRequest:
     return SharedUnregisterRequest(context=context, region=route.region, cuda=route.cuda)
 
@@ -271,7 +271,7 @@ def _unregister_call(call: SharedUnregisterRequest) -> Asked:
 
 
 def _read_status(
-    route: Route, _wire: HttpRequest, context: Context, _limits: MessageLimits
+    route: OipRoute, _wire: HttpRequest, context: Context, _limits: MessageLimits
 ) -> SharedStatusRequest:
     return SharedStatusRequest(context=context, region=route.region, cuda=route.cuda)
 

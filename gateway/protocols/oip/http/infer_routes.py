@@ -33,7 +33,7 @@ from gateway.protocols.oip.http.infer_response import (
     error_text,
 )
 from gateway.protocols.oip.http.management import json_response
-from gateway.protocols.oip.http.paths import Route
+from gateway.protocols.oip.http.paths import OipRoute
 from gateway.protocols.oip.http.sse import event, json_event
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.oip.json.parse import read_leniently
@@ -47,7 +47,7 @@ _GENERATE: Final = frozenset({"generate", "generate_stream"})
 
 
 def decode_inference(
-    route: Route, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds, request_id: str
+    route: OipRoute, model: ModelRef, wire: HttpRequest, moulds: RequestMoulds, request_id: str
 ) -> InferRequest | StreamInferRequest:
     """Read an inference request, or one for a stream of answers, as `route` has it.
 

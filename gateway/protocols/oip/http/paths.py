@@ -84,7 +84,7 @@ _REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class OipRoute:
     """What a path asks.
 
     Attributes:
@@ -104,10 +104,10 @@ class Route:
     cuda: bool = False
 
 
-_SERVER_EXTENSIONS: Mapping[str, Route] = {
-    STATISTICS_PATH: Route(ModelStatisticsRequest, None),
-    TRACE_PATH: Route(TraceSettingRequest, None, _GET + _POST),
-    LOG_PATH: Route(LogSettingsRequest, None, _GET + _POST),
+_SERVER_EXTENSIONS: Mapping[str, OipRoute] = {
+    STATISTICS_PATH: OipRoute(ModelStatisticsRequest, None),
+    TRACE_PATH: OipRoute(TraceSettingRequest, None, _GET + _POST),
+    LOG_PATH: OipRoute(LogSettingsRequest, None, _GET + _POST),
 }
 _CONTROL = re.compile(r"/v2/repository/models/([^/]+)/(load|unload)")
 _CONTROLS: Mapping[str, type[Call[Any]]] = {"load": ModelLoadRequest, "unload": ModelUnloadRequest}
@@ -121,7 +121,7 @@ _SHARED_CALLS: Mapping[str, tuple[type[Call[Any]], tuple[str, ...]]] = {
 }
 
 
-def find_route(method: str, path: str, limits: MessageLimits) -> Route:
+def find_route(method: str, path: str, limits: MessageLimits) -> OipRoute:
     """Return what *method* and *path* ask.
 
     Args:
@@ -172,7 +172,7 @@ def shared_path(region: str, action: str, *, cuda: bool) -> str:
     return f"{path}/region/{quote(region, safe='')}/{action}" if region else f"{path}/{action}"
 
 
-def _model_route(path: str, limits: MessageLimits) -> Route | None:
+def _model_route(path: str, limits: MessageLimits) -> OipRoute | None:
     """Return the route of a path below /v2/models/, None when it asks nothing known."""
     if path == STATISTICS_PATH:  # a model of this name is shadowed, as it is in Triton
         return None
@@ -193,15 +193,15 @@ def _model_route(path: str, limits: MessageLimits) -> Route | None:
     model = ModelRef(
         decoded_name("model name", name, limits), decoded_name("model version", version, limits)
     )
-    return Route(call, model, _METHODS.get(call, _GET), action)
+    return OipRoute(call, model, _METHODS.get(call, _GET), action)
 
 
-def _server_route(path: str, limits: MessageLimits) -> Route:
+def _server_route(path: str, limits: MessageLimits) -> OipRoute:
     if path == INDEX_PATH:
-        return Route(RepositoryIndexRequest, None, _POST)
+        return OipRoute(RepositoryIndexRequest, None, _POST)
     call = SERVER_PATHS.get(path)
     if call is not None:
-        return Route(call, None)
+        return OipRoute(call, None)
     route = _extension_route(path, limits)
     if route is not None:
         return route
@@ -210,7 +210,7 @@ def _server_route(path: str, limits: MessageLimits) -> Route:
     raise NotFound(f"there is no path {path[:_SHOWN]!r} in Open Inference")
 
 
-def _extension_route(path: str, limits: MessageLimits) -> Route | None:
+def _extension_route(path: str, limits: MessageLimits) -> OipRoute | None:
     """Return the route of a path of Triton's extensions that is about the server or a region."""
     route = _SERVER_EXTENSIONS.get(path)
     if route is not None:
@@ -218,7 +218,7 @@ def _extension_route(path: str, limits: MessageLimits) -> Route | None:
     control = _CONTROL.fullmatch(path)
     if control is not None:
         model = ModelRef(decoded_name("model name", control[1], limits))
-        return Route(_CONTROLS[control[2]], model, _POST)
+        return OipRoute(_CONTROLS[control[2]], model, _POST)
     shared = _SHARED.fullmatch(path)
     if shared is None:
         return None
@@ -226,4 +226,4 @@ def _extension_route(path: str, limits: MessageLimits) -> Route | None:
     call, methods = _SHARED_CALLS[shared[3]]
     if call is SharedRegisterRequest and not region:
         return None
-    return Route(call, None, methods, "", region, shared[1] == "cuda")
+    return OipRoute(call, None, methods, "", region, shared[1] == "cuda")

@@ -1,1 +1,4 @@
-"""PACKAGE DOCSTRING."""
+"""The text format of protobuf, as TensorRT v1 headers use it.
+
+Start with `parser.py`; `writer.py` is its twin.
+"""

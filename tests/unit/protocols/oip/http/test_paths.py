@@ -28,7 +28,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.protocols.oip.http.paths import Route, find_route, model_path, server_path
+from gateway.protocols.oip.http.paths import OipRoute, find_route, model_path, server_path
 from gateway.wire.errors import MethodNotAllowed
 
 M = ModelRef("m")
@@ -64,7 +64,7 @@ def test_finds_routes(method: str, path: str, call: Any, model: ModelRef | None)
     words = ("ready", "infer", "generate", "generate_stream", "infer_stream")
     action = path.rpartition("/")[2] if model is not None else ""
     action = action if action in words else ""
-    assert Route(call, model, (method,), action) == find_route(method, path, DEFAULT_LIMITS)
+    assert OipRoute(call, model, (method,), action) == find_route(method, path, DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -118,40 +118,40 @@ GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
 @pytest.mark.parametrize(
     ("path", "route"),
     [
-        ("/v2/models/m/config", Route(ModelConfigRequest, M, action="config")),
+        ("/v2/models/m/config", OipRoute(ModelConfigRequest, M, action="config")),
         (
             "/v2/models/m/versions/2/config",
-            Route(ModelConfigRequest, ModelRef("m", "2"), action="config"),
+            OipRoute(ModelConfigRequest, ModelRef("m", "2"), action="config"),
         ),
-        ("/v2/models/stats", Route(ModelStatisticsRequest, None)),
-        ("/v2/models/m/stats", Route(ModelStatisticsRequest, M, action="stats")),
+        ("/v2/models/stats", OipRoute(ModelStatisticsRequest, None)),
+        ("/v2/models/m/stats", OipRoute(ModelStatisticsRequest, M, action="stats")),
         (
             "/v2/models/m/versions/2/stats",
-            Route(ModelStatisticsRequest, ModelRef("m", "2"), action="stats"),
+            OipRoute(ModelStatisticsRequest, ModelRef("m", "2"), action="stats"),
         ),
-        ("/v2/repository/models/m/load", Route(ModelLoadRequest, M, POST)),
-        ("/v2/repository/models/a%2Fb/unload", Route(ModelUnloadRequest, ModelRef("a/b"), POST)),
-        ("/v2/trace/setting", Route(TraceSettingRequest, None, BOTH)),
-        ("/v2/models/m/trace/setting", Route(TraceSettingRequest, M, BOTH, "trace/setting")),
-        ("/v2/logging", Route(LogSettingsRequest, None, BOTH)),
-        ("/v2/systemsharedmemory/status", Route(SharedStatusRequest, None)),
-        ("/v2/cudasharedmemory/status", Route(SharedStatusRequest, None, cuda=True)),
+        ("/v2/repository/models/m/load", OipRoute(ModelLoadRequest, M, POST)),
+        ("/v2/repository/models/a%2Fb/unload", OipRoute(ModelUnloadRequest, ModelRef("a/b"), POST)),
+        ("/v2/trace/setting", OipRoute(TraceSettingRequest, None, BOTH)),
+        ("/v2/models/m/trace/setting", OipRoute(TraceSettingRequest, M, BOTH, "trace/setting")),
+        ("/v2/logging", OipRoute(LogSettingsRequest, None, BOTH)),
+        ("/v2/systemsharedmemory/status", OipRoute(SharedStatusRequest, None)),
+        ("/v2/cudasharedmemory/status", OipRoute(SharedStatusRequest, None, cuda=True)),
         (
             "/v2/systemsharedmemory/region/r%20s/status",
-            Route(SharedStatusRequest, None, GET, region="r s"),
+            OipRoute(SharedStatusRequest, None, GET, region="r s"),
         ),
         (
             "/v2/cudasharedmemory/region/r/register",
-            Route(SharedRegisterRequest, None, POST, region="r", cuda=True),
+            OipRoute(SharedRegisterRequest, None, POST, region="r", cuda=True),
         ),
-        ("/v2/systemsharedmemory/unregister", Route(SharedUnregisterRequest, None, POST)),
+        ("/v2/systemsharedmemory/unregister", OipRoute(SharedUnregisterRequest, None, POST)),
         (
             "/v2/systemsharedmemory/region/r/unregister",
-            Route(SharedUnregisterRequest, None, POST, region="r"),
+            OipRoute(SharedUnregisterRequest, None, POST, region="r"),
         ),
     ],
 )
-def test_finds_extensions(path: str, route: Route) -> None:
+def test_finds_extensions(path: str, route: OipRoute) -> None:
     """Triton's extensions have paths of their own, with every method they are asked with."""
     for method in route.methods:
         assert route == find_route(method, path, DEFAULT_LIMITS)
