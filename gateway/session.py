@@ -1,16 +1,16 @@
-"""Session: the calls of one bidirectional stream, their answers merged into one stream.
+"""Session: runs the calls of one bidirectional stream, and merges their replies into one stream.
 
-Each message is a call of its own, and several are answered at a time.  Here is in which order they
-run and in which order they are heard; what a message means, the frontend knows, and how it moves,
-the transport.
+Each message is a call of its own, and several calls run at a time.  This module decides in which
+order calls run and in which order their replies are sent.  The frontend knows what a message
+means; the transport knows how it moves.
 
-- Calls of one *lane*, a sequence, run one after the other, in the order they came: a model with
-  state must not see them otherwise.
-- An answer that is the only one of its call waits until every call before it has been heard, as
-  Triton has it: clients that give no ids have nothing but the order.  Calls with many answers are
-  heard as they come.
-- A call holds one answer at most while nobody takes it, and so many calls run at most: a client
-  that does not read stops its models, and then its own messages.
+- Calls with the same order key, which is a sequence, run one after the other in order of arrival,
+  because a model with state must see them in that order.
+- A reply that is the only one of its call waits until each earlier call has sent its first reply.
+  Triton does the same: clients without ids rely on the order.  Replies of calls with many replies
+  are sent at once.
+- A call holds at most one reply that nobody has read, and the number of calls is limited.  A client
+  that does not read therefore stops its models first, and then its own messages.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ A = TypeVar("A")
 
 
 class SessionReply(NamedTuple, Generic[A]):
-    """One answer.
+    """One encoded reply.
 
     Attributes:
-        alone: It is the first of its call, and none follows.
+        wire: The response.
+        is_only: It is the first of its call, and none follows.
     """
 
     wire: A
@@ -40,54 +41,54 @@ class SessionCall(Generic[A]):
     """One call.
 
     Attributes:
-        answers: Begins it.
-        lane: Calls of the same lane run one after the other; None for no lane.
+        start: Starts the call; iterates over its replies.
+        order_key: Calls with the same key run one after the other; None for no order.
     """
 
-    answers: Callable[[], AsyncGenerator[SessionReply[A], None]]
+    start: Callable[[], AsyncGenerator[SessionReply[A], None]]
     order_key: Hashable | None = None
 
 
 class Session(Generic[A]):
-    """Runs calls side by side.
+    """Runs the calls of one stream concurrently.
 
     Args:
-        most: Calls at a time; no further one is taken before one has ended.
+        max_calls: Calls at a time; no further call is read before one has ended.
     """
 
-    def __init__(self, most: int) -> None:
-        self._room = asyncio.Semaphore(most)
+    def __init__(self, max_calls: int) -> None:
+        self._limit = asyncio.Semaphore(max_calls)
         self._replies: asyncio.Queue[A | BaseException | None] = asyncio.Queue(1)
         self._running: set[asyncio.Task[None]] = set()
-        self._lanes: dict[Hashable, asyncio.Event] = {}
-        # Calls that have not been heard yet, in their order, each with what wakes it.
+        self._last_of_key: dict[Hashable, asyncio.Event] = {}
+        # Calls without a reply so far, in order of arrival.  The event of the first one is set.
         self._unflushed: dict[int, asyncio.Event] = {}
 
     async def run(self, calls: AsyncIterator[SessionCall[A]]) -> AsyncGenerator[A, None]:
-        """Iterate over the answers to *calls*, until these end and all have been answered.
+        """Iterate over the replies to *calls*, until *calls* ends and each call has ended.
 
-        Closing it cancels what runs, and waits for the end of it.  Raises what *calls* raises.
+        Closing the generator cancels the calls and waits for them.  Raises what *calls* raises.
         """
-        taking = asyncio.ensure_future(self._accept(calls))
+        accepting = asyncio.ensure_future(self._accept(calls))
         try:
-            while (said := await self._replies.get()) is not None:
-                if isinstance(said, BaseException):
-                    raise said
-                yield said
+            while (reply := await self._replies.get()) is not None:
+                if isinstance(reply, BaseException):
+                    raise reply
+                yield reply
         finally:
-            for task in (taking, *self._running):
+            for task in (accepting, *self._running):
                 task.cancel()
-            await asyncio.gather(taking, *self._running, return_exceptions=True)
+            await asyncio.gather(accepting, *self._running, return_exceptions=True)
 
     async def _accept(self, calls: AsyncIterator[SessionCall[A]]) -> None:
-        """Begin each call as it comes, and say when the last one has ended."""
+        """Start each call when it arrives, and end the replies after the last call."""
         try:
             number = 0
-            await self._room.acquire()
-            async for asked in calls:
-                self._begin(number, asked)
+            await self._limit.acquire()
+            async for call in calls:
+                self._start(number, call)
                 number += 1
-                await self._room.acquire()
+                await self._limit.acquire()
             while self._running:
                 await asyncio.wait(self._running)
         except Exception as error:  # noqa: BLE001  # raised again by `run`
@@ -95,35 +96,35 @@ class Session(Generic[A]):
         else:
             await self._replies.put(None)
 
-    def _begin(self, number: int, asked: SessionCall[A]) -> None:
-        before = ended = None
-        if asked.order_key is not None:
-            before = self._lanes.get(asked.order_key)
-            ended = self._lanes[asked.order_key] = asyncio.Event()
-        turn = self._unflushed[number] = asyncio.Event()
+    def _start(self, number: int, call: SessionCall[A]) -> None:
+        previous = ended = None
+        if call.order_key is not None:
+            previous = self._last_of_key.get(call.order_key)
+            ended = self._last_of_key[call.order_key] = asyncio.Event()
+        is_first = self._unflushed[number] = asyncio.Event()
         if len(self._unflushed) == 1:
-            turn.set()
-        task = asyncio.ensure_future(self._answer(number, asked, before, ended))
+            is_first.set()
+        task = asyncio.ensure_future(self._run_call(number, call, previous, ended))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _answer(
+    async def _run_call(
         self,
         number: int,
-        asked: SessionCall[A],
-        before: asyncio.Event | None,
+        call: SessionCall[A],
+        previous: asyncio.Event | None,
         ended: asyncio.Event | None,
     ) -> None:
         try:
-            if before is not None:
-                await before.wait()
-            async with aclosing(asked.answers()) as answers:
-                async for said in answers:
-                    turn = self._unflushed.get(number)
-                    if turn is not None and said.is_only:
-                        await turn.wait()
-                    await self._replies.put(said.wire)
-                    # Not before: who waits for a place in the queue can be overtaken.
+            if previous is not None:
+                await previous.wait()
+            async with aclosing(call.start()) as replies:
+                async for reply in replies:
+                    is_first = self._unflushed.get(number)
+                    if is_first is not None and reply.is_only:
+                        await is_first.wait()
+                    await self._replies.put(reply.wire)
+                    # Only now: another call could overtake one that waits for the queue.
                     self._flush_next(number)
         except Exception as error:  # noqa: BLE001  # raised again by `run`
             await self._replies.put(error)
@@ -131,11 +132,11 @@ class Session(Generic[A]):
             self._flush_next(number)
             if ended is not None:
                 ended.set()
-                if self._lanes.get(asked.order_key) is ended:
-                    del self._lanes[asked.order_key]
-            self._room.release()
+                if self._last_of_key.get(call.order_key) is ended:
+                    del self._last_of_key[call.order_key]
+            self._limit.release()
 
     def _flush_next(self, number: int) -> None:
-        """Let the calls after this one be heard, when all before it have been."""
+        """Let the next call send its reply, once this call and all before it have sent one."""
         if self._unflushed.pop(number, None) is not None and self._unflushed:
             next(iter(self._unflushed.values())).set()

@@ -1,7 +1,7 @@
-"""Upstream: a Service on the far side of a wire.
+"""Upstream: a Service that sends each call to a server, with one codec and one client transport.
 
-Generic: it names no protocol and no socket. A remote's bad message becomes UpstreamProtocolError
-here, because a codec cannot know which side it stands on.
+It knows no protocol and no socket.  A malformed response becomes UpstreamProtocolError here,
+because a codec does not know on which side it is used.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ A = TypeVar("A")
 Q_contra = TypeVar("Q_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
-# What codec and client raise about a message's bytes and size: here they are the upstream's.
+# What codec and client raise for the bytes or the size of a message: here, of a response.
 _BROKEN = (MalformedMessage, InvalidTensor, TooLarge)
 
 _MARGIN_S = 0.005
 
 
 class Client(Protocol[Q_contra, A_co]):
-    """The part of a client transport that an upstream uses; see `transports.base`.
+    """The part of a client transport that an upstream uses; see `gateway.transports.contract`.
 
-    One that sends what is still to come of a message (`rest`) has `sends_rest`, which is true.
+    A client that can send a streaming body has the attribute `sends_rest`, which is true.
     """
 
     async def send(self, wire: Q_contra, /, *, deadline: float | None) -> A_co: ...  # noqa: D102
@@ -59,9 +59,9 @@ class Upstream(Generic[Q, A]):
     """A client's side of one codec.
 
     Args:
-        name: Named in errors.
-        codec: Writes requests and reads answers.
-        client: Carries them.
+        name: For error texts.
+        codec: Encodes requests and decodes responses.
+        client: Sends them.
     """
 
     def __init__(self, name: str, codec: Codec[Q, A], client: Client[Q, A]) -> None:
@@ -76,14 +76,14 @@ class Upstream(Generic[Q, A]):
             self._cut_through = codec
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Ask the upstream.
+        """Send *call* to the upstream.
 
-        The deadline sent on is 5 ms before the caller's, so that the answer, or the error, is
+        The deadline of the request is 5 ms before the caller's, so that the reply or the error is
         back in time.
 
         Raises:
-            UpstreamProtocolError: The answer cannot be read.
-            GatewayError: What the upstream answered, or what went wrong on the way.
+            UpstreamProtocolError: The response is malformed.
+            GatewayError: The upstream's own error, or one of the transport.
         """
         wire = None
         if streaming_body_of(call) is not None:
@@ -98,22 +98,19 @@ class Upstream(Generic[Q, A]):
             answer = await self._client.send(wire, deadline=_earlier(call))
             return self._codec.decode_reply(call, answer)
         except _BROKEN as error:
-            if error.origin is not None:  # the upstream itself said so, in good form
+            if error.origin is not None:  # the upstream itself replied with this error
                 raise
             raise self._protocol_error(call, error) from error
 
     def _encode_cut_through(self, call: Call[Any]) -> Q | None:
-        """Write *call*, whose inputs are arriving; None where they must all be here first.
-
-        That they cannot be sent a second time is for `landed` to say.
-        """
-        arriving = streaming_body_of(call)
-        if self._cut_through is None or arriving is None or arriving.is_started:
+        """Encode *call*, whose body is streaming; None if the whole body is needed first."""
+        body = streaming_body_of(call)
+        if self._cut_through is None or body is None or body.is_started:
             return None
         return self._cut_through.encode_cut_through(call)
 
     def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
-        """Return the answers; the only one, where the protocol has no streams."""
+        """Return the replies; a single one where the protocol has no streams."""
         try:
             wire = self._codec.encode_call(call)
         except Unsupported:
@@ -143,51 +140,51 @@ class Upstream(Generic[Q, A]):
         self, call: Call[Any], error: MalformedMessage | InvalidTensor | TooLarge
     ) -> UpstreamProtocolError:
         return UpstreamProtocolError(
-            f"upstream {self._name!r} sent an answer that cannot be used: {error.message}",
+            f"upstream {self._name!r} sent a malformed response: {error.message}",
             model=call.model,
         )
 
 
 def _earlier(call: Call[Any]) -> float | None:
-    """Return the deadline that is sent on."""
+    """Return the deadline for the upstream."""
     deadline = call.context.deadline
     return None if deadline is None else deadline - _MARGIN_S
 
 
-# The same in every dialect, and asked before the dialect is known.
+# The same in every dialect, and needed before the dialect is known.
 _PLAIN = (ServerLiveRequest, ServerReadyRequest, ServerMetadataRequest)
 
 
 class DialectDetectingUpstream:
-    """An upstream whose codec depends on what its server says it is.
+    """An upstream whose codec depends on the name of its server.
 
-    The server is asked once, at the first call that needs to know; until it has answered, such
-    calls fail as the question did.
+    The first call that needs the dialect asks for the server's metadata.  If that question fails,
+    the call fails with the same error, and the next call asks again.
 
     Args:
-        plain: Asks what is the same in every dialect.
-        make: Makes the upstream for a server of this name; "" when it has none.
+        plain: Answers calls that are the same in every dialect.
+        make: Returns the upstream for a server of this name; "" for a server without one.
     """
 
     def __init__(self, plain: Service, make: Callable[[str], Service]) -> None:
         self._plain = plain
         self._make = make
-        self._settled: Service | None = None
-        self._asking = asyncio.Lock()
+        self._detected: Service | None = None
+        self._lock = asyncio.Lock()
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Ask the upstream in its own dialect."""
-        if self._settled is not None:
-            return self._settled(call)
+        """Send *call* in the dialect of the server."""
+        if self._detected is not None:
+            return self._detected(call)
         if type(call) in _PLAIN:
             return self._plain(call)
-        return self._settling(call)
+        return self._detect(call)
 
-    async def _settling(self, call: Call[R]) -> R:
-        async with self._asking:
-            if self._settled is None:
-                self._settled = self._make(await self._server_name(call))
-        return await self._settled(call)
+    async def _detect(self, call: Call[R]) -> R:
+        async with self._lock:
+            if self._detected is None:
+                self._detected = self._make(await self._server_name(call))
+        return await self._detected(call)
 
     async def _server_name(self, call: Call[Any]) -> str:
         question = ServerMetadataRequest(context=call.context)
@@ -196,4 +193,4 @@ class DialectDetectingUpstream:
         except GatewayError as error:
             if error.retryable or error.origin is None:
                 raise
-            return ""  # it answered, and will not say who it is
+            return ""  # the server has replied, but without its name

@@ -1,7 +1,8 @@
-"""Many deadlines on one timer: entering one and taking it back cost a set's operation each.
+"""TimerWheel: many deadlines on one timer of the event loop.
 
-A timer of the loop per call costs ten times as much, and nearly all of them are taken back.  The
-price is coarseness: an item rings up to `STEP_S` late, never early.
+Scheduling and cancelling a deadline cost one set operation each.  A timer of the loop for each call
+costs ten times as much, and nearly all of them are cancelled.  A deadline expires up to `STEP_S`
+late, never early.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ _NONE: Final = -1
 
 
 class TimerTarget(Hashable, Protocol):
-    """What a wheel can wake."""
+    """An object with a deadline on a wheel."""
 
     def on_timeout(self) -> None:
-        """Its time has come; it is no longer on the wheel."""
+        """Handle the deadline; the object is no longer on the wheel."""
 
 
 class TimerWheel:
     """Deadlines on one clock.
 
-    It belongs to the loop it is used on; what another loop left on it is forgotten.
+    A wheel serves the running loop.  Deadlines that belong to an earlier loop are dropped.
 
     Args:
         clock: Monotonic seconds.
 
     Attributes:
-        loop: The one it was used on last; None before.
+        loop: The loop of the last deadline; None before the first.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -40,21 +41,21 @@ class TimerWheel:
         self._steps: dict[int, set[TimerTarget]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
-        # Where the last item was entered, as others soon after it will be.
+        # The step of the last deadline: the next deadline is likely to have the same.
         self._latest = _NONE
         self._items: set[TimerTarget] = set()
 
     def schedule(self, item: TimerTarget, when: float) -> int:
-        """Let *item* ring at *when*; return the step to leave it by."""
+        """Call `item.on_timeout` at *when*; return the step, which `cancel` needs."""
         step = int(when / STEP_S) + 1
         if step != self._latest:
-            self._turn_to(step)
+            self._select(step)
         self._items.add(item)
         return step
 
     def cancel(self, item: TimerTarget, step: int) -> None:
-        """Take *item* back; harmless after it rang."""
-        if step == self._latest:  # which stays, though it be empty: the next item is likely there
+        """Remove *item*; harmless after its deadline."""
+        if step == self._latest:  # an empty step is kept: the next item is likely there
             self._items.discard(item)
             return
         found = self._steps.get(step)
@@ -64,15 +65,15 @@ class TimerWheel:
                 del self._steps[step]
 
     def close(self) -> None:
-        """Ring no more."""
+        """Drop all deadlines."""
         self._steps.clear()
         self._latest, self._items = _NONE, set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _turn_to(self, step: int) -> None:
-        """Make *step* the latest, and drop the one that was when nothing is left in it."""
+    def _select(self, step: int) -> None:
+        """Make *step* the latest, and drop the former one if it is empty."""
         if not self._items:
             self._steps.pop(self._latest, None)
         found = self._steps.get(step)
@@ -104,9 +105,9 @@ class TimerWheel:
         for step in sorted(each for each in self._steps if each <= now):
             for item in self._steps.pop(step, ()):
                 item.on_timeout()
-        self._go_on()
+        self._rearm()
 
-    def _go_on(self) -> None:
-        """Wait for the next step, unless what rang has entered others and armed the timer."""
+    def _rearm(self) -> None:
+        """Start the timer for the next step, unless an expired item has started it."""
         if self._steps and self._timer is None and self.loop is not None:
             self._arm(self.loop, min(self._steps))
