@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: the jobs, or something else that is measured.
+"""`python -m benchmarks WHAT`: measure the gateway and its peers. The default is `jobs`.
 
-`codecs`: codecs; `stages`: what a small request spends where; `sharing`: batches and caches;
-`memory`: what large requests hold; `workers`: two processes beside one; `all`: all of it.
-`profile`: a small request by the interpreter's profiler; `path`: the files that it passes. `report`
-and `chart` measure nothing: they write the page and the chart of a results.json again.
+`jobs`: requests per second and CPU time. `codecs`: codecs without I/O. `stages`: the cost of each
+stage of a small request. `sharing`: batches and caches. `memory`: memory of large requests.
+`workers`: two worker processes and one. `all`: everything above. `profile`: functions of a small
+request by the profiler of the interpreter. `path`: the files that it passes. `report` and `chart`
+measure nothing: they write the page and the chart of a results.json again.
 """
 
 import argparse
@@ -45,7 +46,7 @@ _KEPT_PER_ROUND = 100
 def main() -> int:
     """Parse the command line, measure, print; return the exit status."""
     arguments = _parsed()
-    # Then what was started is ended on the way out.
+    # SIGTERM raises SystemExit, so that started processes are stopped.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     log.configure("warning", "json")
     if arguments.what in _WRITERS:
@@ -63,7 +64,7 @@ def main() -> int:
     _write_page(arguments, sections)
     _write_chart(arguments, sections)
     if failed:
-        _say(f"not all of it could be measured: {', '.join(failed)}")
+        _say(f"failed sections: {', '.join(failed)}")
     return int(bool(failed))
 
 
@@ -187,29 +188,32 @@ def _parsed() -> Namespace:
         "what", nargs="?", choices=[*_SECTIONS, *_PRINTERS, *_WRITERS], default="jobs"
     )
     parser.add_argument(
-        "file", nargs="?", type=Path, default=_RESULTS, help="of report and chart: a results.json"
+        "file", nargs="?", type=Path, default=_RESULTS, help="results.json for report and chart"
     )
-    parser.add_argument("--only", metavar="TEXT", help="jobs, codecs or stages named so in part")
+    parser.add_argument("--only", metavar="TEXT", help="measure only names that contain TEXT")
     parser.add_argument(
-        "--systems", default="", metavar="A,B", help="systems whose names hold A or B"
+        "--systems",
+        default="",
+        metavar="A,B",
+        help="measure only systems whose names contain A or B",
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write a page")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw a chart")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write JSON to FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page to FILE")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the chart to FILE")
     parser.add_argument(
         "--record",
         action="store_true",
-        help=f"write all three where they are kept: {_RESULTS.name}, {_PAGE.name}, {_CHART.name}",
+        help=f"write {_RESULTS.name}, {_PAGE.name} and {_CHART.name} in benchmarks/",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with a run that wrote JSON and was interrupted"
+        "--resume", action="store_true", help="continue an interrupted run that wrote JSON"
     )
     arguments = parser.parse_args()
     writes = arguments.what in _WRITERS
     if arguments.record and (arguments.only is not None or arguments.systems):
-        parser.error("--record is of everything: not with --only or --systems")
+        parser.error("--record needs a complete run: remove --only and --systems")
     if arguments.record or arguments.what == "report":
         arguments.markdown = arguments.markdown or _PAGE
     if arguments.record or arguments.what == "chart":
@@ -217,7 +221,7 @@ def _parsed() -> Namespace:
     if arguments.record and not writes:
         arguments.output = arguments.output or _RESULTS
     if arguments.resume and arguments.output is None:
-        parser.error("--resume needs --record or --output, where the run left what it had")
+        parser.error("--resume needs --record or --output, the file of the interrupted run")
     return arguments
 
 

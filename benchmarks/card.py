@@ -5,7 +5,7 @@
 aiohttp's low-level server, orjson or simdjson, a protobuf codec by hand, grpc.aio with raw bytes,
 aiohttp's client, uvloop. It parses, checks sizes against shapes, routes on the model's name and
 writes again, both ways. It has no limits, deadlines, policies, metrics or logs, and trusts its
-peers. The gateway's goal on its reference transports is 1.3 times this cost (PERFORMANCE.md, B).
+peers. The goal of the gateway on its reference transports is at most 1.3 times this cost.
 """
 
 import asyncio

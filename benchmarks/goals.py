@@ -1,8 +1,8 @@
-"""The goals of the native data plane, and what a run says about each.
+"""The goals of the native transports, and how a run compares with them.
 
-Two sets: what is *needed* (the issue of the native data plane), and what lies *beyond* it
-(PERFORMANCE.md, section E). Ratios are of CPU time per request, median over pairs within a round;
-where a peer stands in a goal, 2.0 means that it needs twice what the gateway needs.
+Each goal has a required value, a stretch value, or both. Ratios are of CPU time per request, the
+median over pairs within a round. Where a goal names a peer, 2.0 means that the peer takes twice the
+CPU time of the gateway.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,13 +22,13 @@ _BINARY_CODECS = ("oip.grpc", "oip.http", "graphpipe messages")
 
 
 class Results:
-    """What was measured, to be asked.
+    """The measurements of a run.
 
     Args:
-        sections: Of a run, as in results.json.
+        sections: The sections of results.json.
 
     Attributes:
-        two_workers: CPU time per request of two workers in units of one; None: not measured.
+        two_workers: CPU time per request of two workers in units of one worker's, if measured.
     """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
@@ -69,36 +69,36 @@ Measure = Callable[[Results], float | None]
 
 @dataclass(frozen=True)
 class Goal:
-    """One thing to reach.
+    """A value to reach.
 
     Attributes:
-        needed: By the issue; None where it says nothing.
-        beyond: By PERFORMANCE.md; None likewise.
-        most: The measured value may be no larger; otherwise no smaller.
-        by_rate: The same by requests per second, to compare; None where that says nothing.
+        required: The value that a release must reach, if there is one.
+        stretch: A harder value, if there is one.
+        most: The value is an upper bound. Otherwise it is a lower bound.
+        by_rate: The same ratio by requests per second, where it is meaningful.
     """
 
     what: str
     measure: Measure
-    needed: float | None = None
-    beyond: float | None = None
+    required: float | None = None
+    stretch: float | None = None
     most: bool = False
     by_rate: Measure | None = None
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A goal with what was measured; None where the run has no figure for it."""
+    """A goal with its measurement, which is None if the run has none."""
 
     what: str
-    needed: float | None
-    beyond: float | None
+    required: float | None
+    stretch: float | None
     most: bool
     measured: float | None
     by_rate: float | None
 
     def reaches(self, limit: float | None) -> bool | None:
-        """Tell whether the measured value is on the right side of *limit*; None: nobody knows."""
+        """Return whether the measured value meets *limit*; None if either is missing."""
         if limit is None or self.measured is None:
             return None
         return self.measured <= limit if self.most else self.measured >= limit
@@ -109,13 +109,13 @@ class Judged:
 
 
 def judged(sections: Mapping[str, Any]) -> list[Judged]:
-    """Return every goal with what *sections* say about it."""
+    """Return every goal with its measurement in *sections*."""
     results = Results(sections)
     return [
         Judged(
             goal.what,
-            goal.needed,
-            goal.beyond,
+            goal.required,
+            goal.stretch,
             goal.most,
             goal.measure(results),
             None if goal.by_rate is None else goal.by_rate(results),
@@ -124,25 +124,25 @@ def judged(sections: Mapping[str, Any]) -> list[Judged]:
     ]
 
 
-def _peer(job: str, peer: str, needed: float | None, beyond: float | None) -> Goal:
+def _peer(job: str, peer: str, required: float | None, stretch: float | None) -> Goal:
     """Return the goal that *peer* costs so many times what the gateway costs."""
     return Goal(
         f"{job}: {peer}",
         lambda results: results.times(job, peer),
-        needed,
-        beyond,
+        required,
+        stretch,
         by_rate=lambda results: results.throughput(job, peer),
     )
 
 
-def _no_more(job: str, peer: str, beyond: float) -> Goal:
+def _no_more(job: str, peer: str, stretch: float) -> Goal:
     """Return the goal that the gateway costs at most so many times what *peer* costs."""
 
     def measure(results: Results) -> float | None:
         times = results.times(job, peer)
         return None if times is None else 1 / times
 
-    return Goal(f"{job}: gateway / {peer}", measure, None, beyond, most=True)
+    return Goal(f"{job}: gateway / {peer}", measure, None, stretch, most=True)
 
 
 def _added(results: Results) -> float | None:
@@ -223,8 +223,8 @@ GOALS: Iterable[Goal] = (
     _peer(NOOP, "kserve", None, 28.0),
     _peer("grpc-noop small", "triton", None, 1.6),
     _peer("binary-noop 602KB", "triton", None, 6.0),
-    Goal("memory: MiB for each 16 MiB passed on", _passed, 1.0, 1.0, most=True),
-    Goal("memory: 32 of 32 MiB / what they may hold", _received, 1.0, None, most=True),
+    Goal("memory: MiB for each forwarded 16 MiB", _passed, 1.0, 1.0, most=True),
+    Goal("memory: 32 of 32 MiB / allowed", _received, 1.0, None, most=True),
     Goal("codecs: 16 MiB / 602 KB, the worst of binary ones", _growth, None, 1.2, most=True),
     Goal(f"{JSON}: cpu us with 2 workers / 1", _two_workers, 1.05, 1.05, most=True),
     Goal("codecs: flatbuffers' builder / ours at 602 KB", _graphpipe, None, 100.0),

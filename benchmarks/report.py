@@ -13,18 +13,18 @@ _TITLES = {
     "codecs": "Codecs",
     "stages": "Stages of a small request",
     "batches": "Batches",
-    "kept": "Kept answers",
+    "kept": "Cached responses",
     "held": "Memory of large requests",
     "workers": "Workers",
 }
 _HEAD = (
-    "Written by the runner, from results.json; README.md says how to read it, NOTES.md what else "
-    "was found."
+    "The benchmark runner writes this page from results.json. README.md explains how to read it. "
+    "NOTES.md has other measurements."
 )
 _GOALS = (
-    "*needed*: by the issue of the native data plane; *beyond*: by PERFORMANCE.md, section E. A "
-    "peer's figure is its CPU time per request in units of the gateway's, unless the name says "
-    "otherwise; *by req/s* is the gateway's rate in units of the peer's. A dash: not measured."
+    "Each goal has a *required* value, a *stretch* value, or both. The value of a peer is its CPU "
+    "time per request in units of the gateway's, unless the name says otherwise. *by req/s* is the "
+    "rate of the gateway in units of the peer's. A dash means that it was not measured."
 )
 
 
@@ -133,12 +133,12 @@ def stage_table(rows: Sequence[stages.Row]) -> str:
 
 def goal_table(goals: Sequence[Judged]) -> str:
     """Return the table of goals; a dash where the run has no figure."""
-    head = ["goal", "needed", "reached", "beyond", "reached", "measured", "by req/s"]
+    head = ["goal", "required", "met", "stretch", "met", "measured", "by req/s"]
     lines = [
         [
             goal.what,
-            *_judgement(goal, goal.needed),
-            *_judgement(goal, goal.beyond),
+            *_judgement(goal, goal.required),
+            *_judgement(goal, goal.stretch),
             _number(goal.measured),
             _number(goal.by_rate),
         ]

@@ -53,11 +53,11 @@ BUDGET = {
     "encode_reply": 1.4,
     SCALE: 2.1,
 }
-"""Microseconds for a small request: PERFORMANCE.md, E, without what system calls cost.
+"""Goals in microseconds for a small request, without system calls, on the machine of RESULTS.md.
 
-`SCALE` is no stage: what a Task and a future cost there, to compare machines by.
-The server's transport has head parsing, routing, the Task and its future; the layers have checks,
-deadline and limits, metrics and the decision to log.
+`SCALE` is not a stage. It is the cost of a Task and a future on that machine, to compare machines.
+The server transport includes head parsing, routing, the Task and its future. The layers include
+checks, deadline, limits, metrics and the decision to log.
 """
 
 
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def budget_us(self) -> float | None:
-        """What it may cost on the machine of PERFORMANCE.md; None without a word about it."""
+        """Return the goal of the stage in microseconds, if it has one."""
         return BUDGET.get(self.stage)
 
     def document(self) -> dict[str, object]:
@@ -290,7 +290,7 @@ class _Bench:
             }
         found["encode_reply"] = us["encoded"] - us["0"]
         told = sum(value for stage, value in found.items() if not stage.startswith("- "))
-        found["not told apart"] = us["whole"] - told
+        found["not attributed"] = us["whole"] - told
         found |= {"whole": us["whole"], SCALE: us[SCALE]}
         for stage, value in found.items():
             yield Row(self._way.name, stage, value)

@@ -33,7 +33,7 @@ def test_a_peer_is_measured_by_what_it_costs() -> None:
     rows = row(JSON, "gateway", rate=3000.0), row(JSON, "envoy transcoder", ratio=1.7)
     found = goal(jobs(*rows), f"{JSON}: envoy transcoder")
     assert (1.7, 3.0) == (found.measured, found.by_rate)
-    assert (True, False) == (found.reaches(found.needed), found.reaches(found.beyond))
+    assert (True, False) == (found.reaches(found.required), found.reaches(found.stretch))
 
 
 def test_the_gateway_may_cost_so_much_more_than_a_peer() -> None:
@@ -42,14 +42,14 @@ def test_the_gateway_may_cost_so_much_more_than_a_peer() -> None:
         jobs(row(JSON, "gateway"), row(JSON, "nginx proxy (nt)", ratio=0.4)),
         f"{JSON}: gateway / nginx proxy (nt)",
     )
-    assert (2.5, False) == (found.measured, found.reaches(found.beyond))
+    assert (2.5, False) == (found.measured, found.reaches(found.stretch))
 
 
 def test_added_latency_is_compared_with_the_transcoders() -> None:
     """What the canned server needs itself is no part of it."""
     rows = row(JSON, "gateway", added_us=40.0), row(JSON, "envoy transcoder", added_us=100.0)
     found = goal(jobs(*rows), f"{JSON}: added p50, gateway / transcoder")
-    assert (0.4, True) == (found.measured, found.reaches(found.beyond))
+    assert (0.4, True) == (found.measured, found.reaches(found.stretch))
 
 
 def test_jobs_are_compared_with_one_another() -> None:
@@ -67,14 +67,14 @@ def test_parsing_is_compared_with_simdjson_alone() -> None:
     timing = {"codec": "simdjson alone", "step": "decode", "micros": [1.0, 2000.0, None]}
     sections["codecs"] = {"rows": [timing | {"growth": None, "peer_us": None}]}
     found = goal(sections, f"{FLOATS}: gateway / simdjson alone")
-    assert (1.1, True) == (found.measured, found.reaches(found.beyond))
+    assert (1.1, True) == (found.measured, found.reaches(found.stretch))
 
 
 def test_errors_judge_nothing() -> None:
     """A row with failed requests is as good as none."""
     rows = row(NOOP, "gateway"), row(NOOP, "triton", ratio=3.0, errors=1)
     found = goal(jobs(*rows), f"{NOOP}: triton")
-    assert (None, None) == (found.measured, found.reaches(found.needed))
+    assert (None, None) == (found.measured, found.reaches(found.required))
 
 
 def test_nothing_measured_judges_nothing() -> None:
@@ -97,14 +97,14 @@ def test_goals_name_what_is_measured() -> None:
 def test_goals_have_a_limit(what: str) -> None:
     """Each goal is named once and asks for something."""
     (found,) = (each for each in GOALS if each.what == what)
-    assert (found.needed, found.beyond) != (None, None)
+    assert (found.required, found.stretch) != (None, None)
 
 
 def test_memory_is_told_for_each_request() -> None:
     """What eight requests that were passed on held is divided by eight."""
     row = {"what": "passed on", "requests": 8, "peak_mib": 4.0, "allowed_mib": 8.0}
-    found = goal({"held": {"rows": [row]}}, "memory: MiB for each 16 MiB passed on")
-    assert (0.5, True) == (found.measured, found.reaches(found.needed))
+    found = goal({"held": {"rows": [row]}}, "memory: MiB for each forwarded 16 MiB")
+    assert (0.5, True) == (found.measured, found.reaches(found.required))
 
 
 def test_two_workers_are_compared_with_one() -> None:
@@ -113,4 +113,4 @@ def test_two_workers_are_compared_with_one() -> None:
     assert goal({}, what).measured is None
     rows = [row(JSON, "gateway"), row(JSON, "gateway, 2 workers", ratio=1.04)]
     found = goal({"workers": {"rows": rows}}, what)
-    assert (1.04, True) == (found.measured, found.reaches(found.needed))
+    assert (1.04, True) == (found.measured, found.reaches(found.required))
