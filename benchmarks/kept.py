@@ -30,9 +30,8 @@ from gateway.config.load import load_text
 from gateway.frontend import Frontend
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import as_numpy
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.batch.merge import WHOLE
 from gateway.registry import protocol
 from gateway.wire.http import Headers, HttpRequest

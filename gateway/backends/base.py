@@ -36,7 +36,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.streams import NotifyingStream, close_stream, only_answer
+from gateway.ir.streams import NotifyingStream, close_stream, only_reply
 from gateway.service import Dispatch
 
 log = structlog.get_logger(__name__)
@@ -248,7 +248,7 @@ class Backend(Dispatch, abc.ABC):
         try:
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
-                return await only_answer(self.model, items)
+                return await only_reply(self.model, items)
             return self._response(call, job, signature, await self.run(inputs, job))
         except _FAULTS as error:
             self._raise(error)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS
-from gateway.ir.data import ArrayData, as_numpy
+from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.ir.validation import RequestValidator, quote_names, shape_matches
 
 Arrays = Mapping[str, npt.NDArray[Any]]

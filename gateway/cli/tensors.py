@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Shape, Tensor, array_tensor, items_tensor
+from gateway.ir.tensor import Shape, Tensor, array_tensor, as_items, as_numpy, items_tensor
 
 MAX_RANK = 32
 

@@ -20,10 +20,9 @@ from gateway.demo.relay import Relay
 from gateway.demo.samples import SIDE, Scan, Sentence
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service

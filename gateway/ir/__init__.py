@@ -1,4 +1,5 @@
-"""The tensor IR: what every protocol is translated into and out of.
+"""The intermediate representation (IR) of calls, replies and tensors.
 
-Ground floor: knows the standard library, numpy and msgspec, nothing else of the gateway.
+Every protocol is translated to and from it. It imports no other package of the gateway. Read
+`calls.py` first, then `tensor.py`.
 """

@@ -1,7 +1,7 @@
-"""Every question that can be asked, each typed by its answer.
+"""Every call that the gateway handles, each typed by its reply.
 
-Inference, metadata and health are all calls and take the same path. Calls are frozen: a layer
-that wants another one makes it with `changed`, and sending one twice is safe.
+Inference, metadata and health are all calls and follow the same path. Calls are frozen: a layer
+that needs a different call creates one with `changed`. A call may be sent twice.
 """
 
 from __future__ import annotations
@@ -45,21 +45,20 @@ LogSettings = Mapping[str, bool | int | str]
 
 
 class Call(Struct, Generic[R], frozen=True, kw_only=True):
-    """A question whose answer is an R.
+    """A call whose reply is an R.
 
     Attributes:
-        model: None when the question is to the server.
-        context: Who asks, until when, and what the answer needs.
+        model: None for a call to the server itself.
+        context: The caller, the deadline, and what the reply must contain.
     """
 
     model: ModelRef | None = None
     context: Context = NO_CONTEXT
 
     def changed(self, **fields: Any) -> Self:
-        """Return a copy with *fields* changed and the wire origin dropped.
+        """Return a copy with *fields* changed and without the wire origin.
 
-        The origin goes because it no longer says what the call says: a codec that forwards
-        unchanged bytes must not find them.
+        The origin no longer matches the changed call, and codecs forward an origin unchanged.
         """
         context = fields.get("context", self.context)
         if context.origin is not None:
@@ -67,68 +66,68 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
         return replace(self, **fields)
 
     def with_context(self, **fields: Any) -> Self:
-        """Return a copy with *fields* of its context changed; the origin stays.
+        """Return a copy with *fields* of its context changed; keeps the origin.
 
-        For what the wire form does not hold: deadline, request id, needs, origin.
+        Only for fields that are not part of the wire form: deadline, request id, needs, origin.
         """
         return replace(self, context=replace(self.context, **fields))
 
-    # The same for what every call is given, at half the cost.
+    # Every call uses these two: they take half the time of `with_context`.
 
     def with_deadline(self, deadline: float | None) -> Self:
-        """Return a copy with another deadline; the origin stays."""
+        """Return a copy with another deadline; keeps the origin."""
         return replace(self, context=replace(self.context, deadline=deadline))
 
     def with_metadata(self, metadata: Metadata) -> Self:
-        """Return a copy with other metadata; the origin stays."""
+        """Return a copy with other metadata; keeps the origin."""
         return replace(self, context=replace(self.context, metadata=metadata))
 
 
 class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):
-    """Is the server up?"""
+    """Whether the server is live."""
 
 
 class ServerReadyRequest(Call[bool], frozen=True, kw_only=True):
-    """Can the server take inference requests?"""
+    """Whether the server accepts inference requests."""
 
 
 class ServerMetadataRequest(Call[ServerMetadata], frozen=True, kw_only=True):
-    """Who is the server?"""
+    """The server's name, version and extensions."""
 
 
 class ModelReadyRequest(Call[bool], frozen=True, kw_only=True):
-    """Can the model take inference requests?"""
+    """Whether the model accepts inference requests."""
 
 
 class ModelMetadataRequest(Call[ModelMetadata], frozen=True, kw_only=True):
-    """What are the model's inputs and outputs?
+    """The model's inputs and outputs.
 
-    Whether it batches, and how much, is sought out where the context's needs name BATCHING.
+    The reply contains the maximum batch size if the context's needs include BATCHING.
     """
 
 
 class ModelConfigRequest(Call[ModelConfiguration], frozen=True, kw_only=True):
-    """How is the model set up?"""
+    """The model's configuration."""
 
 
 class RepositoryIndexRequest(Call[tuple[RepositoryEntry, ...]], frozen=True, kw_only=True):
-    """Which models are there?
+    """The models of the repository.
 
     Attributes:
-        ready_only: Leave out models that are not ready.
+        ready_only: List only models that are ready.
     """
 
     ready_only: bool = False
 
 
 class ServerStatusRequest(Call[ServerStatus], frozen=True, kw_only=True):
-    """How is the server, and what do its models look like?
+    """The state of the server and of its models.
 
-    To the server even where it is about one model: only the server knows the rest of the answer.
+    `model` is None even for the status of one model: the reply also describes the server.
 
     Attributes:
-        about: The one model to tell of; None for all of them.
-        trends: Tell what was measured lately as well.
+        about: The only model to report; None for all models.
+        trends: Include recent measurements.
     """
 
     about: ModelRef | None = None
@@ -136,60 +135,60 @@ class ServerStatusRequest(Call[ServerStatus], frozen=True, kw_only=True):
 
 
 class ServerTrendsRequest(Call[Mapping[str, Trend]], frozen=True, kw_only=True):
-    """What was measured lately, by name?"""
+    """Recent measurements, by name."""
 
 
 class ModelLoadRequest(Call[None], frozen=True, kw_only=True):
-    """Load the model, or load it again; answered when that is done.
+    """Load or reload the model; the reply comes when it is loaded.
 
     Attributes:
-        parameters: Of the loading: "config", a configuration instead of the repository's, as text;
-            "file:PATH", contents of a file instead of the repository's; others the server's own.
+        parameters: "config" is a configuration in JSON, and "file:PATH" the contents of a file;
+            both replace the repository's. The server defines any others.
     """
 
     parameters: LoadParameters = field(default_factory=dict)
 
 
 class ModelUnloadRequest(Call[None], frozen=True, kw_only=True):
-    """Unload the model; one that is not loaded is no error.
+    """Unload the model; it is not an error if the model is not loaded.
 
     Attributes:
-        dependents: Unload also the models that it was loaded with, as an ensemble's.
+        dependents: Also unload the models that were loaded with it, such as an ensemble's.
     """
 
     dependents: bool = False
 
 
 MODEL_CONTROL_CALLS = frozenset({ModelLoadRequest, ModelUnloadRequest})
-"""After these a model may be another one under the same name."""
+"""Calls after which the same name may refer to a different model."""
 
 
 class ModelStatisticsRequest(Call[tuple[ModelStatistics, ...]], frozen=True, kw_only=True):
-    """How much have the model's versions been used; without a model, all models'?
+    """Usage statistics of the model's versions, or of all models.
 
     Attributes:
-        own: As the gateway has seen it; else as the target has counted.
+        own: Use the gateway's statistics instead of the target's.
     """
 
     own: bool = False
 
 
 class TraceSettingRequest(Call[TraceSettings], frozen=True, kw_only=True):
-    """What of the model's requests, or of all, does the target trace from now on?
+    """Change or read the target's trace settings, of one model or of all.
 
     Attributes:
-        changes: Settings to change; an empty one goes back to what holds for all models.
+        changes: Settings to change; an empty value restores the setting for all models.
     """
 
     changes: TraceSettings = field(default_factory=dict)
 
 
 class LogSettingsRequest(Call[LogSettings], frozen=True, kw_only=True):
-    """What is logged from now on?
+    """Change or read the log settings.
 
     Attributes:
         changes: Settings to change.
-        own: By the gateway; else by its upstreams.
+        own: Use the gateway's settings instead of its upstreams'.
     """
 
     changes: LogSettings = field(default_factory=dict)
@@ -197,11 +196,11 @@ class LogSettingsRequest(Call[LogSettings], frozen=True, kw_only=True):
 
 
 class ServerSwitchRequest(Call[None], frozen=True, kw_only=True):
-    """Say from now on that the server is ready, or that it is not; inference goes on either way.
+    """Set the readiness that the server reports; inference continues either way.
 
     Attributes:
-        online: Ready as far as its models are; else not ready.
-        allowed: The caller may change it; otherwise it may only ask for what is so already.
+        online: Report the readiness of the models; otherwise report not ready.
+        allowed: Whether the caller may change the readiness; otherwise it may only confirm it.
     """
 
     online: bool
@@ -209,27 +208,27 @@ class ServerSwitchRequest(Call[None], frozen=True, kw_only=True):
 
 
 class OpaqueCall(Call[Origin], frozen=True, kw_only=True):
-    """A question that is not modelled: it passes between like and like, and nowhere else.
+    """A call without an IR form; forwarded only between endpoints of the same codec.
 
     Attributes:
-        message: The wire form, and the codec that alone may look inside; so is the answer.
+        message: The wire form, and the only codec that can read it. The reply has the same form.
     """
 
     message: Origin
 
 
 class SharedRegisterRequest(Call[None], frozen=True, kw_only=True):
-    """Let requests refer to this region of shared memory by its name."""
+    """Register a region of shared memory, so that requests can refer to it by name."""
 
     region: SharedRegion
 
 
 class SharedUnregisterRequest(Call[None], frozen=True, kw_only=True):
-    """Forget a region; one that is not known is no error.
+    """Unregister a region; it is not an error if the region is not registered.
 
     Attributes:
-        region: Its name; "" for all of them.
-        cuda: Of CUDA's regions, or of system memory's; None where the protocol has one list.
+        region: Its name; "" for all regions.
+        cuda: True for CUDA regions, False for system memory; None where the protocol has one list.
     """
 
     region: str = ""
@@ -237,11 +236,11 @@ class SharedUnregisterRequest(Call[None], frozen=True, kw_only=True):
 
 
 class SharedStatusRequest(Call[tuple[SharedRegion, ...]], frozen=True, kw_only=True):
-    """Which regions of shared memory are registered?
+    """The registered regions of shared memory.
 
     Attributes:
-        region: The one to tell of; "" for all of them. The answer may hold others too.
-        cuda: Of CUDA's, or of system memory's; None where the protocol has one list.
+        region: The region to report; "" for all regions. The reply may contain others too.
+        cuda: True for CUDA regions, False for system memory; None where the protocol has one list.
     """
 
     region: str = ""
@@ -249,16 +248,16 @@ class SharedStatusRequest(Call[tuple[SharedRegion, ...]], frozen=True, kw_only=T
 
 
 class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
-    """The answer to an inference.
+    """The reply to an inference.
 
     Attributes:
-        model: As the answering server names it.
+        model: As the responding server names it.
         id: Echo of the request's id; "" for none.
-        outputs: In the answering server's order.
-        parameters: The model's own additions.
-        final: False while a stream has more to come for this request.
-        batch_size: As for `InferRequest`.
-        error: This answer of a stream failed, and others may follow; it has no outputs then.
+        outputs: In the responding server's order.
+        parameters: Model-specific parameters.
+        final: False if more replies follow in a stream.
+        batch_size: As in `InferRequest`.
+        error: The error of this reply of a stream, which then has no outputs; more may follow.
     """
 
     model: ModelRef
@@ -271,7 +270,7 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     origin: Origin | None = None
 
     def changed(self, **fields: Any) -> InferResponse:
-        """Return a copy with *fields* changed and the wire origin dropped."""
+        """Return a copy with *fields* changed and without the wire origin."""
         fields.setdefault("origin", None)
         return replace(self, **fields)
 
@@ -281,16 +280,16 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
 
     Attributes:
         inputs: In the caller's order.
-        outputs: Outputs asked for; empty for all of them.
-        id: The caller's; "" for none.
+        outputs: Requested outputs; empty for all outputs.
+        id: The caller's request id; "" for none.
         sequence: None outside a sequence.
         priority: 0 for the model's default; 1 is the highest.
-        timeout_us: Queue timeout the caller asked for, microseconds; None for none.
-        parameters: The caller's own additions, reserved keys taken out.
-        members: What the caller sent by name alone: inputs where the model has one of that name,
-            else parameters. A tuple is a list of values. `Complete` takes them apart.
-        batch_size: None where shapes are whole. A number where the protocol keeps it apart: shapes
-            are then those of one item, unless the model does not batch; it is 1 then.
+        timeout_us: Queue timeout requested by the caller, microseconds; None for none.
+        parameters: Parameters of the caller, without reserved keys.
+        flat_members: Members of Triton's generate extension: inputs where the model has an input
+            of that name, else parameters. A tuple is a list of values. `Complete` splits them.
+        batch_size: None if shapes include the batch axis. Otherwise shapes are those of one item;
+            it is 1 for a model that does not batch.
     """
 
     inputs: tuple[Tensor, ...] = ()
@@ -305,11 +304,11 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether a tensor lies in shared memory, or shall be put there.
+        """Whether an input or requested output is in shared memory.
 
-        What two such requests mean may differ though they are equal.
+        Such requests can be equal and still refer to different data.
         """
-        # On the path of every inference: plain loops take a third of `any`.
+        # On the path of every inference: plain loops take a third of the time of `any`.
         for tensor in self.inputs:
             if type(tensor.data) is SharedMemoryData:
                 return True
@@ -320,20 +319,20 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
 
 
 class StreamInferRequest(Call[AsyncIterator[InferResponse]], frozen=True, kw_only=True):
-    """One inference that may be answered any number of times."""
+    """One inference with any number of replies."""
 
     request: InferRequest
 
 
 def inference_of(call: Call[Any], /) -> InferRequest | None:
-    """Return the inference that *call* is, or opens a stream of; None for other questions."""
-    # On the path of every call, several times: by exact type, at a third of what isinstance takes.
+    """Return the inference of *call*, streamed or not; None for other calls."""
+    # Several times on the path of every call: an exact type check takes a third of isinstance.
     if type(call) is InferRequest:
         return call
     return call.request if type(call) is StreamInferRequest else None
 
 
 def sequence_of(call: Call[Any], /) -> Sequence | None:
-    """Return the sequence that *call* belongs to, None when it stands alone."""
+    """Return the sequence of *call*; None outside a sequence."""
     request = inference_of(call)
     return None if request is None else request.sequence

@@ -1,7 +1,7 @@
-"""What travels beside a question: who asked, until when, and what its answer needs.
+"""The context of a call: its caller, its deadline, and what its reply must contain.
 
-Values on the path of every call, here and beside, are structs of msgspec: frozen as a dataclass
-can be, made and copied at a tenth of its cost.
+Values on the path of every call are msgspec structs: creating and copying one takes a tenth of the
+time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_PARAMETERS: Parameters = {}
 REQUEST_ID = "x-request-id"
 TRACING = ("traceparent", "tracestate")
 
-# Headers about one message or one connection: written anew on each hop, never passed on.
+# Headers of one message or one connection: each hop writes its own and never forwards them.
 HOP_BY_HOP_HEADERS = frozenset(
     {
         "accept",
@@ -50,27 +50,27 @@ HOP_BY_HOP_HEADERS = frozenset(
 
 
 class IgnoresOrigin(Struct, frozen=True):
-    """A value whose `origin` takes no part in what it says: not in its equality, hash and repr."""
+    """A value whose equality, hash and repr exclude `origin`."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IgnoresOrigin) or type(other) is not type(self):
             return NotImplemented
-        return self._said() == other._said()
+        return self._fields() == other._fields()
 
     def __hash__(self) -> int:
-        return hash(tuple(self._said()))
+        return hash(tuple(self._fields()))
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}={value!r}" for name, value in self._said())
-        return f"{type(self).__name__}({said})"
+        fields = ", ".join(f"{name}={value!r}" for name, value in self._fields())
+        return f"{type(self).__name__}({fields})"
 
-    def _said(self) -> list[tuple[str, Any]]:
+    def _fields(self) -> list[tuple[str, Any]]:
         names = self.__struct_fields__
         return [(name, getattr(self, name)) for name in names if name != "origin"]
 
 
 class ModelRef(Struct, frozen=True):
-    """A model by name and, where the caller chose one, version ("" means any)."""
+    """A model by name and version; "" means any version."""
 
     name: str
     version: str = ""
@@ -80,15 +80,16 @@ class ModelRef(Struct, frozen=True):
 
 
 class Need(enum.Enum):
-    """What a codec cannot write a message without, or cannot tell of one it has read.
+    """What `Complete` must add to or restore in a message, because a protocol cannot express it.
 
-    BATCHING is the batch size apart from shapes of one item. OUTPUTS is every output asked for by
-    name in a request, and outputs in the model's own order in an answer. STAND_INS is what a codec
-    has read: the protocol writes BOOL as UINT8 and BF16 as FP32, and the model knows which it was.
-    WIDENED is likewise: what the protocol lacks is the next wider datatype, UINT16, UINT32 and
-    UINT64 among them as signed integers, and a value beyond what was meant is an error. NUMBERS is
-    likewise: the protocol's versions are numbers, and 1 may stand for what has another version or
-    none.
+    To encode a message, a codec needs NAMES, DATATYPES, SHAPES, BATCHING or OUTPUTS. BATCHING is a
+    separate batch size with shapes of one item. OUTPUTS is the name of every requested output in a
+    request, and outputs in the model's order in a reply.
+
+    A message that a codec decoded needs SUBSTITUTES, WIDENED or NUMERIC_VERSIONS. SUBSTITUTES: the
+    protocol sends BOOL as UINT8 and BF16 as FP32. WIDENED: the protocol sends a datatype it does
+    not have as the next wider one, and unsigned integers as signed; a value out of range is an
+    error. NUMERIC_VERSIONS: versions are numbers, and 1 also stands for any other version or none.
     """
 
     NAMES = "names"
@@ -100,12 +101,12 @@ class Need(enum.Enum):
     WIDENED = "widened"
     NUMERIC_VERSIONS = "numbers"
 
-    # Enum's own, in Python, takes ten times as long: every call asks several times.
+    # Enum's hash is written in Python and takes ten times as long; every call uses it repeatedly.
     __hash__ = object.__hash__
 
 
 class Sequence(Struct, frozen=True):
-    """A place in a stateful sequence of inferences.
+    """The position of an inference in a stateful sequence.
 
     Attributes:
         id: Integer or text, never 0 or "".
@@ -122,9 +123,9 @@ class Origin(Struct, frozen=True):
     """The wire form a value was decoded from.
 
     Attributes:
-        codec: Name of the codec that decoded it; only that codec may look inside.
-        wire: The wire value itself (HttpRequest, GrpcResponse ...).
-        form: What the codec noted for its own answer, such as which outputs go out as binary.
+        codec: Name of the codec that decoded it; only that codec may read `wire` and `form`.
+        wire: The wire value (HttpRequest, GrpcResponse ...).
+        form: What the codec needs to encode the reply, such as which outputs are binary.
     """
 
     codec: str
@@ -133,16 +134,16 @@ class Origin(Struct, frozen=True):
 
 
 class Context(IgnoresOrigin, frozen=True):
-    """Everything about a call that is not the question.
+    """Everything about a call other than its contents.
 
     Attributes:
         protocol: Codec name of the frontend ("oip.http"); "" inside the gateway.
-        metadata: Headers or gRPC metadata the caller sent, names in lower case, text only.
-        request_id: `x-request-id`, the caller's or one made by the gateway.
+        metadata: Headers or gRPC metadata of the caller, names in lower case, text only.
+        request_id: `x-request-id`, from the caller or generated by the gateway.
         deadline: On the clock of `time.monotonic`, in seconds; None for no deadline.
-        session: Number of the connection or stream the call came on.
+        session: Number of the connection or stream that carries the call.
         needs: What the caller's codec needs in the reply.
-        origin: The wire request; dropped by `Call.changed`; takes no part in equality.
+        origin: The wire request; `Call.changed` removes it, and equality ignores it.
     """
 
     protocol: str = ""

@@ -1,6 +1,6 @@
-"""Datatypes of tensor elements: their sizes and their numpy dtypes, both ways.
+"""Datatypes of tensor elements, their sizes, and conversion to and from numpy dtypes.
 
-The names are those of the Open Inference Protocol; each protocol keeps its own table to them.
+The names are those of the Open Inference Protocol; each protocol has its own table of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 import numpy as np
 import numpy.typing as npt
 
-# numpy has no bfloat16: its bits travel as uint16, and fp32_of_bf16 gives values.
+# numpy has no bfloat16: arrays hold its bits as uint16, and fp32_of_bf16 converts them to values.
 _CODES = {
     "BOOL": "?",
     "UINT8": "u1",
@@ -51,7 +51,7 @@ class Datatype(enum.Enum):
     BYTES = "BYTES"
 
     size_bytes: int
-    """Bytes of one element; 0 for BYTES, whose elements vary."""
+    """Bytes of one element; 0 for BYTES, whose elements vary in size."""
 
     numpy_dtype: np.dtype
     """Little-endian dtype; uint16 bit patterns for BF16, object for BYTES."""
@@ -75,9 +75,9 @@ _BY_DTYPE = {
 
 
 def datatype_of(dtype: npt.DTypeLike) -> Datatype | None:
-    """Return the datatype that a numpy dtype means, None when there is none.
+    """Return the datatype of a numpy dtype; None if it has none.
 
-    Byte order is not looked at; text and byte strings mean BYTES; BF16 is never returned.
+    Ignores byte order, maps text and byte strings to BYTES, and never returns BF16.
     """
     found = np.dtype(dtype)
     if found.kind in "SU":

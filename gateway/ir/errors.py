@@ -1,6 +1,6 @@
-"""One taxonomy of errors for all protocols; no protocol's numbers live here.
+"""The errors of the gateway, without any protocol's status codes.
 
-Each protocol keeps a total table from `ErrorCode` to its own statuses, and its reverse.
+Each protocol has a complete table from `ErrorCode` to its own statuses, and the reverse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it is, in no protocol's terms."""
+    """The kind of an error, independent of any protocol."""
 
     INVALID_ARGUMENT = "invalid_argument"
     NOT_FOUND = "not_found"
@@ -33,13 +33,13 @@ class ErrorCode(enum.Enum):
 
 
 class GatewayError(Exception):
-    """Base of every error the gateway answers with.
+    """Base of every error that the gateway returns to callers.
 
     Args:
-        message: Names the thing, what was found and what was needed.
-        model: The model the call was about.
-        origin: The upstream's own answer, kept for callers of the same codec.
-        limit: YAML name of the limit that was exceeded, for its counter.
+        message: What is wrong, what was found, and what is expected.
+        model: The model of the call.
+        origin: The upstream's response, kept for callers of the same codec.
+        limit: YAML name of the exceeded limit, for its counter.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
@@ -59,38 +59,38 @@ class GatewayError(Exception):
         self.origin = origin
         self.limit = limit
 
-    def again(self) -> Self:
-        """Return the same error for one more caller, with this one as its cause.
+    def copy(self) -> Self:
+        """Return a copy for another caller, with this error as its cause.
 
-        One object that is raised to several gathers the tracebacks of all of them.
+        An object raised to several callers would accumulate all their tracebacks.
         """
-        same = copy.copy(self)
-        same.__cause__ = self
-        return same
+        copied = copy.copy(self)
+        copied.__cause__ = self
+        return copied
 
 
 class InvalidRequest(GatewayError):
-    """The request is wrong, whoever answers it."""
+    """The request is invalid for every target."""
 
     code = ErrorCode.INVALID_ARGUMENT
 
 
 class MalformedMessage(InvalidRequest):
-    """The bytes are not a message of their protocol."""
+    """The bytes are not a valid message of the protocol."""
 
 
 class InvalidTensor(InvalidRequest):
-    """A tensor's data, datatype and shape do not agree."""
+    """A tensor's data, datatype and shape do not match."""
 
 
 class NotFound(GatewayError):
-    """What was asked for does not exist."""
+    """The requested object does not exist."""
 
     code = ErrorCode.NOT_FOUND
 
 
 class ModelNotFound(NotFound):
-    """No such model, or no such version of it."""
+    """The model, or this version of it, does not exist."""
 
 
 class NoRoute(NotFound):
@@ -102,101 +102,101 @@ class RegionNotFound(NotFound):
 
 
 class RegionExists(InvalidRequest):
-    """A region of shared memory is registered under this name already."""
+    """A region of shared memory is already registered under this name."""
 
 
 class RegionUnusable(InvalidRequest):
-    """A segment cannot be opened, or has not the room that a region or a tensor needs."""
+    """A segment cannot be opened, or is too small for a region or a tensor."""
 
 
 class NotReady(GatewayError):
-    """The model or server exists and cannot answer yet."""
+    """The model or server exists but is not ready."""
 
     code = ErrorCode.NOT_READY
     retryable = True
 
 
 class Unsupported(GatewayError):
-    """A call, datatype or option that this protocol or target cannot carry."""
+    """This protocol or target does not support a call, datatype or option."""
 
     code = ErrorCode.UNSUPPORTED
 
 
 class Decoupled(Unsupported):
-    """The model answers any number of times, and its server will not be asked for one answer."""
+    """The model is decoupled: its server rejects requests for exactly one response."""
 
 
-class NotOneAnswer(Unsupported):
-    """The model ran, and gave no answer or more than one where one was asked for."""
+class NotOneReply(Unsupported):
+    """The model produced no reply or several, and the caller expects exactly one."""
 
 
 class TooLarge(GatewayError):
-    """A limit on size or count is exceeded."""
+    """A size or count exceeds its limit."""
 
     code = ErrorCode.TOO_LARGE
 
 
 class Unauthenticated(GatewayError):
-    """The caller did not say who it is."""
+    """The caller sent no valid credentials."""
 
     code = ErrorCode.UNAUTHENTICATED
 
 
 class Forbidden(GatewayError):
-    """The caller may not do this."""
+    """The caller is not allowed to do this."""
 
     code = ErrorCode.FORBIDDEN
 
 
 class Overloaded(GatewayError):
-    """One of the gateway's own limits on load is reached."""
+    """The gateway has reached one of its load limits."""
 
     code = ErrorCode.OVERLOADED
     retryable = True
 
 
 class Unavailable(GatewayError):
-    """The upstream cannot be reached, or broke off before it answered."""
+    """The upstream cannot be reached, or disconnected before it responded."""
 
     code = ErrorCode.UNAVAILABLE
     retryable = True
 
 
 class NotSent(Unavailable):
-    """The upstream cannot have seen the call: sending it again is always safe."""
+    """The upstream did not receive the call, so a retry is always safe."""
 
 
 class DeadlineExceeded(GatewayError):
-    """The call's time is over."""
+    """The call's deadline is exceeded."""
 
     code = ErrorCode.DEADLINE_EXCEEDED
 
 
 class Cancelled(GatewayError):
-    """The caller left, or the upstream gave the call up."""
+    """The caller disconnected, or the upstream cancelled the call."""
 
     code = ErrorCode.CANCELLED
 
 
 class UpstreamProtocolError(GatewayError):
-    """The upstream broke its own protocol."""
+    """The upstream violated its protocol."""
 
     code = ErrorCode.BAD_UPSTREAM
 
 
 class UpstreamError(GatewayError):
-    """The upstream answered with an error of no finer kind."""
+    """The upstream responded with an error that has no more specific class."""
 
     code = ErrorCode.UPSTREAM
 
 
 class InternalError(GatewayError):
-    """The gateway's own fault."""
+    """A defect of the gateway."""
 
     code = ErrorCode.INTERNAL
 
 
-# One class for each code: what a protocol's reverse table turns a wire status into.
+# One class for each code: protocols convert a wire status to an error by this table.
 ERROR_CLASSES: dict[ErrorCode, type[GatewayError]] = {
     cls.code: cls
     for cls in (

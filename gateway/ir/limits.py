@@ -1,7 +1,6 @@
-"""The limits on what a message may hold, and the checks every codec shares.
+"""The limits on messages, and the checks that every codec shares.
 
-Defaults are those of the reliability page. Each limit is named once: the attribute here is the
-key in YAML, the label of its counter and the name in the error.
+The attribute name of a limit is also its YAML key, the label of its counter and its name in errors.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
 
 _MIB = 1 << 20
-# Of elements of eight bytes, in an array that numpy can address.
-_MOST_LAID_OUT = (1 << 60) - 1
+# The largest array of 8-byte elements that numpy can address.
+_MAX_ARRAY_ELEMENTS = (1 << 60) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLimits:
-    """What one message may hold; sizes in bytes."""
+    """Limits of one message; sizes in bytes."""
 
     message_bytes: int = 64 * _MIB
     json_bytes: int = 16 * _MIB
@@ -45,11 +44,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
-    """Refuse a name that is too long, or has control characters or lone surrogates in it.
+    """Reject a name that is too long or contains control characters or lone surrogates.
 
     Raises:
-        TooLarge: More than *limit_bytes* of UTF-8.
-        InvalidRequest: A character that may break a URL, a header or a log.
+        TooLarge: The name has more than *limit_bytes* bytes of UTF-8.
+        InvalidRequest: The name contains a character that may break a URL, a header or a log.
     """
     if name.isascii() and name.isprintable():
         size = len(name)
@@ -68,12 +67,12 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
 def check_shape(
     name: str, datatype: Datatype | None, shape: tuple[int, ...], limits: MessageLimits
 ) -> int:
-    """Check a shape as it came from the wire and return its number of elements.
+    """Check a shape received on the wire and return its number of elements.
 
     Raises:
         InvalidTensor: A dimension is negative.
         TooLarge: Rank, a dimension, the number of elements or their bytes exceed a limit; or the
-            dimensions of a tensor without elements, those beside the zeros, do together.
+            product of the non-zero dimensions of an empty tensor does.
     """
     if len(shape) > limits.rank:
         raise TooLarge(
@@ -91,20 +90,20 @@ def check_shape(
                 limit="dim",
             )
     count = math.prod(shape)
-    if not count and math.prod(filter(None, shape)) > _MOST_LAID_OUT:
-        # No array has such a shape, not even an empty one.
+    if not count and math.prod(filter(None, shape)) > _MAX_ARRAY_ELEMENTS:
+        # numpy cannot represent such a shape, not even as an empty array.
         raise TooLarge(
-            f"tensor {name!r} of shape {list(shape)} has no elements, and dimensions whose "
-            f"product is over {_MOST_LAID_OUT}",
+            f"empty tensor {name!r} has shape {list(shape)}: the product of its non-zero "
+            f"dimensions exceeds {_MAX_ARRAY_ELEMENTS}",
             limit="dim",
         )
-    most, limit = limits.elements, "elements"
+    maximum, limit = limits.elements, "elements"
     if datatype is Datatype.BYTES:
-        most, limit = min(most, limits.bytes_elements), "bytes_elements"
-    if count > most:
+        maximum, limit = min(maximum, limits.bytes_elements), "bytes_elements"
+    if count > maximum:
         raise TooLarge(
             f"tensor {name!r} of shape {list(shape)} has {count} elements, "
-            f"at most {most} are allowed",
+            f"at most {maximum} are allowed",
             limit=limit,
         )
     if datatype is not None and count * datatype.size_bytes > limits.message_bytes:
@@ -116,11 +115,11 @@ def check_shape(
     return count
 
 
-def check_count(kind: str, found: int, most: int, limit: str) -> None:
-    """Refuse more than *most* of something.
+def check_count(kind: str, found: int, maximum: int, limit: str) -> None:
+    """Reject more than *maximum* of something.
 
     Raises:
-        TooLarge: Always when *found* exceeds *most*.
+        TooLarge: *found* exceeds *maximum*.
     """
-    if found > most:
-        raise TooLarge(f"{found} {kind}, at most {most} are allowed", limit=limit)
+    if found > maximum:
+        raise TooLarge(f"{found} {kind}, at most {maximum} are allowed", limit=limit)

@@ -1,4 +1,4 @@
-"""What is known of servers and models: names, versions, tensors."""
+"""Metadata of servers and models: names, versions, tensors, state, shared memory regions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TensorMetadata:
     """An input or output as a model declares it.
 
     Attributes:
-        shape: Batch included; -1 for a variable dimension; None where the server does not tell.
+        shape: Batch included; -1 for a variable dimension; None if the server does not report it.
     """
 
     name: str
@@ -29,11 +29,11 @@ class ModelMetadata:
     """A model's signature.
 
     Attributes:
-        versions: Versions that can be asked for; empty where the server has none.
-        max_batch_size: 0: the model does not batch; None: unknown.
+        versions: Available versions; empty where the server has none.
+        max_batch_size: 0 if the model does not batch; None if unknown.
         labels: Class labels for an output, by output name.
-        stateful: It is asked within sequences, as far as its server tells.
-        decoupled: A request may have any number of answers, as far as its server tells.
+        stateful: The server reports that the model expects sequences.
+        decoupled: The server reports that a request may have any number of replies.
     """
 
     name: str
@@ -51,10 +51,10 @@ class ModelMetadata:
         return replace(self, **fields)
 
     @property
-    def batches(self) -> bool:
-        """Whether the first axis of every tensor is the batch.
+    def supports_batching(self) -> bool:
+        """Whether the first axis of every tensor is the batch axis.
 
-        Where the server does not say: when every tensor declares a variable first axis.
+        If `max_batch_size` is unknown, this is so if the first axis of every tensor is variable.
         """
         if self.max_batch_size is not None:
             return self.max_batch_size > 0
@@ -64,30 +64,29 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfiguration:
-    """How a model is set up, in the words of Triton's model configuration.
+    """A model configuration as Triton defines it.
 
     Attributes:
-        document: As it stands in JSON, fields under their original names; one that is missing has
-            its default.
+        document: The JSON form with Triton's field names; a missing field has its default.
     """
 
     document: Mapping[str, Any]
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch; 0 for a model that does not batch."""
-        found = self.document.get("max_batch_size", 0)
-        return found if type(found) is int else 0
+        """The maximum batch size; 0 for a model that does not batch."""
+        size = self.document.get("max_batch_size", 0)
+        return size if type(size) is int else 0
 
     @property
     def stateful(self) -> bool:
-        """Whether the model is asked within sequences."""
+        """Whether the model expects sequences."""
         return "sequence_batching" in self.document
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """Who answers."""
+    """The name, version and extensions of a server."""
 
     name: str
     version: str
@@ -106,7 +105,7 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RepositoryEntry:
-    """One line of a repository index."""
+    """One entry of a repository index."""
 
     name: str
     version: str = ""
@@ -119,8 +118,8 @@ class ModelStatus:
     """A model with the states of its versions.
 
     Attributes:
-        entries: Empty where no index lists the model.
-        statistics: Of its versions; empty where nobody counts.
+        entries: Empty if no index lists the model.
+        statistics: Of its versions; empty if the server has none.
     """
 
     metadata: ModelMetadata
@@ -130,12 +129,12 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """One thing measured over time, or the distribution of one.
+    """A quantity over time, or its distribution.
 
     Attributes:
         points: Over time: 30 days, 24 hours, 60 minutes, 60 seconds, numbered in this order, the
-            oldest of each first. Of a distribution: percent, and the value that so many are below;
-            100 and 101 stand for 99.9 and 99.99.
+            oldest of each first. Of a distribution: percentile and value; 100 and 101 stand for
+            99.9 and 99.99.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -144,10 +143,10 @@ class Trend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """How a server is, and its models.
+    """The state of a server and its models.
 
     Attributes:
-        trends: By name; empty where they were not asked for.
+        trends: By name; empty unless the call requests them.
     """
 
     ready: bool
@@ -158,13 +157,13 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRegion:
-    """A region of shared memory that requests may refer to.
+    """A registered region of shared memory.
 
     Attributes:
         key: Of the POSIX segment, leading slash included; "" for a CUDA region.
         offset: Into the segment, bytes.
         device: CUDA device; None for system memory.
-        handle: CUDA's for other processes; only a registration has it, no status.
+        handle: CUDA handle for other processes; present in a registration, never in a status.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How much a model has been used: counts and durations, as a server adds them up.
+"""Usage statistics of models: counts and total durations.
 
 Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
@@ -12,25 +12,23 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """So many times something was done, and how long that took in all."""
+    """The number of executions and their total duration."""
 
     count: int = 0
     ns: int = 0
 
     def __add__(self, other: Duration) -> Duration:
-        """Return both together."""
         return Duration(self.count + other.count, self.ns + other.ns)
 
 
-NEVER = Duration()
+ZERO = Duration()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Durations:
-    """Durations of several things, which are added one by one."""
+    """A set of durations; addition adds each of them."""
 
     def __add__(self, other: Self) -> Self:
-        """Return both together."""
         kind = type(self)
         return kind(
             **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(kind)}
@@ -39,42 +37,42 @@ class _Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferStatistics(_Durations):
-    """What became of requests, and where their time went."""
+    """Outcomes of requests, and the time spent in each phase."""
 
-    success: Duration = NEVER
-    fail: Duration = NEVER
-    queue: Duration = NEVER
-    compute_input: Duration = NEVER
-    compute_infer: Duration = NEVER
-    compute_output: Duration = NEVER
-    cache_hit: Duration = NEVER
-    cache_miss: Duration = NEVER
+    success: Duration = ZERO
+    fail: Duration = ZERO
+    queue: Duration = ZERO
+    compute_input: Duration = ZERO
+    compute_infer: Duration = ZERO
+    compute_output: Duration = ZERO
+    cache_hit: Duration = ZERO
+    cache_miss: Duration = ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseStatistics(_Durations):
-    """What became of the answers of one place in a stream."""
+    """Outcomes of the responses at one position of a stream."""
 
-    compute_infer: Duration = NEVER
-    compute_output: Duration = NEVER
-    success: Duration = NEVER
-    fail: Duration = NEVER
-    empty_response: Duration = NEVER
-    cancel: Duration = NEVER
+    compute_infer: Duration = ZERO
+    compute_output: Duration = ZERO
+    success: Duration = ZERO
+    fail: Duration = ZERO
+    empty_response: Duration = ZERO
+    cancel: Duration = ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStatistics(_Durations):
-    """Where the time of batches of one size went."""
+    """The time that batches of one size spent in each phase."""
 
-    compute_input: Duration = NEVER
-    compute_infer: Duration = NEVER
-    compute_output: Duration = NEVER
+    compute_input: Duration = ZERO
+    compute_infer: Duration = ZERO
+    compute_output: Duration = ZERO
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Memory that a model holds; *kind* and *device* as its server names them."""
+    """Memory that a model uses; *kind* and *device* as the server names them."""
 
     kind: str
     device: int
@@ -83,14 +81,14 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatistics:
-    """How much one version of a model has been used.
+    """Usage statistics of one version of a model.
 
     Attributes:
         last_inference_ms: Since the epoch; 0 for never.
         inference_count: Inferences, each item of a batch counted.
-        execution_count: Times the model ran, a batch counted once.
-        batches: By size.
-        responses: By the place of an answer in its stream.
+        execution_count: Executions of the model, a batch counted once.
+        batches: By batch size.
+        responses: By the position of a response in its stream.
     """
 
     name: str
@@ -104,7 +102,7 @@ class ModelStatistics:
     responses: Mapping[str, ResponseStatistics] = field(default_factory=dict)
 
     def __add__(self, other: ModelStatistics) -> ModelStatistics:
-        """Return the use of the same model at two servers together."""
+        """Return the combined statistics of the same model on two servers."""
         return ModelStatistics(
             name=self.name,
             version=self.version,
@@ -119,17 +117,17 @@ class ModelStatistics:
             },
             memory=(*self.memory, *other.memory),
             responses={
-                place: self.responses.get(place, ResponseStatistics())
-                + other.responses.get(place, ResponseStatistics())
-                for place in dict.fromkeys((*self.responses, *other.responses))
+                position: self.responses.get(position, ResponseStatistics())
+                + other.responses.get(position, ResponseStatistics())
+                for position in dict.fromkeys((*self.responses, *other.responses))
             },
         )
 
 
-def summed(listed: tuple[ModelStatistics, ...]) -> tuple[ModelStatistics, ...]:
-    """Return *listed* with each model and version once, in the order they come first."""
-    found: dict[tuple[str, str], ModelStatistics] = {}
-    for one in listed:
-        key = one.name, one.version
-        found[key] = found[key] + one if key in found else one
-    return tuple(found.values())
+def merge_statistics(entries: tuple[ModelStatistics, ...]) -> tuple[ModelStatistics, ...]:
+    """Return the sum of *entries* for each model and version, in order of first appearance."""
+    merged: dict[tuple[str, str], ModelStatistics] = {}
+    for entry in entries:
+        key = entry.name, entry.version
+        merged[key] = merged[key] + entry if key in merged else entry
+    return tuple(merged.values())

@@ -1,7 +1,8 @@
-"""Bytes of a request that are still on their way: passed on as they come, or waited for.
+"""Request bodies that are still being received: piped to an upstream, or read to the end.
 
-A server transport makes an `Arriving` of a large body whose head has come. What writes the request
-to an upstream may have it poured out, once; everything else waits for the whole (`ir.landing`).
+A server transport creates a `StreamingBody` for a large body as soon as it has the head. The client
+transport of an upstream may pipe it to a sink, once (cut-through). Everything else reads the whole
+body first, with `with_buffered_body`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from gateway.ir.tensor import Tensor
 
 
 class BodySink(Protocol):
-    """Where arriving bytes are poured."""
+    """The destination of a streaming body."""
 
     def write(self, piece: memoryview, /) -> None:
-        """Take the next bytes, which live on; `Arriving.hold` asks for a pause."""
+        """Write the next bytes, which stay valid; `StreamingBody.pause` stops further writes."""
         ...
 
 
 class StreamingBody(Protocol):
-    """The body of a request of which a part has come.
+    """The body of a request, partly received.
 
     Attributes:
-        start: Where what is poured begins; before it stands what was read already.
-        end: Size of the whole.
+        start: Offset of the first byte that is piped; the bytes before it are already parsed.
+        end: Size of the complete body.
     """
 
     @property
@@ -36,41 +37,41 @@ class StreamingBody(Protocol):
 
     @property
     def remaining_bytes(self) -> int:
-        """How many bytes are still to be poured."""
+        """Number of bytes that are not piped yet."""
         ...
 
     @property
     def is_started(self) -> bool:
-        """Whether pouring has begun: it cannot begin again, nor can the whole be had."""
+        """Whether piping has started; it cannot restart, and `read_all` fails."""
         ...
 
     @property
     def last_progress(self) -> float:
-        """When some of it was last poured, or received where it lands, on `time.monotonic`."""
+        """Time of the last byte that was piped or received into memory, on `time.monotonic`."""
         ...
 
-    def pipe_to(self, taker: BodySink, /) -> None:
-        """Give *taker* what is here, before this returns, and the rest as it comes."""
+    def pipe_to(self, sink: BodySink, /) -> None:
+        """Write the received bytes to *sink* before returning, and the rest as it is received."""
         ...
 
     def pause(self) -> None:
-        """Give no more for now: the taker is full."""
+        """Stop writing until `resume`: the sink is full."""
         ...
 
     def resume(self) -> None:
-        """Give more; harmless when nothing was held."""
+        """Continue writing; does nothing if not paused."""
         ...
 
     def detach(self) -> None:
-        """Give no more for good: the taker has gone."""
+        """Stop writing for good: the sink is closed."""
         ...
 
     async def read_all(self) -> memoryview:
-        """Return the whole body, from its first byte, when all of it has come.
+        """Return the complete body, from its first byte, when all of it is received.
 
         Raises:
-            Unavailable: A part was poured, and is gone.
-            Overloaded: There is no room for it.
+            Unavailable: A part was piped and is no longer available.
+            Overloaded: The memory budget has no room for it.
         """
         ...
 
@@ -79,8 +80,8 @@ R = TypeVar("R")
 
 
 def streaming_body_of(call: Call[Any], /) -> StreamingBody | None:
-    """Return what the inputs of *call* wait for; None when everything is here."""
-    # On the path of every inference: a plain loop, and no call for the usual kind.
+    """Return the body that the inputs of *call* are part of; None if all inputs are received."""
+    # On the path of every inference: a plain loop, and no function call for the usual kind.
     request = call if type(call) is InferRequest else inference_of(call)
     if request is None:
         return None
@@ -91,48 +92,48 @@ def streaming_body_of(call: Call[Any], /) -> StreamingBody | None:
 
 
 def can_cut_through(call: InferRequest, /) -> bool:
-    """Tell whether what is still to come is the end of *call*, as it lies in its source.
+    """Return whether the streamed inputs of *call* are its last, and unchanged from their body.
 
-    It is not when inputs that wait were dropped or put in another order, or others follow them.
+    They are not if a streamed input was removed or reordered, or other inputs follow.
     """
-    at = None
+    offset = None
     source = None
     for tensor in call.inputs:
         data = tensor.data
         if not isinstance(data, StreamedData):
-            if at is not None:
+            if offset is not None:
                 return False
             continue
-        if at is None:
-            source, at = data.source, data.source.start
-        if data.source is not source or data.start != at:
+        if offset is None:
+            source, offset = data.source, data.source.start
+        if data.source is not source or data.start != offset:
             return False
-        at += data.size_bytes
-    return source is not None and at == source.end
+        offset += data.size_bytes
+    return source is not None and offset == source.end
 
 
 async def with_buffered_body(call: Call[R], /) -> Call[R]:
-    """Return *call* with all bytes of its inputs, once they have come.
+    """Return *call* with all bytes of its inputs, when they are received.
 
     Raises:
-        Unavailable: They were passed on already.
-        Overloaded: There is no room for them.
+        Unavailable: A part was already piped to a sink.
+        Overloaded: The memory budget has no room for them.
     """
     source = streaming_body_of(call)
     if source is None:
         return call
     body = await source.read_all()
     if isinstance(call, InferRequest):
-        return cast("Call[R]", _with(call, body))
+        return cast("Call[R]", _with_body(call, body))
     stream = cast("StreamInferRequest", call)
-    return cast("Call[R]", stream.changed(request=_with(stream.request, body)))
+    return cast("Call[R]", stream.changed(request=_with_body(stream.request, body)))
 
 
-def _with(call: InferRequest, body: memoryview) -> InferRequest:
-    return call.changed(inputs=tuple([_landed(tensor, body) for tensor in call.inputs]))
+def _with_body(call: InferRequest, body: memoryview) -> InferRequest:
+    return call.changed(inputs=tuple([_raw_tensor(tensor, body) for tensor in call.inputs]))
 
 
-def _landed(tensor: Tensor, body: memoryview) -> Tensor:
+def _raw_tensor(tensor: Tensor, body: memoryview) -> Tensor:
     data = tensor.data
     if not isinstance(data, StreamedData):
         return tensor

@@ -1,7 +1,7 @@
-"""What layers need to look after a stream of answers that outlives the call that opened it.
+"""Iterators for reply streams, which outlive the call that opens them.
 
-A generator that is never started never runs its `finally`; these iterators are objects, so that
-whoever took something for a stream gets told of its end however it ends.
+A generator that never starts never runs its `finally`. These iterators are objects, so that a layer
+that acquired a resource for a stream is notified of every end of it.
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ from typing import Any, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import NotOneAnswer
+from gateway.ir.errors import NotOneReply
 
 R = TypeVar("R")
 
-Ended = Callable[[BaseException | None], None]
-"""Told once that an answer is complete: None, or what went wrong."""
+EndCallback = Callable[[BaseException | None], None]
+"""Called once when a reply is complete, with None or the error."""
 
 
 class NotifyingStream:
-    """Passes a stream on and tells *ended* once: at its end, its failure or its closing."""
+    """A stream that calls *on_end* once: when it ends, fails or is closed."""
 
-    def __init__(self, items: AsyncIterator[InferResponse], ended: Ended) -> None:
+    def __init__(self, items: AsyncIterator[InferResponse], on_end: EndCallback) -> None:
         self._items = items
-        self._ended: Ended | None = ended
+        self._on_end: EndCallback | None = on_end
 
     def __aiter__(self) -> AsyncIterator[InferResponse]:
         return self
 
     async def __anext__(self) -> InferResponse:
-        """Return the next answer."""
+        """Return the next reply."""
         try:
             return await anext(self._items)
         except StopAsyncIteration:
-            self._tell(None)
+            self._notify(None)
             raise
         except BaseException as error:
-            self._tell(error)
+            self._notify(error)
             raise
 
     async def aclose(self) -> None:
-        """Close the stream beneath; harmless the second time."""
+        """Close the underlying stream; may be called twice."""
         try:
             await close_stream(self._items)
         finally:
-            self._tell(None)
+            self._notify(None)
 
-    def _tell(self, error: BaseException | None) -> None:
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(error)
+    def _notify(self, error: BaseException | None) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(error)
 
 
 class MappedStream:
-    """A stream with each answer changed by *change*."""
+    """A stream that applies *change* to each reply."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class MappedStream:
         return self
 
     async def __anext__(self) -> InferResponse:
-        """Return the next answer, changed."""
+        """Return the next reply, changed."""
         return await self._change(await anext(self._items))
 
     async def aclose(self) -> None:
-        """Close the stream beneath."""
+        """Close the underlying stream."""
         await close_stream(self._items)
 
 
-def streams(call: Call[Any], /) -> bool:
-    """Return whether *call* is answered by a stream."""
+def is_streaming(call: Call[Any], /) -> bool:
+    """Return whether the reply to *call* is a stream."""
     return type(call) is StreamInferRequest
 
 
-def on_stream_end(call: Call[R], reply: R, ended: Ended) -> R:
-    """Tell *ended* when *reply* is complete: now, or at the end of it when it is a stream."""
-    if streams(call):
-        return map_stream(call, reply, lambda items: NotifyingStream(items, ended))
-    ended(None)
+def on_stream_end(call: Call[R], reply: R, on_end: EndCallback) -> R:
+    """Call *on_end* when *reply* is complete: at the end of a stream, else now."""
+    if is_streaming(call):
+        return map_stream(call, reply, lambda items: NotifyingStream(items, on_end))
+    on_end(None)
     return reply
 
 
@@ -94,42 +94,42 @@ def map_stream(
     reply: R,
     wrap: Callable[[AsyncIterator[InferResponse]], AsyncIterator[InferResponse]],
 ) -> R:
-    """Return *reply* wrapped when it is a stream, else as it is."""
-    if streams(call):
+    """Return *reply* wrapped if it is a stream, else unchanged."""
+    if is_streaming(call):
         # Here R is AsyncIterator[InferResponse]; the type system cannot follow that.
         return cast("R", wrap(cast("AsyncIterator[InferResponse]", reply)))
     return reply
 
 
-async def only_answer(model: ModelRef, items: AsyncIterator[InferResponse]) -> InferResponse:
-    """Return the one answer that *items* give, and close them.
+async def only_reply(model: ModelRef, items: AsyncIterator[InferResponse]) -> InferResponse:
+    """Return the only reply of *items*, and close them.
 
     Raises:
-        NotOneAnswer: They give none, or more than one.
-        GatewayError: The answer is an error.
+        NotOneReply: There is no reply, or more than one.
+        GatewayError: The reply is an error.
     """
     found: list[InferResponse] = []
     try:
         async for item in items:
             if item.error is not None:
                 raise item.error
-            if item.outputs or not item.final:  # else it only marks the end
+            if item.outputs or not item.final:  # a final reply without outputs marks the end
                 found.append(item)
             if len(found) > 1:
                 break
     finally:
         await close_stream(items)
     if len(found) != 1:
-        count = "no answer" if not found else "more than one answer"
-        raise NotOneAnswer(
-            f"model {str(model)!r} is decoupled and gave {count}: ask it with a stream",
+        count = "more than one response" if found else "no response"
+        raise NotOneReply(
+            f"decoupled model {str(model)!r} sent {count}; use a streaming call",
             model=model,
         )
     return found[0]
 
 
 async def close_stream(items: AsyncIterator[Any], /) -> None:
-    """Close *items* when it can be closed."""
+    """Close *items* if it has `aclose`."""
     close = getattr(items, "aclose", None)
     if close is not None:
         await close()

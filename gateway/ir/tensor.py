@@ -1,14 +1,16 @@
-"""A tensor: a description, and data in whichever form it arrived.
+"""Tensors: a description, and data in any of the forms of `gateway.ir.data`.
 
-The constructors check the size against the shape with Python integers, which do not wrap.
+`raw_tensor`, `array_tensor` and `items_tensor` build tensors and check the size against the shape.
+`as_raw`, `as_numpy` and `as_items` read any form, and copy only where the form requires it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
@@ -21,29 +23,32 @@ from gateway.ir.data import (
     SlicedData,
     StreamedData,
     TensorData,
-    as_raw,
     check_bools,
     check_items,
-    wrong_size,
+    join_items,
+    split_items,
 )
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.errors import InvalidTensor
 
 Shape = tuple[int, ...]
 
+# On the path of every model: an Enum member lookup costs as much as a function call.
+_BYTES: Final = Datatype.BYTES
+
 
 class Tensor(Struct, frozen=True, eq=False):
     """One input or output of an inference.
 
-    Two tensors are equal when their descriptions and the bytes of their wire form are.
+    Two tensors are equal when their descriptions and the bytes of their wire form are equal.
 
     Attributes:
         name: "" where the protocol sends tensors by position.
-        datatype: None where the protocol leaves it to the model.
-        shape: None likewise; batch included unless the message keeps its batch size apart; never
-            -1.
+        datatype: None where only the model defines it.
+        shape: None where only the model defines it; no axis is -1. Includes the batch axis unless
+            the message has a separate batch size.
         data: One of the forms of `gateway.ir.data`.
-        parameters: The protocol's own additions, reserved keys taken out.
+        parameters: Protocol-specific parameters, without reserved keys.
     """
 
     name: str
@@ -67,7 +72,7 @@ class Tensor(Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the wire form, counted without making it; of shares the first counts for all."""
+        """Size of the wire form, without encoding it; the first slice counts for all slices."""
         data = self.data
         if isinstance(data, SlicedData):
             return 0 if data.index else data.whole.nbytes
@@ -80,18 +85,18 @@ class Tensor(Struct, frozen=True, eq=False):
         return sum(map(len, data.items)) + 4 * len(data.items)
 
     def renamed(self, name: str) -> Tensor:
-        """Return the same tensor under another name; shares the data."""
+        """Return the same tensor with another name; shares the data."""
         return Tensor(name, self.datatype, self.shape, self.data, self.parameters)
 
 
 class RequestedOutput(Struct, frozen=True):
-    """An output the caller asks for.
+    """An output the caller requests.
 
     Attributes:
         name: As the model names it.
-        classes: Number of classes wanted by classification; 0 for the plain tensor.
-        parameters: The protocol's own additions, reserved keys taken out.
-        shared: Where in shared memory it shall be put; None for the answer itself.
+        classes: Number of classes for the classification extension; 0 for the plain tensor.
+        parameters: Protocol-specific parameters, without reserved keys.
+        shared: Where to store it in shared memory; None to return it in the reply.
     """
 
     name: str
@@ -111,13 +116,13 @@ def raw_tensor(
 
     Args:
         name: Input or output name; may be empty where the protocol sends by position.
-        datatype: Any datatype; the elements of BYTES are found and counted.
+        datatype: Any datatype; the elements of BYTES are counted.
         shape: Full shape, batch included; every axis >= 0.
         view: Elements in wire form.
-        parameters: Kept as they are.
+        parameters: Protocol-specific parameters.
 
     Raises:
-        InvalidTensor: The bytes do not agree with shape and datatype.
+        InvalidTensor: The bytes do not match shape and datatype.
 
     Source: Open Inference Protocol, "Tensor Data"; binary tensor extension.
     """
@@ -127,7 +132,7 @@ def raw_tensor(
         return Tensor(name, datatype, shape, RawData(view), parameters)
     expected = datatype.size_bytes * count
     if view.nbytes != expected:
-        raise wrong_size(name, datatype, shape, view.nbytes)
+        raise _size_mismatch(name, datatype, shape, view.nbytes)
     if datatype is Datatype.BOOL:
         check_bools(name, view)
     return Tensor(name, datatype, shape, RawData(view), parameters)
@@ -140,13 +145,15 @@ def streamed_tensor(
     data: StreamedData,
     parameters: Parameters = NO_PARAMETERS,
 ) -> Tensor:
-    """Describe bytes that are still to come as a tensor; *datatype* is neither BYTES nor BOOL.
+    """Describe bytes that are still being received as a tensor.
+
+    *datatype* is neither BYTES nor BOOL.
 
     Raises:
-        InvalidTensor: Their number does not agree with shape and datatype.
+        InvalidTensor: The size does not match shape and datatype.
     """
     if data.size_bytes != datatype.size_bytes * math.prod(shape):
-        raise wrong_size(name, datatype, shape, data.size_bytes)
+        raise _size_mismatch(name, datatype, shape, data.size_bytes)
     return Tensor(name, datatype, shape, data, parameters)
 
 
@@ -156,25 +163,28 @@ def array_tensor(name: str, array: npt.NDArray[Any], datatype: Datatype | None =
     Args:
         name: Input or output name.
         array: Any array whose dtype has a datatype; object arrays hold bytes or str.
-        datatype: Needed for BF16, whose array is uint16 bit patterns; else found from the dtype.
+        datatype: Required for BF16, whose array is uint16 bit patterns; else derived from the
+            dtype.
 
     Raises:
-        InvalidTensor: The dtype has no datatype, or is not that of *datatype*.
+        InvalidTensor: No datatype corresponds to the dtype, or it is not that of *datatype*.
     """
     if datatype and datatype is not Datatype.BYTES and array.dtype is datatype.numpy_dtype:
         return Tensor(name, datatype, array.shape, ArrayData(array))
     found = datatype_of(array.dtype)
-    wanted = found if datatype is None else datatype
-    if wanted is None:
-        raise InvalidTensor(f"tensor {name!r} has numpy dtype {array.dtype}, which no datatype is")
-    if wanted is Datatype.BYTES and found is Datatype.BYTES:
-        return Tensor(name, wanted, array.shape, ItemsData(_items_of(name, array)))
-    if wanted.numpy_dtype != array.dtype.newbyteorder("<"):
+    datatype = datatype or found
+    if datatype is None:
         raise InvalidTensor(
-            f"tensor {name!r} has numpy dtype {array.dtype}, {wanted.name} needs "
-            f"{wanted.numpy_dtype}"
+            f"tensor {name!r} has numpy dtype {array.dtype}, which has no corresponding datatype"
         )
-    return Tensor(name, wanted, array.shape, ArrayData(array))
+    if datatype is Datatype.BYTES and found is Datatype.BYTES:
+        return Tensor(name, datatype, array.shape, ItemsData(_items_of(name, array)))
+    if datatype.numpy_dtype != array.dtype.newbyteorder("<"):
+        raise InvalidTensor(
+            f"tensor {name!r} has numpy dtype {array.dtype}, {datatype.name} needs "
+            f"{datatype.numpy_dtype}"
+        )
+    return Tensor(name, datatype, array.shape, ArrayData(array))
 
 
 def items_tensor(
@@ -196,10 +206,81 @@ def items_tensor(
     return Tensor(name, Datatype.BYTES, shape, ItemsData(items), parameters)
 
 
+def as_raw(tensor: Tensor, /) -> memoryview:
+    """Return the tensor's elements in wire form.
+
+    Copies a list of BYTES elements, and an array that is not contiguous or not little-endian.
+
+    Raises:
+        InvalidTensor: A BYTES element is 4 GiB or longer, or the data is not in memory.
+    """
+    data = tensor.data
+    if isinstance(data, RawData):
+        return data.view
+    if isinstance(data, ArrayData):
+        return _raw_of_array(tensor, data.array)
+    if isinstance(data, ItemsData):
+        return join_items(tensor.name, data.items)
+    raise _unreadable(tensor.name, data)
+
+
+def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
+    """Return the tensor as an array of its shape.
+
+    Raw data gives a read-only view, which may be unaligned; array data gives a view. BYTES copies
+    into an array of dtype object that holds `bytes`. BF16 gives uint16 bit patterns.
+
+    Raises:
+        InvalidTensor: Datatype or shape is None, or the data does not match them.
+    """
+    datatype, shape = tensor.datatype, tensor.shape
+    if datatype is None or shape is None:
+        raise InvalidTensor(f"tensor {tensor.name!r} has no datatype or shape yet")
+    data = tensor.data
+    if datatype is _BYTES:
+        array: npt.NDArray[Any] = np.empty(math.prod(shape), dtype=object)
+        for index, item in enumerate(as_items(tensor)):
+            array[index] = bytes(item)
+        return array.reshape(shape)
+    if isinstance(data, RawData):
+        size = data.view.nbytes
+        try:  # half the cost of `frombuffer` and `reshape`, but accepts a buffer that is too long
+            array = np.ndarray(shape, datatype.numpy_dtype, data.view)
+        except (TypeError, ValueError) as error:
+            raise _size_mismatch(tensor.name, datatype, shape, size) from error
+        if array.nbytes != size:
+            raise _size_mismatch(tensor.name, datatype, shape, size)
+        return array
+    if isinstance(data, ArrayData):
+        return data.array.reshape(shape)
+    if isinstance(data, ItemsData):
+        raise InvalidTensor(f"tensor {tensor.name!r} is {datatype.name} and has BYTES elements")
+    raise _unreadable(tensor.name, data)
+
+
+def as_items(tensor: Tensor, /) -> Sequence[bytes | memoryview]:
+    """Return the elements of a BYTES tensor, views where they lie in a raw buffer.
+
+    Raises:
+        InvalidTensor: The tensor is not BYTES, or its length prefixes are invalid.
+    """
+    data = tensor.data
+    if isinstance(data, ItemsData):
+        return data.items
+    if tensor.datatype is not Datatype.BYTES:
+        found = "unknown" if tensor.datatype is None else tensor.datatype.name
+        raise InvalidTensor(f"tensor {tensor.name!r} has datatype {found}; expected BYTES")
+    if isinstance(data, ArrayData):
+        raise InvalidTensor(f"BYTES tensor {tensor.name!r} holds a numpy array; expected elements")
+    if not isinstance(data, RawData):
+        raise _unreadable(tensor.name, data)
+    return split_items(tensor.name, data.view)
+
+
 def _content(tensor: Tensor) -> object:
     data = tensor.data
     if isinstance(data, SlicedData):
-        return (data.whole, data.index, data.given_bytes)
+        return (data.whole, data.index, data.declared_bytes)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 
@@ -212,12 +293,40 @@ def _items_of(name: str, array: npt.NDArray[Any]) -> list[bytes]:
             items.append(value.encode())
         else:
             raise InvalidTensor(
-                f"tensor {name!r} has an element of type {type(value).__name__}, "
-                "BYTES needs bytes or str"
+                f"BYTES tensor {name!r} has an element of type {type(value).__name__}; "
+                "expected bytes or str"
             )
     return items
 
 
 def _fixed(array: npt.NDArray[Any]) -> list[bytes]:
-    # numpy's S arrays cannot tell a trailing zero byte from padding: what it gives is what it has.
+    # numpy's S arrays cannot distinguish a trailing zero byte from padding, and drop both.
     return [bytes(value) for value in array.reshape(-1)]
+
+
+def _size_mismatch(name: str, datatype: Datatype, shape: Shape, found: int) -> InvalidTensor:
+    return InvalidTensor(
+        f"tensor {name!r} has {found} bytes, "
+        f"shape {list(shape)} of {datatype.name} needs {datatype.size_bytes * math.prod(shape)}"
+    )
+
+
+def _unreadable(name: str, data: SlicedData | SharedMemoryData | StreamedData) -> InvalidTensor:
+    if isinstance(data, StreamedData):
+        return InvalidTensor(f"tensor {name!r} was read before its body was received")
+    if isinstance(data, SharedMemoryData):
+        return InvalidTensor(
+            f"tensor {name!r} is in the shared memory region {data.region!r}, not in the message"
+        )
+    return InvalidTensor(
+        f"tensor {name!r} is slice {data.index} of {data.whole.nbytes} bytes: its size is unknown "
+        "until its datatype is known"
+    )
+
+
+def _raw_of_array(tensor: Tensor, array: npt.NDArray[Any]) -> memoryview:
+    dtype = array.dtype if tensor.datatype is None else tensor.datatype.numpy_dtype
+    if array.dtype is dtype and array.size and array.flags.c_contiguous:
+        return array.data.cast("B")  # the usual case, at a third of the cost
+    contiguous = np.ascontiguousarray(array, dtype=dtype)
+    return contiguous.reshape(-1).view(np.uint8).data

@@ -1,6 +1,6 @@
-"""Requests against what a model declares: names, datatypes, shapes. Pure, and without a copy.
+"""Validation of requests against a model's declared names, datatypes and shapes.
 
-What does not fit is the caller's fault.
+It copies no data. Every mismatch is an error of the caller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.ir.tensor import Shape, Tensor
 
 
 class RequestValidator:
-    """Checks requests for one version of one model; what it does not declare is not checked."""
+    """Validates requests for one version of one model; skips what the model does not declare."""
 
     def __init__(self, metadata: ModelMetadata, version: str) -> None:
         self.model = ModelRef(metadata.name, version)
@@ -28,14 +28,14 @@ class RequestValidator:
         """Return the inputs of *call*, in the model's order.
 
         Raises:
-            InvalidRequest: An input is unknown, missing, there twice, or of another datatype or
-                shape than the model's.
+            InvalidRequest: An input is unknown, missing, duplicated, or differs from the model's
+                datatype or shape.
         """
         inputs = call.inputs
         if len(inputs) != len(self._in_order):
             return self._sorted(call)
-        # Nearly all are right, and in the model's order: that is seen in one look.
-        for tensor, declared in zip(inputs, self._in_order):  # noqa: B905  # as `fits`
+        # Nearly all requests are valid and in the model's order: one loop checks that.
+        for tensor, declared in zip(inputs, self._in_order):  # noqa: B905  # as `shape_matches`
             if tensor.name != declared.name or tensor.datatype is not declared.datatype:
                 return self._sorted(call)
             shape = tensor.shape
@@ -49,7 +49,7 @@ class RequestValidator:
         found: dict[str, Tensor] = {}
         for tensor in call.inputs:
             if tensor.name in found:
-                raise self._invalid(f"input {tensor.name!r} is in the request twice")
+                raise self._invalid(f"the request has input {tensor.name!r} twice")
             found[tensor.name] = tensor
             declared = self._inputs.get(tensor.name)
             if declared is None:
@@ -67,11 +67,11 @@ class RequestValidator:
         return tuple([found[name] for name in self._inputs])
 
     def output_names(self, call: InferRequest) -> tuple[str, ...]:
-        """Return the names of the outputs to answer with, in the model's order.
+        """Return the names of the outputs to reply with, in the model's order.
 
         Raises:
             InvalidRequest: An output is unknown.
-            Unsupported: Classification is asked for.
+            Unsupported: The request asks for classification.
         """
         if not call.outputs:
             return self._all_outputs
@@ -83,14 +83,14 @@ class RequestValidator:
                 )
             if output.classes:
                 raise Unsupported(
-                    f"output {output.name!r} is asked for as classes, which models inside the "
-                    "gateway do not give",
+                    f"classification of output {output.name!r} is not supported by models that "
+                    "run inside the gateway",
                     model=self.model,
                 )
-        asked = {output.name for output in call.outputs}
-        if len(asked) == len(self._all_outputs):
+        requested = {output.name for output in call.outputs}
+        if len(requested) == len(self._all_outputs):
             return self._all_outputs
-        return tuple(name for name in self._outputs if name in asked)
+        return tuple(name for name in self._outputs if name in requested)
 
     def _check_input(self, tensor: Tensor, declared: TensorMetadata) -> None:
         if declared.datatype is not None and tensor.datatype is not declared.datatype:
@@ -111,15 +111,15 @@ class RequestValidator:
 
 
 def shape_matches(shape: Shape, declared: Shape | None) -> bool:
-    """Return whether *shape* is one of those *declared* means; -1 takes any dimension."""
+    """Return whether *shape* matches *declared*, in which -1 allows any dimension."""
     if declared is None or shape == declared:
         return True
     if len(shape) != len(declared):
         return False
-    # On the path of every inference: a plain loop takes a third of `all`, and `strict` of a `zip`
-    # as long as the rest of it.
-    for found, wanted in zip(shape, declared):  # noqa: B905, SIM110
-        if wanted not in (-1, found):
+    # On the path of every inference: a plain loop takes a third of the time of `all`, and `strict`
+    # would double the time of `zip`.
+    for found, expected in zip(shape, declared):  # noqa: B905, SIM110
+        if expected not in (-1, found):
             return False
     return True
 

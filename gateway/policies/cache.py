@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
-from gateway.ir.data import ItemsData, RawData, SharedMemoryData, SlicedData, as_raw
+from gateway.ir.data import ItemsData, RawData, SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_raw
 from gateway.policies.batch.merge import WHOLE, crossing, in_canonical_order, typed
 from gateway.service import Service
 
@@ -144,7 +144,7 @@ class Cache:
             except (DeadlineExceeded, Cancelled):
                 continue  # that was the time of the one who caused the call, not ours
             except GatewayError as error:
-                raise error.again() from error
+                raise error.copy() from error
             return reply.changed(id=call.id)
 
     def _kept(self, key: bytes) -> InferResponse | None:

@@ -22,12 +22,12 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ItemsData, as_raw
+from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import ReplyCoroutine, Service
 
@@ -147,7 +147,7 @@ def _of_output(
     if batch_size is not None:
         items = classes(tensor, count, batch_size, labels)
         return Tensor(tensor.name, Datatype.BYTES, (len(items) // batch_size,), ItemsData(items))
-    if not metadata.batches or not tensor.shape:
+    if not metadata.supports_batching or not tensor.shape:
         items = classes(tensor, count, 1, labels)
         return Tensor(tensor.name, Datatype.BYTES, (len(items),), ItemsData(items))
     size = tensor.shape[0]

@@ -12,7 +12,7 @@ from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import Decoupled
-from gateway.ir.streams import only_answer
+from gateway.ir.streams import only_reply
 from gateway.service import Service
 
 R = TypeVar("R")
@@ -56,5 +56,5 @@ class SingleReply:
 
     async def _only(self, model: ModelRef, call: InferRequest) -> InferResponse:
         stream = StreamInferRequest(model=call.model, context=call.context, request=call)
-        reply = await only_answer(model, await self._inner(stream))
+        reply = await only_reply(model, await self._inner(stream))
         return reply if reply.final else reply.changed(final=True)

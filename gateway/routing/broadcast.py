@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     TraceSettingRequest,
 )
 from gateway.ir.errors import GatewayError
-from gateway.ir.statistics import ModelStatistics, summed
+from gateway.ir.statistics import ModelStatistics, merge_statistics
 from gateway.service import Service
 
 R = TypeVar("R")
@@ -61,7 +61,7 @@ async def broadcast(call: Call[R], services: Sequence[Service]) -> R:
     if isinstance(call, ModelStatisticsRequest):
         # A ModelStatisticsRequest's R is a tuple of statistics; the type system cannot follow that.
         listed = cast("list[tuple[ModelStatistics, ...]]", answers)
-        return cast("R", summed(tuple(chain.from_iterable(listed))))
+        return cast("R", merge_statistics(tuple(chain.from_iterable(listed))))
     return answers[0]
 
 

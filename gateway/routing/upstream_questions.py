@@ -25,7 +25,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, Unsupported
-from gateway.ir.statistics import ModelStatistics, summed
+from gateway.ir.statistics import ModelStatistics, merge_statistics
 from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ class UpstreamQuestions:
 
     async def _statistics(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
         answers = await self._ask(call, "statistics", strict=False)
-        found = summed(tuple(chain.from_iterable(answers)))
+        found = merge_statistics(tuple(chain.from_iterable(answers)))
         return tuple(one for one in found if self._served(one.name))
 
     async def _first(self, call: OpaqueCall) -> Origin:

@@ -36,10 +36,9 @@ from gateway.ir.calls import (
     TraceSettingRequest,
 )
 from gateway.ir.context import Context
-from gateway.ir.data import as_raw
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_raw
 from gateway.protocols.oip.outputs import output_parameters
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcStatus

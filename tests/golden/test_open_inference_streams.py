@@ -13,9 +13,9 @@ import pytest
 from gateway.frontend import Frontend
 from gateway.ir.calls import InferResponse, StreamInferRequest
 from gateway.ir.context import Sequence
-from gateway.ir.data import as_numpy
 from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import as_numpy
 from gateway.registry import protocol
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcRequest, GrpcResponse

@@ -15,8 +15,7 @@ from gateway.config.load import load_text
 from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import as_numpy
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.registry import PROTOCOLS, protocol
 

@@ -251,7 +251,7 @@ def test_stream_infer_says_that_a_model_has_several_answers(place: tuple[Running
     running, prefix = place
     with TrtisGrpc().ask(running, f"{prefix}breaks", "x") as stream:
         (failed,) = stream
-    assert "more than one answer: ask it with a stream" in failed.error
+    assert "more than one response; use a streaming call" in failed.error
 
 
 def test_who_leaves_stream_infer_stops_the_model(

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from tests.properties.carries import CARRIES, WAYS, Carries
 from tests.properties.chains import asked, bare, chain
 from tests.properties.conftest import Run

@@ -18,11 +18,11 @@ from hypothesis.strategies import DrawFn
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Sequence
-from gateway.ir.data import as_raw, split_items
+from gateway.ir.data import split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS, check_name, check_shape
-from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, items_tensor, raw_tensor
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.decode import InferReader, Read

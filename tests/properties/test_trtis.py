@@ -16,12 +16,12 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.data import RawData, as_raw
+from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
     merge_batch_size,

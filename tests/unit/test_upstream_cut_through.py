@@ -9,11 +9,11 @@ import pytest
 from gateway.frontend import Frontend
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import StreamedData, as_raw
+from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, Overloaded, Unavailable
 from gateway.ir.streaming_body import streaming_body_of
-from gateway.ir.tensor import streamed_tensor
+from gateway.ir.tensor import as_raw, streamed_tensor
 from gateway.upstream import Upstream
 from gateway.wire.codec import CutThroughCodec
 from tests.fakes import FakeArriving, FakeCodec, ScriptedService

@@ -21,14 +21,11 @@ from gateway.ir.data import (
     SharedMemoryData,
     SlicedData,
     TensorData,
-    as_items,
-    as_numpy,
-    as_raw,
     check_items,
 )
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
 
 WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 """What an answer needs that several callers share: each caller's own codec adds the rest."""

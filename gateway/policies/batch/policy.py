@@ -23,7 +23,7 @@ from gateway.ir.errors import (
     DeadlineExceeded,
     ErrorCode,
     GatewayError,
-    NotOneAnswer,
+    NotOneReply,
 )
 from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
 from gateway.policies.batch.queue import (
@@ -154,7 +154,7 @@ class Batch:
     async def _most(self, model: ModelRef) -> int:
         """Return how many rows a call may have; 1 where requests must not be joined."""
         metadata = await self._metadata.get_or_none(model, batching=True)
-        if metadata is None or not metadata.batches:
+        if metadata is None or not metadata.supports_batching:
             return 1
         wanted = self._rules.max_batch_size or metadata.max_batch_size or _ROWS_UNTOLD
         return min(wanted, metadata.max_batch_size or wanted)
@@ -284,7 +284,7 @@ class Batch:
                 await self._bisect(members, error)
                 return
             for member in members:
-                member.reject(error.again())
+                member.reject(error.copy())
         except Exception as error:  # noqa: BLE001  # it is raised to the callers
             for member in members:
                 member.reject(error)
@@ -307,7 +307,7 @@ def _is_refusal(error: GatewayError) -> bool:
     if error.code is ErrorCode.UNSUPPORTED:
         # Not carried on the way there: one request's infinity, where the target reads JSON. What
         # the target itself does not support it may have noticed late.
-        return error.origin is None and not isinstance(error, NotOneAnswer)
+        return error.origin is None and not isinstance(error, NotOneReply)
     return error.code in _REFUSED
 
 

@@ -45,7 +45,7 @@ def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool
     batch_size = call.batch_size or 0
     model = call.model or ModelRef(metadata.name)
     _check_batch(model, metadata, batch_size)
-    batches = metadata.batches
+    batches = metadata.supports_batching
     declared = {known.name: known for known in metadata.inputs}
     shared: memoryview | None = None
     offset = 0
@@ -63,7 +63,7 @@ def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool
         item = _Item(name, datatype, shape, batch_size)
         if isinstance(data, SlicedData):
             shared = data.whole
-            start, offset = offset, offset + item.share_bytes(data.given_bytes)
+            start, offset = offset, offset + item.share_bytes(data.declared_bytes)
             data = RawData(shared[start:offset])
         item.check(tensor, data)
         full = (batch_size, *shape) if whole and batches else shape
@@ -77,9 +77,9 @@ def apply_batch_size(call: InferRequest, metadata: ModelMetadata, *, whole: bool
 
 
 def _check_batch(model: ModelRef, metadata: ModelMetadata, batch_size: int) -> None:
-    most = (metadata.max_batch_size or batch_size) if metadata.batches else 1
+    most = (metadata.max_batch_size or batch_size) if metadata.supports_batching else 1
     if not 1 <= batch_size <= most:
-        why = "" if metadata.batches else ": it does not batch"
+        why = "" if metadata.supports_batching else ": it does not batch"
         raise InvalidRequest(
             f"batch size {batch_size}, model {str(model)!r} takes from 1 to {max(most, 1)}{why}",
             model=model,
@@ -181,7 +181,7 @@ def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     Raises:
         InvalidRequest: The inputs have not one batch size, or one the model does not take.
     """
-    if not metadata.batches:
+    if not metadata.supports_batching:
         return call.changed(batch_size=1)
     model = call.model or ModelRef(metadata.name)
     size = _one_size(call.inputs, InvalidRequest, model)
@@ -193,7 +193,7 @@ def split_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
 
 def merge_batch_size(reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
     """Return an answer whose batch size stands apart with whole shapes."""
-    batches = metadata.batches
+    batches = metadata.supports_batching
     declared = {known.name: known for known in metadata.outputs}
     size = reply.batch_size or 1
     outputs = []
@@ -220,7 +220,7 @@ def split_reply(
     Raises:
         UpstreamProtocolError: The outputs have not one batch size, or not the request's.
     """
-    if not metadata.batches:
+    if not metadata.supports_batching:
         return reply.changed(batch_size=1)
     size = _one_size(reply.outputs, UpstreamProtocolError, reply.model)
     if size is None:

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ArrayData, RawData, TensorData, as_numpy, as_raw
+from gateway.ir.data import ArrayData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_numpy, as_raw
 
 # What was meant, and what comes for it. INT8 is how some clients send truth values.
 _STAND_INS: Final[Mapping[Datatype, frozenset[Datatype]]] = {

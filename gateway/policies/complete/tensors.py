@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.ir.context import ModelRef, Need
-from gateway.ir.data import ArrayData, ItemsData, RawData, as_items
+from gateway.ir.data import ArrayData, ItemsData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Shape, Tensor, items_tensor
+from gateway.ir.tensor import Shape, Tensor, as_items, items_tensor
 
 ALL_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 

@@ -26,11 +26,11 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
 )
-from gateway.ir.data import RawData, SharedMemoryData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import GatewayError, Overloaded, RegionNotFound, TooLarge, Unsupported
 from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.streams import MappedStream, NotifyingStream
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.shared_memory.regions import Regions
 from gateway.service import ReplyCoroutine, Service
 

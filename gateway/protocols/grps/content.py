@@ -18,11 +18,11 @@ from typing import Final
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.data import ItemsData, as_items
+from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.tensor import Tensor, items_tensor
+from gateway.ir.tensor import Tensor, as_items, items_tensor
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.messages import (

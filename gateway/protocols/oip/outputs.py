@@ -10,11 +10,11 @@ import re
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.data import ItemsData, as_items
+from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_items
 from gateway.protocols.oip.shared_memory import join_shared, split_shared
 from gateway.wire.errors import clip
 

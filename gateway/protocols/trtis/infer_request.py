@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData, StreamedData, TensorData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData, StreamedData, TensorData
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_raw
 from gateway.protocols.trtis.infer_request_header import InferHeader, InputEntry
 
 _NOTHING = memoryview(b"")
@@ -74,8 +74,8 @@ def _shares(entries: list[InputEntry], body: memoryview) -> Sequence[TensorData]
 
 def _known_size(entry: InputEntry) -> int | None:
     """Return the bytes of an input, where no datatype is needed to tell."""
-    if entry.given_bytes is not None:
-        return entry.given_bytes
+    if entry.declared_bytes is not None:
+        return entry.declared_bytes
     return 0 if entry.dims is not None and 0 in entry.dims else None
 
 
@@ -97,10 +97,10 @@ def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple
             )
         raw = raws[at]
         at += 1
-        if entry.given_bytes not in (None, raw.nbytes):
+        if entry.declared_bytes not in (None, raw.nbytes):
             raise InvalidTensor(
                 f"input {entry.name!r} has {raw.nbytes} bytes and a batch_byte_size of "
-                f"{entry.given_bytes}: needed are equal numbers"
+                f"{entry.declared_bytes}: needed are equal numbers"
             )
         tensors.append(_tensor(entry, RawData(raw)))
     return tuple(tensors)

@@ -42,13 +42,13 @@ class InputEntry:
 
     Attributes:
         dims: Of one item; None where the model's own are meant.
-        given_bytes: Of the whole batch; None where it is not told.
+        declared_bytes: Of the whole batch; None where it is not told.
         shared: Where in shared memory it lies; None for an input in the message.
     """
 
     name: str
     dims: Shape | None
-    given_bytes: int | None
+    declared_bytes: int | None
     shared: SharedMemoryData | None
 
 

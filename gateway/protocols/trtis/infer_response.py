@@ -11,11 +11,11 @@ from typing import Any
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.data import RawData, SharedMemoryData, TensorData, as_items, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor, items_tensor
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor, as_items, as_raw, items_tensor
 from gateway.protocols.trtis.datatypes import DATATYPES, check_carried
 from gateway.protocols.trtis.infer_request_header import number_of
 from gateway.protocols.trtis.textproto.writer import float_text

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from google.protobuf import text_format
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.data import SharedMemoryData, as_raw
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
+from gateway.ir.tensor import as_raw
 from gateway.protocols.trtis.infer_response import write_reply
 from gateway.protocols.trtis.textproto.writer import response_line
 from gateway.schema import tensorrt_v1_pb2 as pb

@@ -111,7 +111,7 @@ def write_config(metadata: ModelMetadata, cap: int) -> pb.ModelConfig:
     Raises:
         Unsupported: A tensor has no form in v1.
     """
-    batches = metadata.batches
+    batches = metadata.supports_batching
     config = pb.ModelConfig(
         name=metadata.name,
         platform=metadata.platform or _PLATFORM,

@@ -17,7 +17,7 @@ from typing import Any
 from gateway.ir.calls import Call
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.statistics import NEVER, BatchStatistics, Duration, InferStatistics, ModelStatistics
+from gateway.ir.statistics import ZERO, BatchStatistics, Duration, InferStatistics, ModelStatistics
 from gateway.schema import tensorrt_v1_pb2 as pb
 
 _LISTED = 10_000
@@ -46,7 +46,7 @@ def write_counters(told: pb.ModelVersionStatus, found: ModelStatistics) -> None:
 
 
 def _write(field: pb.StatDuration, duration: Duration) -> None:
-    if duration != NEVER:
+    if duration != ZERO:
         field.count, field.total_time_ns = duration.count, duration.ns
 
 
@@ -109,7 +109,7 @@ def _computed(stats: pb.InferRequestStats) -> pb.StatDuration:
 def _sum(
     stats: Iterable[pb.InferRequestStats], field: Callable[[pb.InferRequestStats], pb.StatDuration]
 ) -> Duration:
-    return reduce(add, [_read(field(one)) for one in stats], NEVER)
+    return reduce(add, [_read(field(one)) for one in stats], ZERO)
 
 
 def _read(told: pb.StatDuration) -> Duration:

@@ -24,10 +24,9 @@ from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig, Upst
 from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService, settle

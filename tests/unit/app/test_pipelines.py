@@ -23,10 +23,9 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable, Unsupported, UpstreamError
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
 from tests.unit.app.waiting_models import RUNNING
 from tests.unit.backends.test_base import until
 

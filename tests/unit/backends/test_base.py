@@ -199,7 +199,7 @@ IN_A, IN_B = CALL.inputs
             changed(IN_A, IN_B, IN_B.renamed("C")),
             "model 'm version 1' has no input 'C'; its inputs are 'A', 'B'",
         ),
-        (changed(IN_A, IN_A), "input 'A' is in the request twice"),
+        (changed(IN_A, IN_A), "the request has input 'A' twice"),
         (
             changed(array_tensor("A", A.astype(np.int64)), IN_B),
             "input 'A' has datatype INT64, model 'm version 1' needs INT32",
@@ -250,7 +250,7 @@ async def test_inputs_come_in_the_models_order(inputs: tuple[Tensor, ...]) -> No
 async def test_classification_is_unsupported() -> None:
     """Classes are refused by name, not answered with something else."""
     model = await started()
-    with pytest.raises(Unsupported, match="output 'Y' is asked for as classes"):
+    with pytest.raises(Unsupported, match="classification of output 'Y' is not supported"):
         await model(CALL.changed(outputs=(RequestedOutput("Y", classes=3),)))
     await model.stop()
 
@@ -291,8 +291,8 @@ def giving(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[Inputs, Job], Ar
         (
             {"Y": A, "Z": np.array([3], object)},
             (
-                "gave an output it does not declare so: tensor 'Z' has an element of type int, "
-                "BYTES needs bytes or str"
+                "gave an output it does not declare so: BYTES tensor 'Z' has an element of type "
+                "int; expected bytes or str"
             ),
         ),
     ],

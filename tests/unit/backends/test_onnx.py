@@ -20,11 +20,10 @@ from gateway.backends.repository import find_versions, from_plan, onnx_model
 from gateway.demo.samples import SIDE, load_scans
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, NotReady, UpstreamError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from tests.unit.backends import onnx_models
 
 DEMO = Path(gateway.demo.__file__).parent / "models"

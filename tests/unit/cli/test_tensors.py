@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gateway.cli.tensors import json_of, read_value, tensor_of
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.ir.tensor import array_tensor, as_items, as_numpy, items_tensor
 
 NUMBERS = [datatype for datatype in Datatype if datatype.is_integer or datatype.is_float]
 

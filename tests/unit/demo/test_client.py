@@ -9,10 +9,9 @@ from gateway.demo.client import DemoReply, ask_digit, ways
 from gateway.demo.samples import load_scans
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import as_numpy
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import array_tensor
+from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.registry import PROTOCOLS, protocol
 from tests.fakes import ScriptedService
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData, as_items, as_numpy, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
 
 WHOLE = memoryview(b"abcdef")
 
@@ -21,7 +21,7 @@ def tensor(data: Any, datatype: Datatype | None = None) -> Tensor:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (SlicedData(WHOLE, 1), "share 1 of 6 bytes"),
+        (SlicedData(WHOLE, 1), "slice 1 of 6 bytes"),
         (SharedMemoryData("r", 0, 6), "shared memory region 'r'"),
     ],
 )

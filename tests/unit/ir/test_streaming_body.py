@@ -6,11 +6,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest, ModelReadyRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.data import RawData, StreamedData, as_items, as_numpy, as_raw
+from gateway.ir.data import RawData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of, with_buffered_body
-from gateway.ir.tensor import Tensor, streamed_tensor
+from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw, streamed_tensor
 from tests.fakes import FakeArriving
 
 HERE = Tensor("here", Datatype.UINT8, (2,), RawData(memoryview(b"ab")))
@@ -93,9 +93,9 @@ def test_bytes_that_are_not_here_cannot_be_read() -> None:
     source = body()
     waiting = tensor("a", source, 2, 8)
     for read in (as_raw, as_numpy):
-        with pytest.raises(InvalidTensor, match="'a' has not arrived"):
+        with pytest.raises(InvalidTensor, match="'a' was read before its body was received"):
             read(waiting)
-    with pytest.raises(InvalidTensor, match="'a' is UINT8"):
+    with pytest.raises(InvalidTensor, match="'a' has datatype UINT8"):
         as_items(waiting)
     assert 8 == waiting.nbytes
     assert waiting == waiting.renamed("a")

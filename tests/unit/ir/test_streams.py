@@ -11,9 +11,9 @@ from gateway.ir.streams import (
     MappedStream,
     NotifyingStream,
     close_stream,
+    is_streaming,
     map_stream,
     on_stream_end,
-    streams,
 )
 from tests.fakes import FakeStream
 
@@ -78,7 +78,7 @@ def test_only_streams_are_mapped() -> None:
     """A reply that is no stream passes `map_stream` as it is."""
     call = InferRequest(model=MODEL)
     assert map_stream(call, ITEM, lambda items: items) is ITEM
-    assert (True, False) == (streams(STREAM), streams(call))
+    assert (True, False) == (is_streaming(STREAM), is_streaming(call))
 
 
 async def test_closing_what_cannot_be_closed_is_harmless() -> None:

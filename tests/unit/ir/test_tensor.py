@@ -7,19 +7,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gateway.ir.data import (
-    ArrayData,
-    ItemsData,
-    RawData,
+from gateway.ir.data import ArrayData, ItemsData, RawData, check_items, split_items
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor
+from gateway.ir.tensor import (
+    Tensor,
+    array_tensor,
     as_items,
     as_numpy,
     as_raw,
-    check_items,
-    split_items,
+    items_tensor,
+    raw_tensor,
 )
-from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidTensor
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor, raw_tensor
 
 FIXED = sorted(set(Datatype) - {Datatype.BYTES}, key=lambda datatype: datatype.name)
 WIRE = b"\x01\x00\x00\x00a\x00\x00\x00\x00\x02\x00\x00\x00bc"
@@ -59,7 +58,7 @@ def test_bytes_elements_are_counted() -> None:
     assert (3,) == raw_tensor("s", Datatype.BYTES, (3,), memoryview(WIRE)).shape
     with pytest.raises(InvalidTensor, match="has bytes after its 2 BYTES elements"):
         raw_tensor("s", Datatype.BYTES, (2,), memoryview(WIRE))
-    with pytest.raises(InvalidTensor, match="hold only 3 whole BYTES elements"):
+    with pytest.raises(InvalidTensor, match="hold only 3 complete BYTES elements"):
         raw_tensor("s", Datatype.BYTES, (4,), memoryview(WIRE))
 
 
@@ -78,7 +77,7 @@ def test_elements_of_one_length_are_counted(size: int) -> None:
     wire = bytearray((struct.pack("<I", size) + bytes(size)) * 100)
     assert (100,) == raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire)).shape
     wire[50 * (4 + size)] ^= 0x40
-    with pytest.raises(InvalidTensor, match=r"hold only [0-9]+ whole BYTES"):
+    with pytest.raises(InvalidTensor, match=r"hold only [0-9]+ complete BYTES"):
         raw_tensor("s", Datatype.BYTES, (100,), memoryview(wire))
 
 
@@ -142,7 +141,7 @@ def test_a_dtype_must_fit_its_datatype() -> None:
     assert Datatype.BF16 is array_tensor("x", np.zeros(2, np.uint16), Datatype.BF16).datatype
     with pytest.raises(InvalidTensor, match="BF16 needs uint16"):
         array_tensor("x", np.zeros(2, np.float32), Datatype.BF16)
-    with pytest.raises(InvalidTensor, match="which no datatype is"):
+    with pytest.raises(InvalidTensor, match="which has no corresponding datatype"):
         array_tensor("x", np.zeros(2, np.complex64))
 
 
@@ -170,7 +169,7 @@ def test_what_is_unknown_cannot_be_read() -> None:
     bare = Tensor("x", None, None, RawData(memoryview(b"")))
     with pytest.raises(InvalidTensor, match="no datatype or shape yet"):
         as_numpy(bare)
-    with pytest.raises(InvalidTensor, match="is unknown, not BYTES"):
+    with pytest.raises(InvalidTensor, match="has datatype unknown; expected BYTES"):
         as_items(bare)
 
 
@@ -198,5 +197,5 @@ def test_data_of_the_wrong_kind_is_refused() -> None:
     """Elements in a number tensor, and an array in a BYTES tensor, are refused."""
     with pytest.raises(InvalidTensor, match="is FP32 and has BYTES elements"):
         as_numpy(Tensor("x", Datatype.FP32, (1,), ItemsData([b"a"])))
-    with pytest.raises(InvalidTensor, match="holds an array where BYTES has elements"):
+    with pytest.raises(InvalidTensor, match="holds a numpy array; expected elements"):
         as_items(Tensor("x", Datatype.BYTES, (1,), ArrayData(np.zeros(1))))

@@ -20,7 +20,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
-from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -36,7 +35,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, items_tensor
 from gateway.pipelines.graph import Graph, Step, parsed_source
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature import MisfitError
@@ -279,7 +278,7 @@ async def test_an_answer_without_what_is_used() -> None:
     ("request_", "message"),
     [
         (call(X), "model 'p version 3' needs input 't', the request has 'x'"),
-        (call(X, T, X), "input 'x' is in the request twice"),
+        (call(X, T, X), "the request has input 'x' twice"),
         (call(X, T, X.renamed("z")), "has no input 'z'; its inputs are 'x', 't'"),
         (call(T.renamed("x"), T), "input 'x' has datatype INT64, model 'p version 3' needs FP32"),
         (

@@ -17,11 +17,19 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin, Sequence
-from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, as_numpy, as_raw
+from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
+    as_numpy,
+    as_raw,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.policies.batch.merge import WHOLE
 from gateway.policies.cache import Cache, cache_key
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle

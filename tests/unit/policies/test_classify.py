@@ -15,11 +15,10 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
-from gateway.ir.data import as_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_items, items_tensor
 from gateway.policies.classify import Classify, classes
 from tests.fakes import FakeStream, ScriptedService
 

@@ -32,12 +32,14 @@ async def test_a_model_that_wants_a_stream_gets_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "count"), [([], "no answer"), ([ITEM, ITEM, ITEM], "more than one answer")]
+    ("items", "count"), [([], "no response"), ([ITEM, ITEM, ITEM], "more than one response")]
 )
 async def test_another_number_of_answers_is_said(items: list[InferResponse], count: str) -> None:
     """No answer, or several, is an error that names the way out; the stream is closed."""
     stream = FakeStream(items)
-    with pytest.raises(Unsupported, match=f"'m' is decoupled and gave {count}: ask it with a str"):
+    with pytest.raises(
+        Unsupported, match=f"decoupled model 'm' sent {count}; use a streaming call"
+    ):
         await SingleReply(ScriptedService(REFUSED, stream))(CALL)
     assert 1 == stream.closed
 

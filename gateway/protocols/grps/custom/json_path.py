@@ -12,9 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype, fp32_of_bf16
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_items, as_numpy
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.json.elements import written_array
 

@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from gateway.ir.data import ArrayData, as_items, as_numpy
+from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
 from gateway.protocols.grps.datatypes import BY_DATATYPE, WIRE_TYPES, WireType, wire_type
 from gateway.protocols.grps.json.elements import (
     FLOAT32_MAX,

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData, as_items, as_raw
+from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
 from gateway.protocols.grps.datatypes import (
     BY_DATATYPE,
     BY_FIELD,

@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
-from gateway.ir.data import ArrayData, RawData, SharedMemoryData, StreamedData, as_raw
+from gateway.ir.data import ArrayData, RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import RequestedOutput, Shape, Tensor
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor, as_raw
 from gateway.protocols.oip.outputs import output_parameters
 from gateway.protocols.oip.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
 from gateway.protocols.oip.shared_memory import join_shared

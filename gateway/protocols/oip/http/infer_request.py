@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter
-from gateway.ir.data import RawData, SharedMemoryData, StreamedData, as_items
+from gateway.ir.data import RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_items
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.http.context import fields_of, inference_context

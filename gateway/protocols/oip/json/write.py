@@ -24,10 +24,10 @@ import orjson
 from msgspec import Struct
 
 from gateway.ir.context import Parameters
-from gateway.ir.data import ArrayData, RawData, as_items, as_numpy, as_raw
+from gateway.ir.data import ArrayData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.elements import CODES

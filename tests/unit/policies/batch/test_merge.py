@@ -10,20 +10,19 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.data import (
-    ArrayData,
-    ItemsData,
-    RawData,
-    SharedMemoryData,
-    SlicedData,
-    TensorData,
+from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, SlicedData, TensorData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
+from gateway.ir.tensor import (
+    RequestedOutput,
+    Tensor,
+    array_tensor,
     as_items,
     as_numpy,
     as_raw,
+    items_tensor,
+    raw_tensor,
 )
-from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
 from gateway.policies.batch.merge import WHOLE, batch_key, merge_requests, row_count, split_reply
 
 M = ModelRef("m")
@@ -293,7 +292,7 @@ def test_rows_of_nothing() -> None:
         (Tensor("x", Datatype.INT32, (3, 1), RawData(memoryview(b"1234"))), "has 4 bytes"),
         (
             Tensor("x", Datatype.INT32, (3,), SharedMemoryData("r", 0, 12)),
-            "lies in the shared memory",
+            "is in the shared memory",
         ),
     ],
     ids=["other rows", "scalar", "no shape", "too short", "elsewhere"],

@@ -20,7 +20,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.context import Sequence as Place
-from gateway.ir.data import as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Cancelled,
@@ -28,7 +27,7 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     NotFound,
-    NotOneAnswer,
+    NotOneReply,
     Overloaded,
     TooLarge,
     Unavailable,
@@ -37,7 +36,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_numpy, as_raw, raw_tensor
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.service import Service
@@ -442,7 +441,7 @@ async def test_a_refused_request_fails_alone(error: type[GatewayError]) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [NotOneAnswer("two"), Unsupported("late", origin=Origin("c", b"wire"))]
+    "error", [NotOneReply("two"), Unsupported("late", origin=Origin("c", b"wire"))]
 )
 async def test_what_is_not_supported_may_be_noticed_late(error: GatewayError) -> None:
     """A model that gave two answers has run, and so may one whose server says that it cannot."""

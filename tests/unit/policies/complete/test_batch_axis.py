@@ -9,11 +9,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData, as_items, as_numpy, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import Tensor, array_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, as_raw
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
     merge_batch_size,
@@ -252,7 +252,7 @@ def test_answer_of_a_model_that_does_not_batch_keeps_its_shapes() -> None:
 )
 def test_a_model_batches_by_its_word_or_its_shapes(metadata: ModelMetadata, expected: bool) -> None:
     """Where a model does not say, every tensor with a variable first axis says it batches."""
-    assert metadata.batches is expected
+    assert metadata.supports_batching is expected
 
 
 def test_inputs_of_unknown_shape_keep_their_own() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensor import as_items, as_numpy
 from gateway.policies.complete.parameters import split_flat_members
 
 M = ModelRef("m")

@@ -295,7 +295,7 @@ def test_names_what_does_not_fit(
 
 def test_broken_text_is_refused() -> None:
     """Length prefixes that lie are found while elements are counted."""
-    with pytest.raises(InvalidTensor, match="hold only 0 whole BYTES elements"):
+    with pytest.raises(InvalidTensor, match="hold only 0 complete BYTES elements"):
         TensorCompleter("input", ModelRef("m"), (T,), False, InvalidRequest).complete(
             (raw(b"\xff\0\0\0a", "T"),), ALL_NEEDS
         )

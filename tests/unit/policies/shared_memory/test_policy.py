@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin
-from gateway.ir.data import RawData, SharedMemoryData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -35,7 +35,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.streams import close_stream
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_raw
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
     ForwardRegions,

@@ -8,10 +8,9 @@ import time
 import pytest
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.data import as_items
 from gateway.ir.errors import GatewayError, InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import Tensor
+from gateway.ir.tensor import Tensor, as_items
 from gateway.protocols.graphpipe import flatbuffer_writer as writer
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage, table
 from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor, infer_request

@@ -15,7 +15,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ErrorCode,
@@ -28,7 +27,7 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.ir.tensor import array_tensor, as_numpy, items_tensor
 from gateway.protocols.grps.errors import NoMethod, Unreadable
 from gateway.protocols.grps.grpc import (
     BRPC_METHODS,

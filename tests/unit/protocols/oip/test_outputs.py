@@ -6,8 +6,8 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData, as_items
-from gateway.ir.tensor import RequestedOutput, items_tensor
+from gateway.ir.data import SharedMemoryData
+from gateway.ir.tensor import RequestedOutput, as_items, items_tensor
 from gateway.protocols.oip.outputs import output_parameters, with_c_values
 
 M = ModelRef("m")

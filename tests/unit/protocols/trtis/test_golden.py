@@ -18,10 +18,11 @@ from gateway.ir.calls import (
     ServerStatusRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import SharedMemoryData, as_numpy
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelStatus, RepositoryEntry, ServerMetadata, ServerStatus
+from gateway.ir.tensor import as_numpy
 from gateway.policies.complete.batch_axis import apply_batch_size
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.protocols.trtis.http.codec import HttpCodec
@@ -120,7 +121,7 @@ def test_inputs_have_the_values_of_the_client(exchange: Exchange) -> None:
     for tensor in whole.inputs:
         if isinstance(tensor.data, SharedMemoryData):
             continue
-        expected = told[tensor.name] if metadata.batches else told[tensor.name][0]
+        expected = told[tensor.name] if metadata.supports_batching else told[tensor.name][0]
         np.testing.assert_array_equal(expected, as_numpy(tensor))
 
 

@@ -11,7 +11,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import ModelNotFound
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, ModelStatus, ServerStatus
-from gateway.ir.statistics import NEVER, BatchStatistics, Duration, InferStatistics, ModelStatistics
+from gateway.ir.statistics import ZERO, BatchStatistics, Duration, InferStatistics, ModelStatistics
 from gateway.protocols.trtis.grpc.codec import GrpcCodec
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.protocols.trtis.options import TrtisOptions
@@ -75,7 +75,7 @@ def test_requests_are_told_where_all_had_one_size() -> None:
         ModelStatistics(
             name="m",
             version="1",
-            inference=InferStatistics(success=Duration(7, 70), fail=Duration(1, 2), queue=NEVER),
+            inference=InferStatistics(success=Duration(7, 70), fail=Duration(1, 2), queue=ZERO),
             batches={1: BatchStatistics(compute_infer=Duration(7, 40))},
         )
     )

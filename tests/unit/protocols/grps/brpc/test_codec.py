@@ -12,7 +12,6 @@ import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Need
-from gateway.ir.data import as_numpy
 from gateway.ir.errors import (
     GatewayError,
     InvalidTensor,
@@ -23,7 +22,7 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.ir.tensor import array_tensor, as_numpy, items_tensor
 from gateway.protocols.grps import SPEC
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.protocols.grps.brpc.compression import (

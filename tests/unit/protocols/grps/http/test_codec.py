@@ -22,7 +22,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -46,7 +45,7 @@ from gateway.ir.metadata import (
     TensorMetadata,
     Trend,
 )
-from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.wire.errors import MethodNotAllowed

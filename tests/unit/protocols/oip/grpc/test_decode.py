@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.data import SharedMemoryData, as_raw
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -16,6 +16,7 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import as_raw
 from gateway.protocols.oip.grpc.decode import InferReader, parse
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import LEN, MAX_FIELDS, VARINT, tag, varint
@@ -90,7 +91,7 @@ def output(name: str, **more: Any) -> Output:
         (
             request(Tensor(name="T", datatype="BYTES", shape=[1]), raw=[b"\5\0\0\0plum"]),
             InvalidTensor,
-            "'T': 8 bytes hold only 0 whole BYTES elements",
+            "'T': 8 bytes hold only 0 complete BYTES elements",
         ),
         (
             request(Tensor(name="T", datatype="BYTES", shape=[1]), raw=[b"\0\0\0\0\0"]),

@@ -14,7 +14,6 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.data import as_numpy
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -26,7 +25,7 @@ from gateway.ir.errors import (
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, raw_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, raw_tensor
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.grpc import GrpcResponse, GrpcStatus

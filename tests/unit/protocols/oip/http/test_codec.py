@@ -22,7 +22,6 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need, Origin
-from gateway.ir.data import as_numpy, as_raw
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -38,7 +37,14 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.ir.tensor import RequestedOutput, array_tensor, items_tensor, raw_tensor
+from gateway.ir.tensor import (
+    RequestedOutput,
+    array_tensor,
+    as_numpy,
+    as_raw,
+    items_tensor,
+    raw_tensor,
+)
 from gateway.protocols.oip.dialects import dialect_of
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.wire.errors import HTTP_STATUS

@@ -11,11 +11,11 @@ import pytest
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Sequence
-from gateway.ir.data import SharedMemoryData, as_items, as_numpy
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.http import Headers, HttpRequest
@@ -363,7 +363,7 @@ def _sized(size: Any, **more: Any) -> dict[str, Any]:
         (
             _sized(4, datatype="BYTES", shape=[1]),
             b"\x05\x00\x00\x00",
-            "hold only 0 whole BYTES elements",
+            "hold only 0 complete BYTES elements",
         ),
     ],
 )

@@ -19,10 +19,9 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.data import as_items, as_numpy
 from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json.parse import SIMD_FROM_BYTES
 from gateway.wire.http import HttpRequest, HttpResponse

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.data import as_numpy
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import as_numpy
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import parse as documents
 from gateway.wire.http import HttpRequest

@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin, Sequence
-from gateway.ir.data import RawData, SharedMemoryData, SlicedData, as_raw
+from gateway.ir.data import RawData, SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -40,7 +40,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import RepositoryEntry
-from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, items_tensor
 from gateway.protocols.trtis import SPEC
 from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
@@ -117,7 +117,7 @@ def test_inputs_of_untold_sizes_are_shares() -> None:
     header = 'batch_size: 1 input { name: "a" } input { name: "b" dims: 0 } input { name: "c" }'
     found = CODEC.decode_call(post(header, b"12345"))
     shares = [one.data for one in found.inputs]
-    assert [(one.index, one.given_bytes) for one in shares] == [(0, None), (1, 0), (2, None)]
+    assert [(one.index, one.declared_bytes) for one in shares] == [(0, None), (1, 0), (2, None)]
     assert [one.nbytes for one in found.inputs] == [5, 0, 0]
 
 

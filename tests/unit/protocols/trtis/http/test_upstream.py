@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     SharedRegisterRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need, Sequence
-from gateway.ir.data import SharedMemoryData, as_items, as_raw
+from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -36,7 +36,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelState, RepositoryEntry, SharedRegion
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_raw
 from gateway.protocols.trtis.errors import TrtisStatus
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.schema import tensorrt_v1_pb2 as pb
