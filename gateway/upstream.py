@@ -23,6 +23,7 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidTensor,
     MalformedMessage,
+    SequenceIdTooLarge,
     TooLarge,
     Unsupported,
     UpstreamProtocolError,
@@ -113,6 +114,8 @@ class Upstream(Generic[Q, A]):
         """Return the replies; a single one where the protocol has no streams."""
         try:
             wire = self._codec.encode_call(call)
+        except SequenceIdTooLarge:
+            raise
         except Unsupported:
             return self._single_item_stream(call.request.changed(context=call.context))
         return self._items(call, wire)

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+import structlog
 
 from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, VersionNotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
+log = structlog.get_logger(__name__)
+
+# A target that does not answer must not hold up what the signature tells.
+_PATIENCE_S: Final = 1.0
+
 
 class Signatures:
     """Answers metadata calls about configured models; everything else goes through.
 
-    Where a signature has inputs and outputs the target is not asked. One that leaves either out
-    takes it, with the versions, from the target.
+    What a signature leaves out comes from the target. One with inputs and outputs takes only the
+    versions and kind of the model from there, and does without where the target does not tell.
 
     Args:
         inner: The target.
         signatures: By the model's name at the target.
+        clock: Monotonic seconds.
 
     Raises:
         ValueError: A datatype does not exist.
     """
 
-    def __init__(self, inner: Service, signatures: Mapping[str, SignatureConfig]) -> None:
+    def __init__(
+        self,
+        inner: Service,
+        signatures: Mapping[str, SignatureConfig],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._inner = inner
+        self._clock = clock
         self._whole = {
             name: metadata_of(name, signature)
             for name, signature in signatures.items()
@@ -51,9 +68,34 @@ class Signatures:
     async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
         name = "" if call.model is None else call.model.name
         if name in self._whole:
-            return self._whole[name]
+            return await self._declared(self._whole[name], call)
         found = await self._inner(call)
         return found.changed(**self._parts[name]) if name in self._parts else found
+
+    async def _declared(self, declared: ModelMetadata, call: ModelMetadataRequest) -> ModelMetadata:
+        """Return *declared* with what the target tells besides.
+
+        Raises:
+            VersionNotFound: The model has no such version.
+        """
+        try:
+            found = await self._inner(call.with_deadline(self._soon(call.context.deadline)))
+        except VersionNotFound:
+            raise
+        except GatewayError as error:
+            log.debug("signature without a target", model=declared.name, reason=error.message)
+            return declared
+        return declared.changed(
+            versions=found.versions,
+            platform=found.platform,
+            stateful=declared.stateful or found.stateful,
+            decoupled=found.decoupled,
+        )
+
+    def _soon(self, deadline: float | None) -> float:
+        """Return the deadline of a question that can be done without."""
+        soon = self._clock() + _PATIENCE_S
+        return soon if deadline is None else min(deadline, soon)
 
 
 def metadata_of(name: str, signature: SignatureConfig) -> ModelMetadata:

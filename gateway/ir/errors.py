@@ -93,6 +93,10 @@ class ModelNotFound(NotFound):
     """The model, or this version of it, does not exist."""
 
 
+class VersionNotFound(ModelNotFound):
+    """The model is known, and has no such version."""
+
+
 class NoRoute(NotFound):
     """No route matches the call."""
 
@@ -128,6 +132,10 @@ class Decoupled(Unsupported):
 
 class NotOneReply(Unsupported):
     """The model produced no reply or several, and the caller expects exactly one."""
+
+
+class SequenceIdTooLarge(Unsupported):
+    """The target's protocol has no field for so large a sequence id."""
 
 
 class TooLarge(GatewayError):

@@ -54,16 +54,20 @@ class ModelConfigurationLayer:
 
     async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
         found = await self._inner(call)
-        if found.max_batch_size is not None:
+        known = found.max_batch_size
+        if found.stateful and known is not None:
             return found
         question = ModelConfigRequest(model=call.model, context=call.context)
         try:
             told = await self._inner(question)
         except GatewayError as error:
-            if error.retryable:
+            if error.retryable and known is None:
                 raise
             return found  # it has no configuration, or does not show it: shapes have to tell
-        return found.changed(max_batch_size=told.max_batch_size, stateful=told.stateful)
+        return found.changed(
+            max_batch_size=told.max_batch_size if known is None else known,
+            stateful=found.stateful or told.stateful,
+        )
 
 
 def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:

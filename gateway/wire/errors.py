@@ -54,7 +54,7 @@ _CODE_OF_HTTP: Final[dict[int, ErrorCode]] = {
     408: ErrorCode.DEADLINE_EXCEEDED,
     413: ErrorCode.TOO_LARGE,
     429: ErrorCode.OVERLOADED,
-    499: ErrorCode.CANCELLED,
+    499: ErrorCode.BAD_UPSTREAM,  # the gateway cancelled nothing: its client is still there
     501: ErrorCode.UNSUPPORTED,
     502: ErrorCode.BAD_UPSTREAM,
     503: ErrorCode.UNAVAILABLE,
@@ -62,7 +62,7 @@ _CODE_OF_HTTP: Final[dict[int, ErrorCode]] = {
 }
 
 _CODE_OF_GRPC: Final[dict[GrpcStatus, ErrorCode]] = {
-    GrpcStatus.CANCELLED: ErrorCode.CANCELLED,
+    GrpcStatus.CANCELLED: ErrorCode.BAD_UPSTREAM,
     GrpcStatus.UNKNOWN: ErrorCode.UPSTREAM,
     GrpcStatus.INVALID_ARGUMENT: ErrorCode.INVALID_ARGUMENT,
     GrpcStatus.DEADLINE_EXCEEDED: ErrorCode.DEADLINE_EXCEEDED,
@@ -80,6 +80,8 @@ _CODE_OF_GRPC: Final[dict[GrpcStatus, ErrorCode]] = {
     GrpcStatus.UNAUTHENTICATED: ErrorCode.UNAUTHENTICATED,
 }
 
+TRACEBACK: Final = "Traceback (most recent call last):"
+_WITHOUT_REASON: Final = "the upstream failed and gave a traceback without a reason"
 _CLIENT_ERRORS: Final = range(400, 500)
 _ERRORS: Final = range(400, 600)
 
@@ -119,3 +121,25 @@ def clip(text: str, limit_bytes: int) -> str:
     if len(data) <= limit_bytes:
         return data.decode()
     return data[: max(limit_bytes - 3, 0)].decode("utf-8", "ignore") + "..."
+
+
+def strip_traceback(text: str) -> str:
+    """Return *text*; of a Python traceback only its last line, which says what went wrong.
+
+    A traceback names files of the upstream, and a limit on the length would cut its end. Its other
+    lines are indented.
+    """
+    if TRACEBACK not in text:
+        return text
+    for line in reversed(text.splitlines()):
+        if line[:1].strip() and TRACEBACK not in line:
+            return line.rstrip()
+    return _WITHOUT_REASON
+
+
+def read_error_text(view: memoryview, limit_bytes: int) -> str:
+    """Return *view* as text, at most *limit_bytes* of it; of a Python traceback its last line."""
+    text = str(view[:limit_bytes], "utf-8", "replace")
+    if TRACEBACK in text and len(view) > limit_bytes:
+        text = f"{TRACEBACK}\n{str(view[-limit_bytes:], 'utf-8', 'replace')}"
+    return strip_traceback(text)

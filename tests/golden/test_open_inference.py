@@ -112,7 +112,7 @@ _CODES = {
     501: "UNSUPPORTED", 503: "UNAVAILABLE",
     "INVALID_ARGUMENT": "INVALID_ARGUMENT", "NOT_FOUND": "NOT_FOUND", "UNKNOWN": "UPSTREAM",
     "INTERNAL": "UPSTREAM", "UNAVAILABLE": "UNAVAILABLE", "UNIMPLEMENTED": "UNSUPPORTED",
-    "ALREADY_EXISTS": "INVALID_ARGUMENT", "CANCELLED": "CANCELLED",
+    "ALREADY_EXISTS": "INVALID_ARGUMENT", "CANCELLED": "BAD_UPSTREAM",
 }  # fmt: skip
 # Answers that the clients themselves cannot read: FastAPI's lists, mostly.
 _UNREAD = ("an exception occurred in the client", "{'detail': [{")

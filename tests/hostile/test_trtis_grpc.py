@@ -190,10 +190,10 @@ def test_garbage_is_refused_and_the_stream_goes_on(channel: grpc.Channel, name: 
     assert [True, False, True] == [one.request_status.code == pb.SUCCESS for one in found]
 
 
-def test_surplus_raw_inputs_are_ignored(channel: grpc.Channel) -> None:
-    """As real servers do."""
+def test_surplus_raw_inputs_are_refused(channel: grpc.Channel) -> None:
+    """Three entries for two inputs are an error of the client."""
     found = answer(ask(channel, message(1, raws(bytes(64), bytes(64), bytes(9)))))
-    assert pb.SUCCESS == found.request_status.code
+    assert pb.INVALID_ARG == found.request_status.code
 
 
 def test_five_hundred_bad_messages_get_five_hundred_answers(channel: grpc.Channel) -> None:

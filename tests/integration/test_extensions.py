@@ -118,7 +118,7 @@ def test_unloading_takes_a_model_and_not_the_gateway(models: Running) -> None:
     assert 200 == ask(models, "/v2/repository/models/plain/unload", {})[0]
     states = {entry["name"]: entry["state"] for entry in ask(models, "/v2/repository/index", {})[1]}
     assert {"plain": "UNAVAILABLE", "once": "UNAVAILABLE", "shared": "READY"} == states
-    assert (503, 200) == (infer(models, "plain"), ask(models, "/v2/health/ready")[0])
+    assert (409, 200) == (infer(models, "plain"), ask(models, "/v2/health/ready")[0])
     assert 200 == ask(models, "/v2/repository/models/plain/load", {})[0]
     assert 200 == infer(models, "plain")
 

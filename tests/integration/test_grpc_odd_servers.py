@@ -82,6 +82,7 @@ BROKEN = {
         head(literal(b":status", b"200") + literal(b"content-type", b"text/html")),
         "an answer that is no gRPC",
     ),
+    "reset_cancel": (frames.reset(1, frames.CANCEL), "reset of the stream with CANCEL"),
     "odd_flag": (HEAD + data(b"\7\0\0\0\2hi"), "begins with 7"),
     "unknown_coding": (
         head(RESPONSE_HEAD + literal(b"grpc-encoding", b"br")) + data(b"\1\0\0\0\2hi"),
@@ -122,7 +123,6 @@ STATUSES = {
         head(literal(b":status", b"404")) + data(b"<html>", end=True),
         GrpcStatus.UNIMPLEMENTED,
     ),
-    "reset_cancel": (frames.reset(1, frames.CANCEL), GrpcStatus.CANCELLED),
     "reset_calm": (frames.reset(1, frames.ENHANCE_YOUR_CALM), GrpcStatus.RESOURCE_EXHAUSTED),
     "reset_internal": (frames.reset(1, frames.INTERNAL_ERROR), GrpcStatus.INTERNAL),
 }

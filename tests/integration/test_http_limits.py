@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpMount, MemoryBudget, ServerLimits
+from gateway.wire.http import Headers, HttpResponse
 from tests.integration.http_kit import (
     HTTP_MAKES,
     Answer,
@@ -240,6 +242,27 @@ async def test_bytes_in_flight_are_budgeted() -> None:
     assert (got.status, got.headers.get("retry-after")) == (503, "1")
     assert got.json["limit"] == "in_flight_bytes"
     assert 0.05 < took < 0.5
+
+
+class Patient(Slow):
+    """Tells clients itself when to come back, as the codecs do."""
+
+    def reject(self, error: GatewayError, /) -> HttpResponse:
+        """Refuse with the header of the protocol."""
+        refused = super().reject(error)
+        headers = Headers((*refused.headers.pairs, ("Retry-After", "1")))
+        return HttpResponse(refused.status, headers, refused.body)
+
+
+async def test_retry_after_is_sent_once() -> None:
+    """The transport adds the header only where the protocol's own refusal lacks it."""
+    async with serving(Patient(), budget_bytes=1000, queue_wait_s=0.1) as running:
+        holder = await running.connect()
+        await holder.send(post(b"x" * 10, length=900))
+        await eventually(lambda: running.budget.used_bytes == 900)
+        got = await answer(running, post(b"x" * 200))
+        await holder.close()
+    assert ["1"] == [value for name, value in got.headers.pairs if name.lower() == "retry-after"]
 
 
 async def test_inflated_bytes_are_budgeted() -> None:

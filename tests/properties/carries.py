@@ -188,12 +188,14 @@ _OIP_HTTP_ERRORS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
     ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
+    ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,  # the upstream's client is the gateway
 }
 _OIP_GRPC_ERRORS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
     ErrorCode.TOO_LARGE: ErrorCode.OVERLOADED,  # both are RESOURCE_EXHAUSTED
     ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+    ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
 }
 
 
@@ -212,7 +214,11 @@ def _oip_http(dialect: str, **fields: Any) -> Carries:
         way=dialect,
         upstream={"dialect": dialect},
         kept=_oip_kept,
-        **{"errors": _OIP_HTTP_ERRORS, "listener": EVERYTHING, **fields},
+        **{
+            "errors": _OIP_HTTP_ERRORS,
+            "listener": {**EVERYTHING, "not_ready_status": 503},
+            **fields,
+        },
     )
 
 
@@ -303,6 +309,7 @@ def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
         errors={
             ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
             ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+            ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
         },
         **fields,
     )
@@ -451,6 +458,7 @@ def _grps_widened(carrier: str, **fields: Any) -> Carries:
 _GRPS_ERRORS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
+    ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
 }
 _GRPS = (
     # NaN is a word in JSON: its bits are lost.

@@ -42,7 +42,7 @@ NAMES = st.sampled_from(["x", "INPUT0", "Zoë", "a b", "模型", "a/b%2F?#"]) | 
 # A path may not end in one of these, nor begin below /v2/models with "stats".
 MODEL_NAMES = NAMES.filter(lambda name: name not in {".", "..", "stats"})
 PLAIN_NAMES = st.sampled_from(["x", "INPUT0", "a-b_c.d"])
-VERSIONS = st.just("") | st.sampled_from(["1", "2024-11", "é"])
+VERSIONS = st.just("") | st.sampled_from(["1", "v2024-11", "é"])
 SHAPES: SearchStrategy[Shape] = st.sampled_from(
     [(), (0,), (1,), (3,), (2, 3), (0, 2), (4, 0, 2), (1, 2, 1, 2, 1)]
 ) | st.lists(st.integers(0, 3), max_size=5).map(tuple)

@@ -145,6 +145,8 @@ def slow_request(data: bytes) -> Any:
     for output in message.outputs:
         check_name("output", output.name, DEFAULT_LIMITS.name_bytes, "name_bytes")
         outputs.append((output.name, slow_parameters(output.parameters)))
+    require("" not in [one.name for one in message.inputs])
+    require("" not in [one.name for one in message.outputs])
     require(len({name for name, _ in outputs}) == len(outputs))
     raws = list(message.raw_input_contents)
     return (*head, outputs, slow_tensors(message.inputs, raws, mixed=False))
@@ -239,7 +241,7 @@ def ir_tensors(draw: DrawFn, name: str) -> Tensor:
 @st.composite
 def tensor_tuples(draw: DrawFn) -> tuple[Tensor, ...]:
     """Draw tensors of different names."""
-    names = draw(st.lists(CLEAN, max_size=3, unique=True))
+    names = draw(st.lists(CLEAN.filter(bool), max_size=3, unique=True))
     return tuple(draw(ir_tensors(name)) for name in names)
 
 
@@ -254,7 +256,7 @@ def calls(draw: DrawFn) -> InferRequest:
         inputs=draw(tensor_tuples()),
         outputs=tuple(
             RequestedOutput(name, parameters=draw(HELD))
-            for name in draw(st.lists(CLEAN, max_size=2, unique=True))
+            for name in draw(st.lists(CLEAN.filter(bool), max_size=2, unique=True))
         ),
         sequence=draw(st.none() | st.just(sequence)),
         priority=draw(UINT64),

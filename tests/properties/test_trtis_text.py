@@ -39,21 +39,21 @@ def known_escapes(text: str) -> bool:
     return "\\" not in _ESCAPES.sub("", text)
 
 
-def by_library(text: str, kind: type[M]) -> M | None:
+def by_library(text: str, kind: type[M], *, allow_unknown: bool = True) -> M | None:
     """Return what the library reads; None where it refuses."""
     message = kind()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            text_format.Parse(text, message, allow_unknown_field=True)
+            text_format.Parse(text, message, allow_unknown_field=allow_unknown)
     except (text_format.ParseError, ValueError, RecursionError):
         return None
     return message
 
 
-def by_hand(text: str, kind: type[M]) -> M | None:
+def by_hand(text: str, kind: type[M], *, allow_unknown: bool = True) -> M | None:
     try:
-        return parse_text(text, kind)
+        return parse_text(text, kind, allow_unknown=allow_unknown)
     except MalformedMessage:
         return None
 
@@ -186,6 +186,8 @@ def agree(kind: type[Message], text: str) -> None:
         assert expected.SerializeToString(deterministic=True) == found.SerializeToString(
             deterministic=True
         )
+    strict = by_library(text, kind, allow_unknown=False)
+    assert str(strict) == str(by_hand(text, kind, allow_unknown=False))
 
 
 @given(texts())
@@ -231,10 +233,10 @@ def test_depth_is_bounded(opening: str) -> None:
     """Nesting beyond the bound is refused at once, however deep; up to it, it is read."""
     closing = {"x {": "}", "x <": ">", "x: [{": "}]"}[opening]
     inner = MAX_DEPTH - 1
-    assert parse_text(opening * inner + closing * inner, pb.RequestStatus) == pb.RequestStatus()
+    assert pb.RequestStatus() == by_hand(opening * inner + closing * inner, pb.RequestStatus)
     for depth_ in (MAX_DEPTH, 100_000):
         with pytest.raises(MalformedMessage, match=f"more than {MAX_DEPTH} deep"):
-            parse_text(opening * depth_ + closing * depth_, pb.RequestStatus)
+            parse_text(opening * depth_ + closing * depth_, pb.RequestStatus, allow_unknown=True)
 
 
 @pytest.mark.parametrize("text", [r"\q", r"\x", r"\777", r"\ud800", r"\U00110000", r"\N{DOT}"])

@@ -21,7 +21,13 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
-from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, UpstreamProtocolError
+from gateway.ir.errors import (
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    SequenceIdTooLarge,
+    UpstreamProtocolError,
+)
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput
@@ -130,7 +136,11 @@ class Complete:
         try:
             if not self._is_whole(call):
                 request, known = await self._request(call)
-            reply = await self._inference(request)
+            try:
+                reply = await self._inference(request)
+            except SequenceIdTooLarge as error:
+                request = await self._without_sequence(request, error)
+                reply = await self._inference(request)
             if self._suffices(reply, call.context.needs):
                 return reply
             return await self._answer(_PendingCompletion(request, call.batch_size, known), reply)
@@ -143,13 +153,34 @@ class Complete:
         request, known = await self._request(call.request)
         needs = call.context.needs
         whole = call if request is call.request else call.changed(request=request)
-        items = await self._inner(whole)
+        try:
+            items = await self._inner(whole)
+        except SequenceIdTooLarge as error:
+            request = await self._without_sequence(request, error)
+            items = await self._inner(call.changed(request=request))
         if needs or Need.BATCHING in self._needs or self._stand_ins is not None:
             asked = _PendingCompletion(
                 request.with_context(needs=needs), call.request.batch_size, known
             )
             items = MappedStream(items, lambda item: self._answer(asked, item))
         return items
+
+    async def _without_sequence(
+        self, call: InferRequest, refused: SequenceIdTooLarge
+    ) -> InferRequest:
+        """Return *call* without its sequence, which a model without sequences does not look at.
+
+        Raises:
+            SequenceIdTooLarge: The model has sequences, or it is not known whether it has.
+        """
+        model = call.model or ModelRef("")
+        try:
+            known = await self._metadata(ModelMetadataRequest(model=model, context=_BATCHING))
+        except GatewayError:
+            raise refused from None
+        if known.stateful or known.max_batch_size is None:
+            raise refused
+        return call.changed(sequence=None)
 
     async def _control(self, call: Call[R]) -> R:
         try:
@@ -298,9 +329,11 @@ class Complete:
         try:
             return await self._metadata(ModelMetadataRequest(model=model, context=about))
         except GatewayError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                text = f"the request names model {str(model)!r}, which is not known here"
+                raise type(error)(f"{text}: {error.message}", model=model) from error
             raise type(error)(
-                f"{why}, and the metadata of model {str(model)!r} "
-                f"that would tell them cannot be had: {error.message}",
+                f"{error.message}; {why}, which the metadata of model {str(model)!r} would tell",
                 model=model,
             ) from error
 

@@ -11,7 +11,13 @@ from __future__ import annotations
 import re
 
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, HTTP_STATUS, MethodNotAllowed, clip
+from gateway.wire.errors import (
+    HTTP_METHOD_NOT_ALLOWED,
+    HTTP_STATUS,
+    MethodNotAllowed,
+    clip,
+    read_error_text,
+)
 
 STATUS: dict[ErrorCode, int] = {**HTTP_STATUS, ErrorCode.OVERLOADED: 429}
 
@@ -38,5 +44,5 @@ def printable(text: str, limit_bytes: int) -> str:
 
 def text_of(data: memoryview, limit_bytes: int) -> str:
     """Return untrusted bytes as a text that may be shown; "" when there is nothing in them."""
-    text = str(data[: limit_bytes * _BYTES_PER_CHARACTER], "utf-8", "replace").strip()
+    text = read_error_text(data, limit_bytes * _BYTES_PER_CHARACTER).strip()
     return printable(text, limit_bytes) if text else ""

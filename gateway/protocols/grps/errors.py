@@ -65,7 +65,7 @@ _OF_THE_CALL: Final = frozenset({ErrorCode.OVERLOADED})
 
 _CODE_OF_BRPC: Final[dict[int, ErrorCode]] = {
     _EPERM: ErrorCode.FORBIDDEN,
-    _ECANCELED: ErrorCode.CANCELLED,
+    _ECANCELED: ErrorCode.BAD_UPSTREAM,
     ENOSERVICE: ErrorCode.UNSUPPORTED,
     ENOMETHOD: ErrorCode.UNSUPPORTED,
     EREQUEST: ErrorCode.INVALID_ARGUMENT,

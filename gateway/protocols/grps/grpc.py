@@ -24,7 +24,7 @@ from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.codec import Codec
-from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc
+from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 
@@ -102,11 +102,13 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
         """Write *error* as a message whose Status is FAILURE, or end the call with it.
 
-        What ended an upstream's call ends this one.  Never raises.
+        What ended the call of an upstream of this codec ends this one.  Never raises.
         """
-        ended = None if error.origin is None else error.origin.wire
-        if isinstance(ended, GrpcResponse) and ended.status is not GrpcStatus.OK:
-            return GrpcResponse(status=ended.status, details=ended.details)
+        origin = error.origin
+        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
+            ended = origin.wire
+            if ended.status is not GrpcStatus.OK:
+                return GrpcResponse(status=ended.status, details=strip_traceback(ended.details))
         if ends_call(error, unread=call is None):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
@@ -141,7 +143,10 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
     def _read(self, call: Call[Any], wire: GrpcResponse) -> Any:
         origin = Origin(NAME, wire)
         if wire.status is not GrpcStatus.OK:
-            text = wire.details or f"upstream answered with the status {wire.status.name}"
+            text = (
+                strip_traceback(wire.details)
+                or f"upstream answered with the status {wire.status.name}"
+            )
             raise error_class_of_grpc(wire.status)(text, model=call.model, origin=origin)
         try:
             message = read_message(wire.view, self._limits)

@@ -32,9 +32,10 @@ from gateway.ir.errors import (
     InvalidRequest,
     MalformedMessage,
     ModelNotFound,
+    VersionNotFound,
 )
 from gateway.ir.limits import MessageLimits, check_name
-from gateway.ir.metadata import ServerMetadata
+from gateway.ir.metadata import ModelMetadata, ServerMetadata
 from gateway.ir.tensor import Tensor
 from gateway.protocols.grps.content import (
     ReplyFormat,
@@ -61,7 +62,7 @@ from gateway.protocols.grps.metadata import (
 )
 from gateway.protocols.grps.options import LIVE, GrpsOptions
 from gateway.wire.codec import unsupported
-from gateway.wire.errors import clip, is_error_status
+from gateway.wire.errors import clip, is_error_status, strip_traceback
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})
 """What an answer to a client cannot be written without, and what its inputs may stand for."""
@@ -217,10 +218,21 @@ def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMe
         message = request_message(request, form, widen=settings.widen)
         return method, keyed(message, model_key(call.model, settings))
     if isinstance(call, ModelMetadataRequest):
-        # The plain name: unlike for inference, the version is no part of it.
-        name = "" if call.model is None else call.model.name
-        return method, GrpsMessage(form=ContentFormat.STR_DATA, text=name)
+        return method, GrpsMessage(
+            form=ContentFormat.STR_DATA, text=_server_name(call.model, settings)
+        )
+    if isinstance(call, ModelReadyRequest):
+        model_key(call.model, settings)  # a version that no key names is not asked for
     return method, GrpsMessage()
+
+
+def _server_name(model: ModelRef | None, settings: GrpsOptions) -> str:
+    """Return the server's plain name of *model*: unlike for inference, without the version."""
+    if model is None:
+        return ""
+    key = model_key(model, settings)
+    configured = model.name in settings.keys or f"{model.name}/{model.version}" in settings.keys
+    return (_split(key, model.name)[0] or model.name) if configured else model.name
 
 
 def keyed(message: GrpsMessage, key: str) -> GrpsMessage:
@@ -236,16 +248,41 @@ def keyed(message: GrpsMessage, key: str) -> GrpsMessage:
 
 
 def model_key(model: ModelRef | None, settings: GrpsOptions) -> str:
-    """Return the grps key of *model*: the configured one, else "name-version", else the name."""
+    """Return the grps key of *model*: the configured one, else "name-version", else the name.
+
+    A key that is configured for a name serves requests without a version, and those for the
+    version that it names.
+
+    Raises:
+        VersionNotFound: The key that is configured for the name names another version, or none.
+    """
     if model is None:
         return ""
-    joined = f"{model.name}/{model.version}" if model.version else model.name
-    known = settings.keys.get(joined)
-    if known is None:
-        known = settings.keys.get(model.name)
+    if not model.version:
+        return settings.keys.get(model.name, model.name)
+    known = settings.keys.get(f"{model.name}/{model.version}")
     if known is not None:
         return known
-    return f"{model.name}-{model.version}" if model.version else model.name
+    known = settings.keys.get(model.name)
+    if known is None:
+        return f"{model.name}-{model.version}"
+    version = _split(known, model.name)[1]
+    if version != model.version:
+        raise VersionNotFound(
+            f"model {model.name!r} has no version {model.version!r}: its key {known!r} names "
+            f"{f'version {version!r}' if version else 'no version'}; expected a key for "
+            f"'{model.name}/{model.version}' (keys)",
+            model=model,
+        )
+    return known
+
+
+def _split(key: str, name: str) -> tuple[str, str]:
+    """Return the name and the version that the configured key of model *name* holds."""
+    if key.startswith(f"{name}-"):
+        return name, key[len(name) + 1 :]
+    first, _, last = key.rpartition("-")
+    return (first, last) if first and last[:1].isdigit() else (key, "")
 
 
 def decode_method_reply(
@@ -293,8 +330,19 @@ def _metadata_reply(
     if isinstance(call, ModelReadyRequest):
         return lists_model(message.text, model_key(call.model, settings), limits)
     if isinstance(call, ModelMetadataRequest):
-        return read_model(message.text, "" if call.model is None else call.model.name, limits)
+        return _model_metadata(call.model or ModelRef(""), message.text, settings, limits)
     raise unsupported(call, "grps")
+
+
+def _model_metadata(
+    model: ModelRef, text: str, settings: GrpsOptions, limits: MessageLimits
+) -> ModelMetadata:
+    """Return what the server tells of *model*; a configured key is the version it is asked by."""
+    found = read_model(text, model.name, limits)
+    version = model.version if f"{model.name}/{model.version}" in settings.keys else ""
+    if not version and model.name in settings.keys:
+        version = _split(settings.keys[model.name], model.name)[1]
+    return found.changed(versions=(version,)) if version else found
 
 
 def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) -> None:
@@ -307,13 +355,11 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
     """
     if status is None or (status.flag != Flag.FAILURE and status.code in (0, OK)):
         return
-    text = status.msg or f"upstream answered with the code {status.code} and no text"
+    reason = strip_traceback(status.msg)
+    text = reason or f"upstream answered with the code {status.code} and no text"
     kind = error_class_of_status(status.code, text)
-    raise kind(text, model=call.model, origin=_said(origin, status))
-
-
-def _said(origin: Origin, status: GrpsStatus) -> Origin:
-    return Origin(origin.codec, origin.wire, status)
+    said = GrpsStatus(status.code, reason, status.flag)
+    raise kind(text, model=call.model, origin=Origin(origin.codec, origin.wire, said))
 
 
 def _asked_model(message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:

@@ -5,9 +5,13 @@ Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class Dialect:
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
         signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
+        whole_versions: It reads a version as the whole number that it begins with.
     """
 
     name: str
@@ -38,10 +43,17 @@ class Dialect:
     extended: bool = False
     control: bool = False
     signed_parameters: bool = False
+    whole_versions: bool = False
 
 
 _TRITON = Dialect(
-    name="triton", binary=True, index=True, extended=True, control=True, signed_parameters=True
+    name="triton",
+    binary=True,
+    index=True,
+    extended=True,
+    control=True,
+    signed_parameters=True,
+    whole_versions=True,
 )
 
 # Triton's is the fullest: an unknown server is taken for one.
@@ -83,6 +95,10 @@ _SERVER_NAMES = {
     "ovms": "ovms",
 }
 
+# What C++ reads as a number, whatever follows.
+_NUMBER = re.compile(r"\s*[+-]?[0-9]")
+_WHOLE = re.compile(r"[0-9]+")
+
 NOT_READY_STATUS = "not_ready_status"
 DIALECT = "dialect"
 
@@ -90,6 +106,22 @@ DIALECT = "dialect"
 def dialect_of(server_name: str) -> str | None:
     """Return the dialect of a server by the `name` in its metadata; None when unknown."""
     return _SERVER_NAMES.get(server_name.strip().lower())
+
+
+def check_whole_version(model: ModelRef) -> None:
+    """Refuse a version that Triton would read as another one: 1.5 and 1e3 as 1.
+
+    A version that begins with no number goes on: Triton itself refuses it.
+
+    Raises:
+        InvalidRequest: The version of *model* begins with a number and is none.
+    """
+    if _NUMBER.match(model.version) and not _WHOLE.fullmatch(model.version):
+        raise InvalidRequest(
+            f"version {model.version!r} of model {model.name!r} is no whole number; expected "
+            "decimal digits: the upstream would read it as another version",
+            model=model,
+        )
 
 
 def option(options: Mapping[str, Any], key: str, default: Any, known: Callable[[Any], bool]) -> Any:

@@ -24,6 +24,7 @@ HTTP_OK = 200
 # "Not ready" over HTTP: servers send 503, KServe's page lists 409
 # (docs/protocols/open-inference.md, "16. Errors").
 NOT_READY_STATUSES = (503, 409)
+INFERENCE_NOT_READY = 409
 _CONFLICT = 409
 
 

@@ -19,6 +19,8 @@ from gateway.protocols.oip.shared_memory import join_shared, split_shared
 from gateway.wire.errors import clip
 
 CLASSIFICATION = "classification"
+# What some client libraries write for it.
+_CLASSIFICATION_COUNT = "classification_count"
 
 _MOST = (1 << 31) - 1
 # A value that has a fraction or an exponent, or is no number; integers are written as they are.
@@ -43,6 +45,13 @@ def requested_output(
     """
     shared, left = split_shared(f"output {name!r}", parameters, limits)
     classes = left.pop(CLASSIFICATION, None)
+    count = left.pop(_CLASSIFICATION_COUNT, None)
+    if classes is not None and count is not None:
+        raise InvalidRequest(
+            f"output {name!r} has the parameters {CLASSIFICATION!r} and "
+            f"{_CLASSIFICATION_COUNT!r}: expected one of the two"
+        )
+    classes = count if classes is None else classes
     if classes is None:
         return RequestedOutput(name, 0, left, shared)
     if type(classes) is not int or not least_classes <= classes <= _MOST:

@@ -143,7 +143,7 @@ def error_class_of(call: Call[Any], code: int) -> type[GatewayError]:
 
 # Of a server that follows the protocol only these come: everything else is in request_status.
 _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
-    GrpcStatus.CANCELLED: ErrorCode.CANCELLED,
+    GrpcStatus.CANCELLED: ErrorCode.BAD_UPSTREAM,
     GrpcStatus.INVALID_ARGUMENT: ErrorCode.INVALID_ARGUMENT,
     GrpcStatus.DEADLINE_EXCEEDED: ErrorCode.DEADLINE_EXCEEDED,
     GrpcStatus.NOT_FOUND: ErrorCode.NOT_FOUND,

@@ -80,10 +80,10 @@ def _known_size(entry: InputEntry) -> int | None:
 
 
 def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
-    """Give every input its entry of `raw_input`; surplus ones are ignored, as real servers do.
+    """Give every input its entry of `raw_input`.
 
     Raises:
-        InvalidTensor: An entry is missing, or has not the size that the header tells.
+        InvalidTensor: An entry is missing or left over, or has not the size that the header tells.
     """
     tensors = []
     at = 0
@@ -103,6 +103,11 @@ def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple
                 f"{entry.declared_bytes}: needed are equal numbers"
             )
         tensors.append(_tensor(entry, RawData(raw)))
+    if at != len(raws):
+        raise InvalidTensor(
+            f"the message has {len(raws)} raw_input; expected {at}, one for each input that is "
+            "not in shared memory"
+        )
     return tuple(tensors)
 
 

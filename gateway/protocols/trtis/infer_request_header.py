@@ -103,7 +103,7 @@ class HeaderReader:
 def id_of_text(text: str) -> int:
     """Return the id in a header that was refused; 0 where it cannot be read."""
     try:
-        return parse_text(text, pb.InferRequestHeader).id
+        return parse_text(text, pb.InferRequestHeader, allow_unknown=True).id
     except MalformedMessage:
         return 0
 

@@ -31,6 +31,7 @@ from gateway.protocols.trtis.server_status import (
 )
 from gateway.protocols.trtis.statistics import read_counters
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.errors import clip, strip_traceback
 
 # Calls that are answered by their success alone.
 MODEL_CONTROL_CALLS = frozenset(
@@ -93,7 +94,7 @@ def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: in
 
     The origin keeps code and text, for a caller of the same protocol.
     """
-    text = status.msg.encode()[:most].decode("utf-8", "ignore")
+    text = clip(strip_traceback(status.msg), most)
     shown = text or f"upstream answered with request status {status.code} and no text"
     form = TrtisStatus(status.code if status.code in _KNOWN else pb.UNKNOWN, text)
     kind = error_class_of(call, status.code)

@@ -33,7 +33,6 @@ _RATIO: Final = 200
 _RATIO_FLOOR_BYTES: Final = 1 << 20
 # Source: gRPC over HTTP/2, "Errors".
 _OF_RESET: Final = {
-    h2.CANCEL: GrpcStatus.CANCELLED,
     h2.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
     h2.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
 }
@@ -202,6 +201,8 @@ class ClientCall:
         """Fail the call: the stream was reset."""
         if code == h2.REFUSED_STREAM:
             self.fail(NotSent(f"{self._line.name} refused the call before it looked at it"))
+        elif code == h2.CANCEL:  # nobody here cancelled the call: the server broke it off
+            self.fail(self._broken("a reset of the stream with CANCEL"))
         elif not self._done:
             details = f"{self._line.name} reset the stream: {h2.code_name(code)}"
             status = _OF_RESET.get(code, GrpcStatus.INTERNAL)

@@ -352,12 +352,11 @@ class Exchange:
             await self._send(fault.response)
             return
         response = self._frontend.reject(error)
-        extra: tuple[tuple[str, str], ...] = ()
-        if error.code is ErrorCode.OVERLOADED:
-            extra = (("Retry-After", "1"),)
+        headers = response.headers
+        if error.code is ErrorCode.OVERLOADED and headers.get("retry-after") is None:
+            headers = Headers((*headers.pairs, ("Retry-After", "1")))
         elif error.code is ErrorCode.UNSUPPORTED:
-            extra = (("Accept-Encoding", ACCEPTED),)
-        headers = Headers((*response.headers.pairs, *extra))
+            headers = Headers((*headers.pairs, ("Accept-Encoding", ACCEPTED)))
         await self._send(HttpResponse(response.status, headers, response.body))
 
     async def _send(self, response: HttpResponse) -> None:

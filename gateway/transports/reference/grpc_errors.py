@@ -30,6 +30,7 @@ _NOT_CONNECTED = (
 )
 _BROKEN_OFF = "Stream removed ("
 _TOO_LARGE = re.compile(r"CLIENT: Received message larger than max|Decompressed message larger")
+_RESET = "RST_STREAM"
 _SHOWN_CHARACTERS = 200
 
 
@@ -88,7 +89,14 @@ def _internal(target: str, ending: Ending) -> GatewayError | None:
     return None
 
 
+def _cancelled(target: str, ending: Ending) -> GatewayError | None:
+    if _RESET in ending.details:  # a reset with CANCEL: nobody here cancelled the call
+        return UpstreamProtocolError(f"answer of {target}: {_shown(ending.details)}")
+    return None
+
+
 _KINDS = {
+    StatusCode.CANCELLED: _cancelled,
     StatusCode.UNAVAILABLE: _unavailable,
     StatusCode.DEADLINE_EXCEEDED: _deadline,
     StatusCode.RESOURCE_EXHAUSTED: _exhausted,

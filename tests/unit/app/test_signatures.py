@@ -14,6 +14,13 @@ from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    GatewayError,
+    ModelNotFound,
+    Unavailable,
+    Unsupported,
+    VersionNotFound,
+)
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService
@@ -29,14 +36,37 @@ FOUND = ModelMetadata(
 ASKED = ModelMetadataRequest(model=ModelRef("m"))
 
 
-async def test_a_whole_signature_needs_no_target() -> None:
-    """A target that cannot tell is not asked."""
-    inner = ScriptedService()
+@pytest.mark.parametrize("error", [Unavailable("gone"), ModelNotFound("no"), Unsupported("no")])
+async def test_a_whole_signature_needs_no_target(error: GatewayError) -> None:
+    """A target that does not tell, or not within a second, is done without."""
+    inner = ScriptedService(error)
     signature = SignatureConfig(inputs=(X,), outputs=(), max_batch_size=4)
-    found = await Signatures(inner, {"m": signature})(ASKED)
+    found = await Signatures(inner, {"m": signature}, clock=lambda: 5.0)(ASKED)
     inputs = (TensorMetadata("x", Datatype.FP32, (-1, 2)),)
     assert ModelMetadata(name="m", inputs=inputs, max_batch_size=4) == found
-    assert inner.calls == []
+    assert [6.0] == [call.context.deadline for call in inner.calls]
+
+
+async def test_a_whole_signature_keeps_the_versions_of_the_target() -> None:
+    """Versions and kind of the model are the target's, its tensors and batches the signature's."""
+    inner = ScriptedService(FOUND.changed(max_batch_size=9, decoupled=True))
+    signature = SignatureConfig(inputs=(X,), outputs=())
+    found = await Signatures(inner, {"m": signature})(ASKED)
+    assert (("3",), "p", True, None) == (
+        found.versions,
+        found.platform,
+        found.decoupled,
+        found.max_batch_size,
+    )
+    assert ((TensorMetadata("x", Datatype.FP32, (-1, 2)),), ()) == (found.inputs, found.outputs)
+
+
+async def test_a_signature_gives_a_model_no_versions() -> None:
+    """A version that the target does not have stays unknown."""
+    inner = ScriptedService(VersionNotFound("no version 999"))
+    signatures = Signatures(inner, {"m": SignatureConfig(inputs=(X,), outputs=())})
+    with pytest.raises(VersionNotFound):
+        await signatures(ModelMetadataRequest(model=ModelRef("m", "999")))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,10 @@ async def test_batching_is_told_by_the_configuration() -> None:
     ("call", "metadata"),
     [
         (ModelMetadataRequest(model=M), METADATA),
-        (ModelMetadataRequest(model=M, context=BATCHING), METADATA.changed(max_batch_size=0)),
+        (
+            ModelMetadataRequest(model=M, context=BATCHING),
+            METADATA.changed(max_batch_size=0, stateful=True),
+        ),
     ],
     ids=["not_needed", "known"],
 )
@@ -111,6 +114,16 @@ async def test_nothing_more_is_asked_than_is_needed(
     service = target(TOLD, metadata)
     assert metadata == await ModelConfigurationLayer(service)(call)
     assert [call] == service.calls
+
+
+async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
+    """A known largest batch stays, and sequences are looked up all the same."""
+    told = ModelConfiguration({"name": "m", "max_batch_size": 8, "sequence_batching": {}})
+    metadata = METADATA.changed(max_batch_size=4)
+    found = await ModelConfigurationLayer(target(told, metadata))(
+        ModelMetadataRequest(model=M, context=BATCHING)
+    )
+    assert metadata.changed(stateful=True) == found
 
 
 async def test_a_target_without_configuration_leaves_batching_to_the_shapes() -> None:

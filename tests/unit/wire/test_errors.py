@@ -11,8 +11,13 @@ from gateway.wire.errors import (
     clip,
     error_class_of_grpc,
     error_class_of_http,
+    read_error_text,
+    strip_traceback,
 )
 from gateway.wire.grpc import GrpcStatus
+
+HEADER = "Traceback (most recent call last):\n"
+FRAME = '  File "/srv/model.py", line 3, in infer\n    return x[9]\n           ~^^^\n'
 
 
 def test_every_code_has_an_http_and_a_grpc_status() -> None:
@@ -48,3 +53,33 @@ def test_texts_are_cut_between_characters() -> None:
     assert clip("é" * 10, 10) == "ééé..."
     assert clip("\ud800", 10) == "?"
     assert clip("text", 2) == "..."
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", ""),
+        ("no traceback\nof two lines", "no traceback\nof two lines"),
+        (f"{HEADER}{FRAME}IndexError: 9", "IndexError: 9"),
+        (f"it failed:\n{HEADER}{FRAME}IndexError: 9\n\n", "IndexError: 9"),
+        (
+            f"{HEADER}{FRAME}KeyError: 1\n\nDuring\n\n{HEADER}{FRAME}ValueError: 2\n",
+            "ValueError: 2",
+        ),
+        (f"{HEADER}{FRAME}", "the upstream failed and gave a traceback without a reason"),
+    ],
+)
+def test_reason_of_a_traceback(text: str, reason: str) -> None:
+    """Of a traceback the last line is kept; any other text is kept whole."""
+    assert reason == strip_traceback(text)
+
+
+def test_reason_is_kept_where_the_text_is_cut() -> None:
+    """A limit cuts the frames of a traceback, not the line that ends it."""
+    data = memoryview(f"{HEADER}{FRAME * 1000}IndexError: 9\n".encode())
+    assert "IndexError: 9" == read_error_text(data, 1024)
+
+
+def test_other_texts_are_cut_at_the_limit() -> None:
+    """A text without a traceback is cut at its end."""
+    assert "abc" == read_error_text(memoryview(b"abcdef"), 3)

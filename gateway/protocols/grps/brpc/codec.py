@@ -40,7 +40,7 @@ from gateway.protocols.grps.options import settings_of
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
 from gateway.wire.codec import Codec, unsupported
-from gateway.wire.errors import clip
+from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.metadata import valid_request_id
 from gateway.wire.stream import Frame
@@ -155,7 +155,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         meta, rest = split_frame(view_of(wire.payload))
         response = meta.response
         if response.error_code:
-            text = clip(words(response.error_text), self._limits.error_text_bytes)
+            text = clip(strip_traceback(words(response.error_text)), self._limits.error_text_bytes)
             text = text or f"upstream answered with the code {response.error_code}"
             origin = Origin(NAME, wire, UpstreamErrorText(response.error_code, text))
             kind = error_class_of_brpc(response.error_code)

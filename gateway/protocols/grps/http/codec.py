@@ -34,7 +34,7 @@ from gateway.protocols.grps.json.message import read_answer, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, settings_of
 from gateway.wire.codec import FramingCodec, StreamCodec
-from gateway.wire.errors import clip, is_error_status
+from gateway.wire.errors import clip, is_error_status, read_error_text
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 
@@ -43,6 +43,7 @@ R = TypeVar("R")
 _WITH_BODY: Final = frozenset({calls.PREDICT, calls.PREDICT_STREAMING, calls.MODEL_METADATA})
 _OK: Final = range(200, 300)
 _BRACE: Final = b"{"
+_READ_BYTES: Final = 64 * 1024
 _UNREAD_BRPC: Final = GrpsRoute(Surface.BRPC, calls.PREDICT)
 
 
@@ -225,9 +226,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             return message
         status = message.status
         if status is None or not is_error_status(status.code):
-            text = clip(
-                bytes(view[: self._limits.error_text_bytes]).decode("utf-8", "replace"), 512
-            )
+            text = clip(read_error_text(view, _READ_BYTES), 512)
             text = f"upstream answered with HTTP status {wire.status}: {text}"
             status = GrpsStatus(wire.status, text, Flag.FAILURE)
         return GrpsMessage(status=status)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
 from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
 from gateway.ir.errors import ErrorCode, GatewayError, NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
@@ -29,6 +27,7 @@ from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, Gr
 from gateway.protocols.grps.protobuf.message import write_message
 from gateway.wire.errors import MethodNotAllowed, clip
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.json_floats import dump_exact
 
 JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
 _BYTES_HEADERS: Final = Headers((("Content-Type", "application/octet-stream"),))
@@ -184,6 +183,6 @@ def _framed(custom: CustomRoute, text: bytes) -> bytes:
 
 def _dumped(document: Any) -> bytes:
     try:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        return dump_exact(document)
     except TypeError as error:  # lone surrogates, integers over 64 bits
         raise Unsupported(f"the answer cannot be written as JSON: {error}") from error

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
@@ -34,6 +33,7 @@ from gateway.protocols.grps.json.elements import (
     written_elements,
 )
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus, MapValue
+from gateway.wire.json_floats import dump_exact
 
 _PARSED: Final = {
     "str_data": ContentFormat.STR_DATA,
@@ -144,7 +144,7 @@ def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
     if message.form is not None:
         document[message.form.value] = _data(message, numbers=numbers)
     try:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        return dump_exact(document)
     except TypeError as error:  # lone surrogates, integers over 64 bits
         raise Unsupported(f"message cannot be written as JSON: {error}") from error
 

@@ -67,7 +67,7 @@ from gateway.protocols.oip.grpc.streaming import (
 from gateway.protocols.oip.options import read_extensions
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.codec import CutThroughCodec, StreamCodec, unsupported
-from gateway.wire.errors import clip
+from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer
 from gateway.wire.interleaved_body import InterleavedBody
@@ -267,7 +267,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             raise MalformedMessage(error.message) from error
         if not said:
             return reply
-        failed = error_said(clip(said, self._limits.error_text_bytes), call.model)
+        failed = error_said(clip(strip_traceback(said), self._limits.error_text_bytes), call.model)
         if reply.final:
             raise failed
         return reply.changed(outputs=(), error=failed)

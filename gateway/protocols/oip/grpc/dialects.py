@@ -11,7 +11,8 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef, Parameters
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import Unsupported
+from gateway.ir.errors import SequenceIdTooLarge, Unsupported
+from gateway.protocols.oip.dialects import check_whole_version
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX
 
@@ -23,6 +24,7 @@ class GrpcDialect:
     Attributes:
         doubles: double_param and uint64_param; a server without them sees no value at all.
         versions: Models have versions; KServe's gRPC side passes over the field.
+        whole_versions: It reads a version as the whole number that it begins with.
         selects: It returns the requested outputs only; KServe returns all of them.
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
@@ -37,6 +39,7 @@ class GrpcDialect:
     doubles: bool = False
     bf16: bool = False
     versions: bool = True
+    whole_versions: bool = False
     selects: bool = True
     needs_id: bool = False
     index: bool = False
@@ -51,7 +54,13 @@ DIALECTS: dict[str, GrpcDialect] = {
     dialect.name: dialect
     for dialect in (
         GrpcDialect(
-            name="triton", doubles=True, bf16=True, index=True, extended=True, control=True
+            name="triton",
+            doubles=True,
+            bf16=True,
+            whole_versions=True,
+            index=True,
+            extended=True,
+            control=True,
         ),
         GrpcDialect(name="mlserver", index=True, plain_streams=True, control=True),
         GrpcDialect(
@@ -72,6 +81,7 @@ DIALECTS: dict[str, GrpcDialect] = {
 
 # The one key for which Triton takes uint64_param.
 _UNSIGNED = "priority"
+_SEQUENCE = "sequence_id"
 
 
 def check_infer(dialect: GrpcDialect, request: InferRequest, parameters: Parameters) -> None:
@@ -109,7 +119,10 @@ def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
 
     Raises:
         Unsupported: *model* has a version and the dialect has none.
+        InvalidRequest: The server would read the version as another one.
     """
+    if dialect.whole_versions:
+        check_whole_version(model)
     if model.version and not dialect.versions:
         raise Unsupported(
             f"model {model.name!r} is asked for in version {model.version!r}, "
@@ -128,7 +141,8 @@ def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) 
         if isinstance(value, bool) or not isinstance(value, int) or value <= INT64_MAX:
             continue
         if not (dialect.doubles and key == _UNSIGNED):
-            raise Unsupported(
+            kind = SequenceIdTooLarge if dialect.extended and key == _SEQUENCE else Unsupported
+            raise kind(
                 f"parameter {key!r} of the {place} is {value}: the dialect {dialect.name!r} "
                 f"takes at most {INT64_MAX}"
             )

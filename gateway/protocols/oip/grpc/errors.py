@@ -15,7 +15,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.errors import grpc_error_class
 from gateway.protocols.oip.grpc.context import NAME
-from gateway.wire.errors import GRPC_STATUS, clip
+from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
 # Statuses by which servers say that a model is not ready: Triton answers OK and false, KServe
@@ -35,7 +35,7 @@ def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
     """Write an error as status and details; an upstream's own go back as they came."""
     origin = error.origin
     if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-        return GrpcResponse(status=origin.wire.status, details=origin.wire.details)
+        return GrpcResponse(status=origin.wire.status, details=strip_traceback(origin.wire.details))
     return GrpcResponse(
         status=GRPC_STATUS[error.code],
         details=clip(error.message, limits.error_text_bytes),
@@ -44,6 +44,7 @@ def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
 
 def error_of_status(call: Call[Any], wire: GrpcResponse) -> GatewayError:
     """Return what an upstream's status means, with its answer as origin."""
-    text = wire.details or f"upstream answered with the status {wire.status.name} and no text"
+    reason = strip_traceback(wire.details)
+    text = reason or f"upstream answered with the status {wire.status.name} and no text"
     kind = grpc_error_class(wire.status, wire.details)
     return kind(text, model=call.model, origin=Origin(NAME, wire))

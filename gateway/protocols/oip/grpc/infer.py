@@ -115,11 +115,13 @@ class Inferences:
 
         Raises:
             Unsupported: The dialect cannot be asked that.
+            InvalidRequest: The server would read the version as another one.
         """
         model = call.model
         if not (
             self._plain_calls is None
             or model is None
+            or (model.version and not model.version.isdecimal())
             or call.parameters
             or call.sequence is not None
             or call.priority

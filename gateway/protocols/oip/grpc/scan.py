@@ -211,11 +211,15 @@ class InferMessageScanner:
         check_name("id", request_id, limits.name_bytes, "name_bytes")
         parameters = _parameters(entries, limits)
         described = self._described(tensors)
+        requested = _requested(outputs, limits)
+        if raw_tag == RAW_INPUTS:
+            _check_named("input", [one.name for one in described])
+            _check_named("requested output", [output for output, _ in requested])
         message = InferMessage(
             ModelRef(name, version),
             parameters,
             described,
-            _requested(outputs, limits),
+            requested,
             _columns(described, raws),
         )
         return message, request_id, tuple(raws)
@@ -268,6 +272,11 @@ def _check_unique(kind: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
+
+
+def _check_named(kind: str, names: list[str]) -> None:
+    if "" in names:
+        raise InvalidTensor(f"{kind} {names.index('')} of the request has no name: expected one")
 
 
 def _describe(view: memoryview, limits: MessageLimits) -> TensorDescription:

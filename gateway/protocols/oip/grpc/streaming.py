@@ -16,7 +16,14 @@ from typing import Final
 
 from gateway.ir.calls import InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Parameter
-from gateway.ir.errors import GatewayError, ModelNotFound, UpstreamError
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    Unavailable,
+    UpstreamError,
+)
 from gateway.protocols.oip.grpc.context import NAME
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.encode import InferEncoder
@@ -45,7 +52,30 @@ _ERROR, _ANSWER = tag(1, LEN), tag(2, LEN)
 _ERROR_KEY, _ANSWER_KEY = varint(_ERROR), varint(_ANSWER)
 _MODEL_NAME, _ID = tag(1, LEN), tag(3, LEN)
 _ENVELOPE_FIELDS = 64
-_UNKNOWN_MODEL: Final = "unknown model"
+# An error in a stream has no status: these words of Triton 2.51 tell which its unary form has.
+_KINDS: Final[Mapping[str, type[GatewayError]]] = {
+    "is not at ready state": NotReady,
+    "unknown model": ModelNotFound,
+    **dict.fromkeys(
+        (
+            "missing required input(s)",
+            "unexpected inference input",
+            "unexpected inference output",
+            "unexpected shape for input",
+            "unexpected additional input data for model",
+            "input byte size mismatch for input",
+            "batch size does not match other inputs",
+            "has no shape but model requires batch dimension",
+            "data-type is '",
+            "batch-size must be <=",
+            "must specify the START flag",
+            "must specify a non-zero or non-empty correlation ID",
+        ),
+        InvalidRequest,
+    ),
+    "Exceeds maximum queue size": Unavailable,
+    "Request timeout expired": Unavailable,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +185,10 @@ def open_envelope(view: memoryview) -> tuple[str, memoryview]:
 
 def error_said(message: str, model: ModelRef | None) -> GatewayError:
     """Return what an error in a message means: it has a text and no status."""
-    kind = ModelNotFound if _UNKNOWN_MODEL in message.lower() else UpstreamError
-    return kind(message, model=model)
+    for words, kind in _KINDS.items():
+        if words in message:
+            return kind(message, model=model)
+    return UpstreamError(message, model=model)
 
 
 def said_final(parameters: Mapping[str, Parameter]) -> tuple[bool, dict[str, Parameter]]:

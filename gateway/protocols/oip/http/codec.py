@@ -35,8 +35,17 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
-from gateway.protocols.oip.dialects import DIALECT, DIALECTS, NOT_READY_STATUS, option
-from gateway.protocols.oip.errors import NOT_READY_STATUSES
+from gateway.protocols.oip.dialects import (
+    DIALECT,
+    DIALECTS,
+    NOT_READY_STATUS,
+    check_whole_version,
+    option,
+)
+from gateway.protocols.oip.errors import (
+    INFERENCE_NOT_READY,
+    NOT_READY_STATUSES,
+)
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -105,7 +114,8 @@ class HttpCodec(
         limits: What a message may hold.
         options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms);
             `auto`, until the server was asked who it is, means triton;
-            `not_ready_status`: what clients get for "not ready" (503, 409).
+            `not_ready_status`: what clients get for "not ready" (503, 409); without it, 503, and
+            409 for an inference that the gateway itself refuses.
 
     Raises:
         ValueError: An option has a value it cannot have.
@@ -125,6 +135,7 @@ class HttpCodec(
             HTTP_STATUS[ErrorCode.NOT_READY],
             NOT_READY_STATUSES.__contains__,
         )
+        self._not_ready_inference: int = options.get(NOT_READY_STATUS, INFERENCE_NOT_READY)
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
         self._requests: RequestMoulds = JsonTemplateCache("input", limits)
@@ -241,12 +252,15 @@ class HttpCodec(
         """Write an error after an answer: as an event, since the status is out."""
         return error_event(error, self._limits)
 
-    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as `{"error": text}`; one of an upstream of this protocol keeps its status.
 
         Never raises.
         """
-        return error_response(error, self._limits, self._not_ready)
+        status = self._not_ready
+        if error.origin is None and isinstance(call, InferRequest | StreamInferRequest):
+            status = self._not_ready_inference
+        return error_response(error, self._limits, status)
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
         """Write a request to an upstream of the dialect; raw inputs are not copied.
@@ -402,6 +416,8 @@ class HttpCodec(
         return model_path(model, _MODEL_ACTIONS[type(call)])
 
     def _check_version(self, model: ModelRef) -> None:
+        if self._dialect.whole_versions:
+            check_whole_version(model)
         if model.version and not self._dialect.versions:
             raise Unsupported(
                 f"model {str(model)!r} is asked for by version, {self._dialect.name} has no "

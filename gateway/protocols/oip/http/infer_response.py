@@ -41,13 +41,12 @@ from gateway.protocols.oip.json.write import (
 )
 from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
-from gateway.wire.errors import clip
+from gateway.wire.errors import clip, read_error_text, strip_traceback
 from gateway.wire.http import HttpResponse, view_of
 
 _WHAT = "the answer"
 _READ_BYTES = 64 * 1024
 _REMEMBERED = 512
-_TRACEBACK = "Traceback (most recent call last)"
 _USE_BINARY = (
     "ask for it as binary (parameter 'binary_data' of the output, or 'binary_data_output' of the "
     "request) or over gRPC"
@@ -207,8 +206,8 @@ def error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     Members `error`, `detail` (text, or FastAPI's list) and `message`; else the text itself, of a
     traceback the last line; never empty.
     """
-    text = str(wire.view[:_READ_BYTES], "utf-8", "replace").strip()
-    found = _said(text) or f"HTTP status {wire.status} without a text"
+    text = read_error_text(wire.view, _READ_BYTES).strip()
+    found = strip_traceback(_said(text)) or f"HTTP status {wire.status} without a text"
     return clip(found, limits.error_text_bytes)
 
 
@@ -216,8 +215,6 @@ def _said(text: str) -> str:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
-        if _TRACEBACK in text:
-            return text.splitlines()[-1].strip()
         return text
     if type(document) is dict:
         for key in ("error", "detail", "message"):

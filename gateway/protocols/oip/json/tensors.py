@@ -231,13 +231,13 @@ def refuse_twice(kind: str, names: list[str]) -> None:
 def read_parameters(
     found: Any, what: str, limits: MessageLimits, *, lenient: bool = False
 ) -> dict[str, Parameter]:
-    """Return the `parameters` of a message or tensor, reserved ones included.
+    """Return the `parameters` of a message or tensor, reserved ones included, without null ones.
 
     Args:
         found: The member; None when it is absent or null.
         what: Names the message or tensor in errors.
         limits: On count and names.
-        lenient: Leave null out, and keep lists and objects as their JSON text.
+        lenient: Keep lists and objects as their JSON text.
 
     Raises:
         MalformedMessage: They are no object, or a value is no scalar.
@@ -257,14 +257,14 @@ def read_parameters(
             check_integer(key, value)
         elif type(value) is str:
             value = _clean(value) if lenient and not value.isascii() else value  # noqa: PLW2901
+        elif value is None:
+            continue
         elif type(value) not in (float, bool):
             if not lenient:
                 raise MalformedMessage(
                     f"parameter {key!r} of {what} is {_show(value)}, "
                     "needed is a string, a number, true or false"
                 )
-            if value is None:
-                continue
             # Not orjson: it refuses long integers and what is not UTF-8, which servers write.
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             value = _clean(text)  # noqa: PLW2901

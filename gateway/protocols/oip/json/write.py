@@ -32,6 +32,7 @@ from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.elements import CODES
 from gateway.protocols.oip.json.parse import dump
+from gateway.wire.json_floats import SHORTEST, has_largest, with_exact_largest
 
 _REMEMBERED: Final = 512
 _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
@@ -161,8 +162,11 @@ def elements_text(
     text = dump(flat)
     # What is not finite is written as null. To look for that in a short text costs a tenth of
     # asking numpy; in a long one it is the other way around.
-    if len(text) > _COPIED_BYTES or b"null" in text:
+    is_long = len(text) > _COPIED_BYTES
+    if is_long or b"null" in text:
         _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+    if has_largest(flat) if is_long else SHORTEST in text:
+        return dump(with_exact_largest(flat))
     return text
 
 
@@ -200,6 +204,7 @@ def elements_for_json(
     flat = _elements(kind, tensor, hint, half=half)
     if tensor.datatype is not None and tensor.datatype.is_float:
         _refuse_non_finite(kind, tensor.name, flat, hint, nan=nan)
+        return with_exact_largest(flat)
     return flat
 
 

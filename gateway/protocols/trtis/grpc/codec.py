@@ -71,7 +71,7 @@ from gateway.protocols.trtis.status_replies import (
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.codec import FramingCodec, unsupported
-from gateway.wire.errors import clip
+from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
@@ -206,7 +206,10 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """
         if wire.status is not GrpcStatus.OK:
             kind = error_class_of_grpc(wire.status)
-            text = wire.details or f"upstream answered with the gRPC status {wire.status.name}"
+            text = (
+                strip_traceback(wire.details)
+                or f"upstream answered with the gRPC status {wire.status.name}"
+            )
             raise kind(text, model=call.model, origin=Origin(NAME, wire))
         # The call's type decides the type of its answer, which mypy cannot follow.
         try:

@@ -154,7 +154,11 @@ def _status(call: Call[Any], wire: HttpResponse) -> pb.RequestStatus:
             "TensorRT v1 server?",
             model=call.model,
         )
-    return _SUCCEEDED if _SUCCESS.fullmatch(text) else parse_text(text, pb.RequestStatus)
+    return (
+        _SUCCEEDED
+        if _SUCCESS.fullmatch(text)
+        else parse_text(text, pb.RequestStatus, allow_unknown=True)
+    )
 
 
 def _refused(
@@ -176,7 +180,9 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
     if line is None:
         raise MalformedMessage(f"the answer to an inference has no {RESPONSE}")
     short = len(line) <= _REMEMBERED_LENGTH
-    header = _remembered(line) if short else parse_text(line, pb.InferResponseHeader)
+    header = (
+        _remembered(line) if short else parse_text(line, pb.InferResponseHeader, allow_unknown=True)
+    )
     body = wire.view
     raws = []
     at = 0
@@ -200,4 +206,4 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
 @lru_cache(_REMEMBERED)
 def _remembered(line: str) -> pb.InferResponseHeader:
     """Read NV-InferResponse; the message is everybody's, and not to be changed."""
-    return parse_text(line, pb.InferResponseHeader)
+    return parse_text(line, pb.InferResponseHeader, allow_unknown=True)

@@ -1,7 +1,8 @@
 """Protobuf's text format on one line, read by hand: the headers NV-InferRequest and its kin.
 
-Here lives the reading of any message of the schema, unknown fields passed over as the library does
-when told so.  Not here: what the messages mean (header.py, replies.py), writing (text_write.py).
+Here lives the reading of any message of the schema; unknown fields are an error, or are passed over
+as the library does when told so.  Not here: what the messages mean (header.py, replies.py), writing
+(text_write.py).
 By hand because the library takes a regular expression for each token and has no bound on depth.
 
 The accepted language is that of `google.protobuf.text_format.Parse(..., allow_unknown_field=True)`
@@ -72,12 +73,13 @@ class _Field:
     message: str | None
 
 
-def parse_text(text: str, kind: type[M]) -> M:
+def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
     """Read *text* as a message of *kind*.
 
     Args:
         text: Of one line.
         kind: One of the three that stand in headers.
+        allow_unknown: Skip fields that the message does not have.
 
     Raises:
         MalformedMessage: It is not in text format, does not fit the message, or is more than
@@ -85,7 +87,7 @@ def parse_text(text: str, kind: type[M]) -> M:
     """
     message = kind()
     try:
-        _TextReader(text).read(message)
+        _TextReader(text, allow_unknown).read(message)
     except ValueError as error:
         name = kind.DESCRIPTOR.name
         raise MalformedMessage(f"text is no {name} in text format: {error}") from error
@@ -95,7 +97,8 @@ def parse_text(text: str, kind: type[M]) -> M:
 class _TextReader:
     """Walks the tokens of one text; "" is the token at its end."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, allow_unknown: bool) -> None:
+        self._allow_unknown = allow_unknown
         self._tokens = _TOKEN.findall(text)
         self._at = 0
         self._depth = 1
@@ -129,6 +132,9 @@ class _TextReader:
         self._at += 1
         field = self._fields.get(token)
         if field is None:
+            if not self._allow_unknown:
+                name = message.DESCRIPTOR.name
+                raise TextError(f"{name} has no field {token[:_SHOWN]!r}")
             self._skip_contents()
         else:
             if field.message is None:

@@ -14,14 +14,16 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     ServerLiveRequest,
     StreamInferRequest,
+    inference_of,
 )
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Context, ModelRef, Need, Sequence
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     ModelNotFound,
+    SequenceIdTooLarge,
     Unavailable,
     UpstreamProtocolError,
 )
@@ -150,19 +152,63 @@ async def test_answer_with_too_many_outputs_is_the_upstreams_fault() -> None:
         await Complete(Model(*[NAMELESS] * 3).service, frozenset())(request(WHOLE, needs=ALL_NEEDS))
 
 
-@pytest.mark.parametrize("error", [Unavailable("refused"), ModelNotFound("no model 'm'")])
-async def test_failure_of_metadata_reads_as_such(error: GatewayError) -> None:
-    """The error keeps its kind and says that it was metadata that could not be had."""
-    with pytest.raises(type(error)) as caught:
+async def test_failure_of_metadata_names_the_cause_first() -> None:
+    """The error keeps its kind, and its cause stands before the need for metadata."""
+    error = Unavailable("refused")
+    with pytest.raises(Unavailable) as caught:
         await Complete(Model(metadata=error).service, ALL_NEEDS)(request(NAMELESS))
     assert caught.value.message == (
-        "the request leaves out names, datatypes or shapes, and the metadata of model 'm' that "
-        f"would tell them cannot be had: {error.message}"
+        "refused; the request leaves out names, datatypes or shapes, which the metadata of model "
+        "'m' would tell"
     )
-    with pytest.raises(type(error), match=r"^the answer leaves out names, datatypes or shapes"):
+    with pytest.raises(Unavailable, match="refused; the answer leaves out names"):
         await Complete(Model(NAMELESS, metadata=error).service, frozenset())(
             request(WHOLE, needs=ALL_NEEDS)
         )
+
+
+async def test_unknown_model_is_named_without_a_word_of_metadata() -> None:
+    """A client that names an unknown model hears of the model, not of what is missing."""
+    model = Model(metadata=ModelNotFound("no model 'm'"))
+    with pytest.raises(ModelNotFound) as caught:
+        await Complete(model.service, ALL_NEEDS)(request(NAMELESS))
+    expected = "the request names model 'm', which is not known here: no model 'm'"
+    assert expected == caught.value.message
+
+
+LARGE = Sequence(1 << 63, start=True)
+REFUSED = SequenceIdTooLarge("the id is too large")
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+async def test_a_large_sequence_id_is_left_out_where_no_sequence_is(
+    kind: str, max_batch_size: int
+) -> None:
+    """A model without sequences is asked again without the id that its server cannot be told."""
+    reply = InferResponse(model=M, outputs=(WHOLE,))
+    answer = FakeStream([reply]) if kind == "stream" else reply
+    metadata = METADATA.changed(max_batch_size=max_batch_size)
+    service = ScriptedService(REFUSED, metadata, answer)
+    call = request(WHOLE).changed(sequence=LARGE)
+    asked: Call[Any] = call if kind == "unary" else StreamInferRequest(model=M, request=call)
+    assert answer is await Complete(service, frozenset())(asked)
+    assert call.changed(sequence=None) == inference_of(service.calls[-1])
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        METADATA,  # whether it has sequences is not known
+        METADATA.changed(max_batch_size=8, stateful=True),
+        Unavailable("gone"),
+    ],
+)
+async def test_a_large_sequence_id_is_refused_where_a_sequence_may_be(metadata: Any) -> None:
+    """A sequence never goes on without its id, or under another one."""
+    service = ScriptedService(REFUSED, metadata)
+    with pytest.raises(SequenceIdTooLarge):
+        await Complete(service, frozenset())(request(WHOLE).changed(sequence=LARGE))
 
 
 @pytest.mark.parametrize("needs", [frozenset[Need](), ALL_NEEDS])
@@ -222,7 +268,7 @@ async def test_members_are_taken_apart_though_nothing_is_needed(streamed: bool) 
 async def test_without_metadata_members_cannot_be_told_apart() -> None:
     """The error says what the metadata was asked for."""
     model = Model(metadata=Unavailable("gone"))
-    with pytest.raises(Unavailable, match=r"does not tell inputs from parameters, .* gone"):
+    with pytest.raises(Unavailable, match=r"^gone; .* does not tell inputs from parameters"):
         await Complete(model.service, frozenset())(InferRequest(model=M, flat_members={"A": 1}))
 
 

@@ -16,7 +16,11 @@ from gateway.wire.codec import Codec
 from gateway.wire.errors import error_class_of_http
 
 # What a status cannot tell apart comes back as its neighbour.
-NEIGHBOURS = {ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL: ErrorCode.UPSTREAM}
+NEIGHBOURS = {
+    ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
+    ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+    ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
+}
 
 
 def test_options_become_settings() -> None:

@@ -159,7 +159,7 @@ def view_of(file: str) -> memoryview:
 def rounded(value: Any) -> Any:
     """Return JSON with every fraction as the nearest float32: its digits may be written longer."""
     if isinstance(value, float):
-        return str(np.float32(value)) if abs(value) < 1e38 else value
+        return str(np.float32(value)) if abs(value) < 3.40282351e38 else value
     if isinstance(value, dict):
         return {key: rounded(one) for key, one in value.items()}
     return [rounded(one) for one in value] if isinstance(value, list) else value

@@ -34,6 +34,7 @@ from gateway.wire.grpc import GrpcStatus
 # A table has one number for several codes: the first that a client would think of.
 NEIGHBOURS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
+    ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
     ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
 }

@@ -7,8 +7,10 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.data import SharedMemoryData
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, as_items, items_tensor
-from gateway.protocols.oip.outputs import output_parameters, with_c_values
+from gateway.protocols.oip.outputs import output_parameters, requested_output, with_c_values
 
 M = ModelRef("m")
 ASKED = InferRequest(model=M, outputs=(RequestedOutput("o", 1),))
@@ -52,3 +54,12 @@ def test_parameters_ask_for_it() -> None:
         "shared_memory_offset": 4,
     } == output_parameters(RequestedOutput("o", 0, {"k": 1}, shared))
     assert {"classification": 2} == output_parameters(RequestedOutput("o", 2))
+
+
+def test_classification_count_means_classification() -> None:
+    """Either name asks for classes; both together are refused."""
+    asked = requested_output("o", {"classification_count": 3}, DEFAULT_LIMITS, least_classes=0)
+    assert RequestedOutput("o", 3) == asked
+    both = {"classification_count": 3, "classification": 3}
+    with pytest.raises(InvalidRequest, match="expected one of the two"):
+        requested_output("o", both, DEFAULT_LIMITS, least_classes=0)

@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
+    ModelReadyRequest,
     ServerLiveRequest,
     ServerReadyRequest,
     ServerStatusRequest,
@@ -36,6 +37,7 @@ from gateway.ir.errors import (
     Unavailable,
     Unsupported,
     UpstreamError,
+    VersionNotFound,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import (
@@ -526,7 +528,7 @@ def json_of_request(wire: HttpRequest) -> Any:
         ({}, ModelRef("m"), "m"),
         ({"keys": {"m/1": "other"}}, ModelRef("m", "1"), "other"),
         ({"keys": {"m": "m-1.0.0"}}, ModelRef("m"), "m-1.0.0"),
-        ({"keys": {"m": ""}}, ModelRef("m", "3"), None),
+        ({"keys": {"m": ""}}, ModelRef("m"), None),
     ],
 )
 def test_keys_of_models_are_configurable(
@@ -536,6 +538,50 @@ def test_keys_of_models_are_configurable(
     codec = HttpCodec(DEFAULT_LIMITS, options)
     sent = codec.encode_call(InferRequest(model=model, inputs=(FP32,)))
     assert key == json_of_request(sent).get("model")
+
+
+QUESTIONS: tuple[type[Call[Any]], ...] = (
+    InferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+)
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize(
+    ("key", "version"), [("m-1", "999"), ("other-1", "2"), ("", "1"), ("m", "1")]
+)
+def test_a_key_does_not_serve_a_version_that_it_does_not_name(
+    kind: type[Call[Any]], key: str, version: str
+) -> None:
+    """Inference, metadata and readiness of such a version are refused before anybody is asked."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"keys": {"m": key}})
+    with pytest.raises(VersionNotFound, match=rf"no version '{version}'"):
+        codec.encode_call(kind(model=ModelRef("m", version)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "model", "asked", "versions"),
+    [
+        ({"m": "m-1"}, ModelRef("m"), "m", ("1",)),
+        ({"m": "m-1"}, ModelRef("m", "1"), "m", ("1",)),
+        ({"m": "a-b-2.0"}, ModelRef("m"), "a-b", ("2.0",)),
+        ({"m": "my-model"}, ModelRef("m"), "my-model", ("7",)),
+        ({"m/3": "x-1"}, ModelRef("m", "3"), "x", ("3",)),
+        ({"m": ""}, ModelRef("m"), "m", ("7",)),
+        ({}, ModelRef("m"), "m", ("7",)),
+    ],
+)
+def test_metadata_follow_the_keys(
+    keys: dict[str, str], model: ModelRef, asked: str, versions: tuple[str, ...]
+) -> None:
+    """Metadata are asked for by the server's own name, and have the version of the key."""
+    codec = HttpCodec(DEFAULT_LIMITS, {"keys": keys})
+    call = ModelMetadataRequest(model=model)
+    assert asked == json_of_request(codec.encode_call(call))["str_data"]
+    body = orjson.dumps({"str_data": "name: x\nversion: '7'\n"})
+    found = codec.decode_reply(call, HttpResponse(200, body=(memoryview(body),)))
+    assert versions == found.versions
 
 
 def test_a_configured_form_is_used() -> None:

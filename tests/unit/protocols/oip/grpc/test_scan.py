@@ -287,7 +287,11 @@ TRUE = pb.InferParameter(bool_param=True)
         ("name_bytes", {"model_version": "abc"}, {"model_version": "abcd"}),
         ("parameters", {"parameters": {"a": TRUE}}, {"parameters": {"a": TRUE, "b": TRUE}}),
         ("name_bytes", {"parameters": {"abc": TRUE}}, {"parameters": {"abcd": TRUE}}),
-        ("outputs", {"outputs": [Wanted()]}, {"outputs": [Wanted(), Wanted(name="Y")]}),
+        (
+            "outputs",
+            {"outputs": [Wanted(name="X")]},
+            {"outputs": [Wanted(name="X"), Wanted(name="Y")]},
+        ),
     ],
 )
 def test_limits(limit: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
@@ -337,3 +341,24 @@ def test_gives_up(data: bytes) -> None:
     """Broken bytes, and single messages that come twice, are left to the library."""
     with pytest.raises(WireError):
         scan(data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        (
+            {
+                "inputs": [
+                    Tensor(name="X", datatype="INT8", shape=[0]),
+                    Tensor(datatype="INT8", shape=[0]),
+                ]
+            },
+            "input 1",
+        ),
+        ({"outputs": [Wanted()]}, "requested output 0"),
+    ],
+)
+def test_a_request_names_its_tensors(fields: dict[str, Any], what: str) -> None:
+    """An input or requested output without a name is refused; no server matches it by place."""
+    with pytest.raises(InvalidTensor, match=f"^{what} of the request has no name"):
+        scan(request(**fields))

@@ -15,7 +15,10 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     MalformedMessage,
+    ModelNotFound,
     NotFound,
+    NotReady,
+    Unavailable,
     UpstreamError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS
@@ -146,6 +149,29 @@ def test_an_error_that_is_the_last_answer_is_raised() -> None:
     """Marked as the last, it ends the answers."""
     with pytest.raises(UpstreamError, match="it broke"):
         CODEC.decode_item(CALL, envelope(error_message="it broke", infer_response=marked(True)))
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (
+            "[request id: 1] expected 1 inputs but got 0 [], but missing required input(s) ['A'].",
+            InvalidRequest,
+        ),
+        ("unexpected shape for input 'IN' for model 'm'. Expected [1], got [2]", InvalidRequest),
+        ("Request for unknown model: 'm' is not found", ModelNotFound),
+        ("Request for unknown model: 'm' version 3 is not at ready state", NotReady),
+        ("[request id: 7] Exceeds maximum queue size", Unavailable),
+        ("Failed to process the request(s): it broke", UpstreamError),
+    ],
+)
+def test_an_error_without_a_status_has_the_code_of_its_words(
+    words: str, kind: type[GatewayError]
+) -> None:
+    """An error of Triton in a stream has the code that it has in a unary call."""
+    with pytest.raises(kind) as caught:
+        CODEC.decode_item(CALL, envelope(error_message=words, infer_response=marked(True)))
+    assert kind is type(caught.value)
 
 
 def test_a_status_ends_the_answers() -> None:

@@ -48,6 +48,7 @@ from gateway.ir.tensor import (
 from gateway.protocols.oip.dialects import dialect_of
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.wire.errors import HTTP_STATUS
+from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.cases.oip_http import (
     CALLS,
@@ -277,7 +278,7 @@ def test_nan_outputs_in_json() -> None:
     call = CODEC.decode_call(post({"inputs": [X_JSON]}))
     values = np.array([np.nan, -0.0, 0.1, 3.4028235e38], "<f4")
     wire = CODEC.encode_reply(call, InferResponse(model=M, outputs=(array_tensor("y", values),)))
-    assert b'"data":[null,-0.0,0.1,3.4028235e+38]' in bytes(wire.view)
+    assert b'"data":[null,-0.0,0.1,3.4028234663852886e38]' in bytes(wire.view)
     read = as_numpy(CODEC.decode_reply(call, wire).outputs[0])
     np.testing.assert_array_equal(values, read)
 
@@ -355,6 +356,19 @@ def test_error_details() -> None:
     assert (405, "POST") == (wire.status, wire.headers.get("allow"))
     long = document_of(CODEC.encode_error(None, InvalidRequest("x" * 5000)))[0]["error"]
     assert 1024 == len(long)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [InferRequest(model=M), StreamInferRequest(model=M, request=InferRequest(model=M))],
+)
+def test_an_inference_that_the_gateway_refuses_as_not_ready_is_409(call: Call[Any]) -> None:
+    """A model here that is known and not ready is 409; an upstream's answer stays its own."""
+    assert 409 == CODEC.encode_error(call, NotReady("loading")).status
+    assert 503 == codec(not_ready_status=503).encode_error(call, NotReady("loading")).status
+    upstream = NotReady("loading", origin=Origin("trtis.grpc", GrpcResponse(())))
+    assert 503 == CODEC.encode_error(call, upstream).status
+    assert 503 == CODEC.encode_reply(ModelReadyRequest(model=M), False).status
 
 
 def test_not_ready_status_is_an_option() -> None:

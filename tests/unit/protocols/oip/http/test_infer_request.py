@@ -228,7 +228,10 @@ def test_refuses_what_is_not_json(text: bytes, pad: bytes) -> None:
         ({"inputs": [{**X_JSON, "shape": [-1, -4]}]}, "must not be negative"),
         ({"inputs": [X_JSON, X_JSON]}, "input 'x' is there twice"),
         ({"inputs": [{**X_JSON, "parameters": 3}]}, "'parameters' of input 'x' is 3"),
-        ({"inputs": [{**X_JSON, "parameters": {"a": None}}]}, "parameter 'a' of input 'x' is null"),
+        (
+            {"inputs": [{**X_JSON, "parameters": {"a": [1]}}]},
+            "parameter 'a' of input 'x' is a list",
+        ),
         ({"inputs": [X_JSON], "parameters": {"a": [1]}}, "parameter 'a' of the request is a list"),
         ({"inputs": [X_JSON], "parameters": []}, "'parameters' of the request is a list"),
         ({"inputs": [X_JSON], "parameters": {"triton_x": 1}}, "'triton_x'"),
@@ -317,6 +320,16 @@ def test_null_members_are_absent() -> None:
     }
     call = decode(post(document))
     assert ("", {}, ()) == (call.id, call.parameters, call.outputs)
+
+
+def test_null_parameters_are_left_out() -> None:
+    """MLServer's clients write every parameter that they know."""
+    nulls = {"parameters": {"headers": None, "sequence_id": None, "k": 1}}
+    document = {"inputs": [X_JSON | nulls], "outputs": [{"name": "y"} | nulls], **nulls}
+    call = decode(post(document))
+    assert (None, {"k": 1}) == (call.sequence, call.parameters)
+    assert [{"k": 1}] == [each.parameters for each in call.inputs]
+    assert [{"k": 1}] == [each.parameters for each in call.outputs]
 
 
 def test_parameters_of_every_type() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
@@ -23,6 +24,7 @@ from gateway.protocols.oip.json.write import (
     JsonTarget,
     append_elements,
     described_binary,
+    elements_for_json,
     elements_text,
     gathered,
     tensor_prefix,
@@ -183,3 +185,15 @@ def test_long_pieces_are_not_copied() -> None:
     assert [b"ab", long, b"cd", long, b"e"] == found
     assert found[1] is long
     assert [b"abc"] == gathered([b"a", b"b", b"c"])
+
+
+@pytest.mark.parametrize("count", [2, 100_000])
+def test_the_largest_fp32_has_all_its_digits(count: int) -> None:
+    """Its shortest text is above it as a double; parsers that compare as doubles refuse it."""
+    values = np.full(count, 0.1, np.float32)
+    values[-1] = np.finfo(np.float32).min
+    text = elements_text("output", array_tensor("y", values), "")
+    assert text.endswith(b"0.1,-3.4028234663852886e38]")
+    assert values.tobytes() == np.array(orjson.loads(text), np.float32).tobytes()
+    flat = elements_for_json("output", array_tensor("y", values), "")
+    assert text == orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)

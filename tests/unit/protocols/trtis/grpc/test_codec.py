@@ -196,12 +196,19 @@ def test_long_headers_are_read_too() -> None:
 
 
 def test_told_size_must_be_the_entrys() -> None:
-    """A batch_byte_size other than the entry's size is refused; surplus entries are not."""
-    message = infer(raw_input=[X_RAW, b"more"])
-    assert len(CODEC.decode_call(ask(message)).inputs) == 1
+    """A batch_byte_size other than the entry's size is refused."""
+    message = infer(raw_input=[X_RAW])
+    assert 1 == len(CODEC.decode_call(ask(message)).inputs)
     message.meta_data.input[0].batch_byte_size = 9
     with pytest.raises(InvalidTensor, match="16 bytes and a batch_byte_size of 9"):
         CODEC.decode_call(ask(message))
+
+
+@pytest.mark.parametrize("raws", [[], [X_RAW, b"more"], [X_RAW, b"", b""]])
+def test_each_input_has_one_entry(raws: list[bytes]) -> None:
+    """Entries of raw_input that are missing or left over are refused."""
+    with pytest.raises(InvalidTensor, match=r"raw_input"):
+        CODEC.decode_call(ask(infer(raw_input=raws)))
 
 
 def test_header_given_twice_is_merged() -> None:

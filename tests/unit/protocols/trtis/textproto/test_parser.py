@@ -33,7 +33,7 @@ VALUE = "output { batch_classes { cls { value: %s } } }"
 def test_reads_as_the_library(text: str) -> None:
     """What stands there means the same to both."""
     expected = text_format.Parse(text, pb.InferRequestHeader(), allow_unknown_field=True)
-    assert expected == parse_text(text, pb.InferRequestHeader)
+    assert expected == parse_text(text, pb.InferRequestHeader, allow_unknown=True)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,10 @@ def test_reads_as_the_library(text: str) -> None:
 )
 def test_extensions_are_passed_over(text: str) -> None:
     """Within what is not known, names of other files are no trouble."""
-    assert pb.InferRequestHeader(batch_size=3) == parse_text(text, pb.InferRequestHeader)
+    found = parse_text(text, pb.InferRequestHeader, allow_unknown=True)
+    assert pb.InferRequestHeader(batch_size=3) == found
+    with pytest.raises(MalformedMessage, match="InferRequestHeader has no field 'new'"):
+        parse_text(text, pb.InferRequestHeader)
 
 
 @pytest.mark.parametrize(

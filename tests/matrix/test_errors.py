@@ -1,0 +1,129 @@
+"""Every error of every upstream codec, through every frontend codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError
+from gateway.protocols.grps.messages import Flag, GrpsMessage, GrpsStatus
+from gateway.protocols.grps.protobuf.message import write_message
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from gateway.wire.http import Headers, HttpResponse
+from tests.properties.carries import WAYS, Carries
+from tests.properties.registered import arrived, body_of, pairs_of
+
+CALL = InferRequest(model=ModelRef("m"))
+TEXT = "what went wrong: 'x'"
+REASON = "RuntimeError: what went wrong"
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    + '  File "/srv/secret/executor.py", line 213, in infer\n    raise RuntimeError\n' * 500
+    + REASON
+    + "\n"
+)
+GRPS_CODES = (0, 1, 400, 401, 403, 404, 408, 413, 429, 499, 500, 501, 502, 503, 504, 599, 1001)
+HTTP_STATUSES = range(400, 600)
+FRONTENDS = pytest.mark.parametrize("front", WAYS, ids=lambda way: way.name)
+UPSTREAMS = pytest.mark.parametrize("behind", WAYS, ids=lambda way: way.name)
+
+
+@FRONTENDS
+@UPSTREAMS
+def test_codes_cross(front: Carries, behind: Carries) -> None:
+    """A client hears what an error of the gateway's own would tell it, text included."""
+    for kind in ERROR_CLASSES.values():
+        check_crossing(front, behind, arrived(listener(behind).encode_error(CALL, kind(TEXT))))
+
+
+@FRONTENDS
+@UPSTREAMS
+def test_statuses_cross(front: Carries, behind: Carries) -> None:
+    """Every status that an upstream may send is told by a client's own rules."""
+    for wire in errors_of(behind.codec, TEXT):
+        check_crossing(front, behind, wire)
+
+
+@FRONTENDS
+@UPSTREAMS
+def test_only_the_reason_of_a_traceback_crosses(front: Carries, behind: Carries) -> None:
+    """A traceback of an upstream is its last line, however long it is, and names no file."""
+    for wire in errors_of(behind.codec, TRACEBACK):
+        error = raised_by(behind, wire)
+        assert error.message.endswith(REASON)
+        told = listener(front).encode_error(CALL, error)
+        text = repr((told, pairs_of(told))).encode() + b"".join(body_of(told))
+        assert b"what went wrong" in text
+        assert b"executor.py" not in text
+
+
+@FRONTENDS
+@pytest.mark.parametrize("behind", [way for way in WAYS if "grpc" in way.codec], ids=str)
+def test_an_upstream_that_cancels_is_a_bad_upstream(front: Carries, behind: Carries) -> None:
+    """CANCELLED of an upstream never means that the client left."""
+    error = raised_by(behind, GrpcResponse(status=GrpcStatus.CANCELLED, details=TEXT))
+    assert ErrorCode.BAD_UPSTREAM is error.code
+    if front.codec != behind.codec:
+        told = raised_by(front, arrived(listener(front).encode_error(CALL, error)))
+        expected = front.errors.get(ErrorCode.BAD_UPSTREAM, ErrorCode.BAD_UPSTREAM)
+        assert expected is told.code
+
+
+def check_crossing(front: Carries, behind: Carries, wire: Any) -> None:
+    """Compare what a client hears of an upstream's error with the same error of the gateway."""
+    error = raised_by(behind, wire)
+    codec = listener(front)
+    actual = arrived(codec.encode_error(CALL, error))
+    told = raised_by(front, actual)
+    assert TEXT in told.message
+    if behind.registered.spec is front.registered.spec:
+        return  # the upstream's own: test_properties/test_errors.py
+    own = type(error)(error.message, model=error.model)
+    expected = arrived(codec.encode_error(CALL, own))
+    assert _outside(expected) == _outside(actual)
+    assert front.errors.get(error.code, error.code) is told.code
+    if "grps" in front.codec and error.code is not ErrorCode.OVERLOADED:
+        assert _outside(actual)[0] in (None, GrpcStatus.OK, told_status(actual))
+
+
+def told_status(wire: Any) -> Any:
+    """Return the status of an HTTP response: grps tells it outside and inside."""
+    return wire.status if isinstance(wire, HttpResponse) else None
+
+
+def listener(way: Carries) -> Any:
+    """Return the codec of the side that reads requests."""
+    return way.registered.make(way.listener)
+
+
+def raised_by(way: Carries, wire: Any) -> GatewayError:
+    """Return what an upstream codec raises about *wire*."""
+    with pytest.raises(GatewayError) as caught:
+        way.registered.make(way.upstream).decode_reply(CALL, wire)
+    return caught.value
+
+
+def errors_of(codec: str, text: str) -> Iterator[Any]:
+    """Give every error that a server of *codec* can send with this text."""
+    if codec in ("oip.http", "graphpipe.http"):
+        for status in HTTP_STATUSES:
+            yield HttpResponse(status, body=(text.encode(),))
+    if codec in ("oip.grpc", "trtis.grpc", "grps.grpc"):
+        for status in GrpcStatus:
+            if status is not GrpcStatus.OK:
+                yield GrpcResponse(status=status, details=text)
+    if codec == "grps.grpc":
+        for code in GRPS_CODES:
+            message = GrpsMessage(status=GrpsStatus(code, text, Flag.FAILURE))
+            yield arrived(GrpcResponse(tuple(write_message(message))))
+    if codec == "grps.http":
+        for status in HTTP_STATUSES:
+            yield HttpResponse(status, Headers((("Content-Type", "text/plain"),)), (text.encode(),))
+
+
+def _outside(wire: Any) -> tuple[Any, Any]:
+    return getattr(wire, "status", None), getattr(wire, "details", None)

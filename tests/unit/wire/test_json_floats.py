@@ -1,0 +1,42 @@
+"""FP32's largest value in JSON."""
+
+from __future__ import annotations
+
+import numpy as np
+import orjson
+import pytest
+from google.protobuf import json_format
+
+from gateway.schema import grps_pb2 as pb
+from gateway.wire.json_floats import dump_exact
+
+LARGEST = np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (
+            np.array([LARGEST, -LARGEST], np.float32),
+            b"[3.4028234663852886e38,-3.4028234663852886e38]",
+        ),
+        (np.array([[0.1], [LARGEST]], np.float32), b"[[0.1],[3.4028234663852886e38]]"),
+        ({"a": [LARGEST, "NaN", 1]}, b'{"a":[3.4028234663852886e38,"NaN",1]}'),
+        (np.array([0.1, 1e38], np.float32), b"[0.1,1e+38]"),
+        ([3.4028235e38, 0.1], b"[3.4028235e+38,0.1]"),
+        (np.array([3.4028235e38, 0.1]), b"[3.4028235e+38,0.1]"),
+    ],
+)
+def test_only_the_largest_value_has_all_its_digits(document: object, text: bytes) -> None:
+    """Other values, and doubles of the same digits, keep their shortest text."""
+    assert text == dump_exact(document)
+
+
+def test_protobuf_reads_the_largest_value() -> None:
+    """A Python server of grps reads what is written, and not the shortest text."""
+    shortest = orjson.dumps(np.array([LARGEST]), None, orjson.OPT_SERIALIZE_NUMPY).decode()
+    with pytest.raises(json_format.ParseError, match="too large"):
+        json_format.Parse(f'{{"flat_float32": {shortest}}}', pb.GenericTensor())
+    text = dump_exact(np.array([LARGEST, -LARGEST])).decode()
+    found = json_format.Parse(f'{{"flat_float32": {text}}}', pb.GenericTensor())
+    assert [LARGEST, -LARGEST] == list(found.flat_float32)
