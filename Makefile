@@ -68,7 +68,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
-	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --hypothesis-profile=ci -m "not interop and not hostile and not slow and not gpu"
+	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not interop and not hostile and not slow and not gpu"
 
 .PHONY: interop
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on each transport implementation.
@@ -84,7 +84,7 @@ hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on e
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
 	$(BIN)/pytest tests -q -m "slow and not interop and not hostile and not gpu" --hypothesis-profile=ci --timeout=300
-	$(BIN)/pytest tests -q -n $(WORKERS) -m "hypothesis and not slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough
 
 .PHONY: torch
