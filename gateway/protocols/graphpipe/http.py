@@ -39,7 +39,7 @@ from gateway.protocols.graphpipe.errors import OK, text_of
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import METADATA_REQUEST, error_response
 from gateway.protocols.graphpipe.messages import open_request
-from gateway.protocols.graphpipe.options import CONTROL, STATUS, settings_of
+from gateway.protocols.graphpipe.options import CONTROL, STATUS, read_options
 from gateway.protocols.graphpipe.paths import (
     IS_ALIVE,
     IS_READY,
@@ -98,7 +98,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 
     Args:
         limits: What a message may hold.
-        options: See `gateway.protocols.graphpipe.options.Settings`.
+        options: See `gateway.protocols.graphpipe.options`.
 
     Raises:
         ValueError: An option has a value it cannot have.
@@ -110,7 +110,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
-        self._settings = settings_of(options or {})
+        self._settings = read_options(options or {})
         self.needs = calls.needs_of(self._settings)
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:

@@ -40,7 +40,7 @@ from gateway.protocols.graphpipe.flatbuffer_writer import (
     error_response,
 )
 from gateway.protocols.graphpipe.messages import open_request
-from gateway.protocols.graphpipe.options import settings_of
+from gateway.protocols.graphpipe.options import read_options
 from gateway.protocols.graphpipe.translate import UpstreamFault
 from gateway.wire.codec import Codec, unsupported
 from gateway.wire.http import Buffer, view_of
@@ -188,7 +188,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
 
     Args:
         limits: What a message may hold.
-        options: See `gateway.protocols.graphpipe.options.Settings`; a listener needs
+        options: See `gateway.protocols.graphpipe.options`; a listener needs
             `default_model`.
 
     Raises:
@@ -201,7 +201,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
-        self._settings = settings_of(options or {})
+        self._settings = read_options(options or {})
         self.needs = calls.needs_of(self._settings)
 
     def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:

@@ -20,7 +20,7 @@ from gateway.protocols.grps.brpc import codec as brpc
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import NoMethod, ends_call
 from gateway.protocols.grps.messages import GrpsMessage
-from gateway.protocols.grps.options import settings_of
+from gateway.protocols.grps.options import read_options
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.codec import Codec
@@ -55,7 +55,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
 
     Args:
         limits: What a message may hold.
-        options: See `gateway.protocols.grps.options.Settings`.
+        options: See `gateway.protocols.grps.options.GrpsOptions`.
 
     Raises:
         ValueError: An option has a value it cannot have.
@@ -66,7 +66,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
-        self._settings = settings_of(options)
+        self._settings = read_options(options)
 
     def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; float tensors and bytes are views of its message.

@@ -1,8 +1,8 @@
-"""grps's options: what a listener or an upstream may set, each checked."""
+"""The options of grps that a listener or an upstream may set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,10 +10,18 @@ from gateway.ir.context import ModelRef
 from gateway.protocols.grps.custom.routes import CustomRoute, read_routes
 from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
 from gateway.protocols.grps.messages import ContentFormat
+from gateway.wire.options import (
+    Reader,
+    flag,
+    mapping_of,
+    member_of,
+    model,
+    one_of,
+    read_values,
+    text,
+)
 
 READY, LIVE = "ready", "live"
-# A file's scalars are text.
-_FLAGS: Final = {"true": True, "false": False}
 COMPRESSIONS: Final = ("none", "snappy", "gzip", "zlib")
 
 
@@ -67,104 +75,49 @@ def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return *options* unchanged.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
-    settings_of(options)
+    read_options(options)
     return options
 
 
-def settings_of(options: Mapping[str, Any]) -> GrpsOptions:
-    """Return *options* as settings.
+def read_options(options: Mapping[str, Any]) -> GrpsOptions:
+    """Return *options*, typed.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
-    for key in options:
-        if key not in _READERS:
-            raise ValueError(f"grps has no option {key!r}, only {', '.join(_READERS)}")
-    return GrpsOptions(**{key: _READERS[key](key, value) for key, value in options.items()})
+    return GrpsOptions(**read_values("grps", _READERS, options))
 
 
 def custom_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the paths of customised routes, which a listener must mount besides the protocol's.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
-    return tuple([route.path for route in settings_of(options).customized])
-
-
-def _model(key: str, value: Any) -> ModelRef:
-    name, _, version = _text(key, value).partition("/")
-    if not name:
-        raise ValueError(f"{key} {value!r} names no model")
-    return ModelRef(name, version)
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {value!r}, needed is text")  # noqa: TRY004  # of the options
-    return value
-
-
-def _flag(key: str, value: Any) -> bool:
-    found = _FLAGS.get(value) if isinstance(value, str) else value
-    if not isinstance(found, bool):
-        raise ValueError(f"{key} is {value!r}, needed is true or false")  # noqa: TRY004
-    return found
-
-
-def _one_of(*known: str) -> Callable[[str, Any], str]:
-    def read(key: str, value: Any) -> str:
-        if value not in known:
-            raise ValueError(f"{key} {value!r} is none of {', '.join(known)}")
-        return str(value)
-
-    return read
-
-
-def _mapping(key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{key} is {value!r}, needed is a mapping from names")
-    return value
-
-
-def _models(key: str, value: Any) -> Mapping[str, ModelRef]:
-    entries = _mapping(key, value)
-    return {name: _model(f"{key}.{name}", target) for name, target in entries.items()}
-
-
-def _keys(key: str, value: Any) -> Mapping[str, str]:
-    entries = _mapping(key, value)
-    return {name: _text(f"{key}.{name}", target) for name, target in entries.items()}
-
-
-def _form(key: str, value: Any) -> ContentFormat:
-    try:
-        return ContentFormat(value)
-    except ValueError:
-        known = ", ".join(form.value for form in ContentFormat)
-        raise ValueError(f"{key} {value!r} is none of {known}") from None
+    return tuple([route.path for route in read_options(options).customized])
 
 
 def _forms(key: str, value: Any) -> Mapping[str, ContentFormat]:
+    read = member_of(ContentFormat)
     if isinstance(value, str):
-        return {"*": _form(key, value)}
-    entries = _mapping(key, value)
-    return {name: _form(f"{key}.{name}", form) for name, form in entries.items()}
+        return {"*": read(key, value)}
+    forms: Mapping[str, ContentFormat] = mapping_of(read)(key, value)
+    return forms
 
 
-_READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "default_model": _model,
-    "models": _models,
-    "switch": _flag,
-    "http_always_200": _flag,
+_READERS: Final[Mapping[str, Reader]] = {
+    "default_model": model,
+    "models": mapping_of(model),
+    "switch": flag,
+    "http_always_200": flag,
     "streaming": read_streaming,
     "customized": read_routes,
-    "keys": _keys,
-    "readiness": _one_of(READY, LIVE),
+    "keys": mapping_of(text),
+    "readiness": one_of(READY, LIVE),
     "input_form": _forms,
-    "output": _text,
-    "widen": _flag,
-    "compress": _one_of(*COMPRESSIONS),
+    "output": text,
+    "widen": flag,
+    "compress": one_of(*COMPRESSIONS),
 }

@@ -6,9 +6,8 @@ Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest
@@ -99,9 +98,6 @@ _SERVER_NAMES = {
 _NUMBER = re.compile(r"\s*[+-]?[0-9]")
 _WHOLE = re.compile(r"[0-9]+")
 
-NOT_READY_STATUS = "not_ready_status"
-DIALECT = "dialect"
-
 
 def dialect_of(server_name: str) -> str | None:
     """Return the dialect of a server by the `name` in its metadata; None when unknown."""
@@ -122,15 +118,3 @@ def check_whole_version(model: ModelRef) -> None:
             "decimal digits: the upstream would read it as another version",
             model=model,
         )
-
-
-def option(options: Mapping[str, Any], key: str, default: Any, known: Callable[[Any], bool]) -> Any:
-    """Return option *key*, or *default* when it is absent.
-
-    Raises:
-        ValueError: It has a value that *known* refuses.
-    """
-    value = options.get(key, default)
-    if not known(value):
-        raise ValueError(f"{key}: {value!r} is not a value it can have")
-    return value

@@ -21,11 +21,8 @@ _DECOUPLED_GRPC = (GrpcStatus.UNIMPLEMENTED, GrpcStatus.INTERNAL)
 
 
 HTTP_OK = 200
-# "Not ready" over HTTP: servers send 503, KServe's page lists 409
-# (docs/protocols/open-inference.md, "16. Errors").
-NOT_READY_STATUSES = (503, 409)
+# KServe's page lists 409 for "not ready" (docs/protocols/open-inference.md, "16. Errors").
 INFERENCE_NOT_READY = 409
-_CONFLICT = 409
 
 
 def http_status_of(error: GatewayError, not_ready_status: int) -> int:
@@ -41,7 +38,7 @@ def http_error_class(status: int, said: str = "") -> type[GatewayError]:
     """Return the kind of error an HTTP status that is not 2xx means."""
     if status in _DECOUPLED_HTTP and said.endswith(_DECOUPLED):
         return Decoupled
-    return NotReady if status == _CONFLICT else error_class_of_http(status)
+    return NotReady if status == INFERENCE_NOT_READY else error_class_of_http(status)
 
 
 def grpc_error_class(status: GrpcStatus, details: str) -> type[GatewayError]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from gateway.wire.codec import Options
+from gateway.wire.options import Reader, flag, one_of, read_values
 
 DIALECT_NAMES = ("auto", "triton", "mlserver", "kserve", "ovms", "gateway")
-_NOT_READY = (503, 409)
 
 OFF, GATEWAY, TARGET = "off", "gateway", "target"
 
@@ -45,44 +44,29 @@ class Extensions:
     opaque: bool = False
 
 
-_FLAG = (True, False)
-_WHOSE = (OFF, GATEWAY, TARGET)
-
-_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "dialect": DIALECT_NAMES,
-    "not_ready_status": _NOT_READY,
-    "model_configuration": _FLAG,
+_WHOSE = one_of(OFF, GATEWAY, TARGET)
+_READERS: Mapping[str, Reader] = {
+    "dialect": one_of(*DIALECT_NAMES),
+    "not_ready_status": one_of(503, 409),
+    "model_configuration": flag,
     "statistics": _WHOSE,
-    "repository_index": _FLAG,
-    "model_control": _FLAG,
-    "model_files": _FLAG,
-    "trace": _FLAG,
+    "repository_index": flag,
+    "model_control": flag,
+    "model_files": flag,
+    "trace": flag,
     "logging": _WHOSE,
-    "opaque": _FLAG,
+    "opaque": flag,
 }
-
-# In YAML every scalar is text.
-_SCALARS: Mapping[str, Any] = {"true": True, "false": False, "503": 503, "409": 409}
 _EXTENSIONS = tuple(field.name for field in fields(Extensions))
 
 
 def check_options(options: Options) -> Options:
-    """Return *options* with every value in its type.
+    """Return *options*, each value in its type.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
-    checked = {}
-    for key, given in options.items():
-        if key not in _VALUES:
-            raise ValueError(f"oip has no option {key!r}, only {', '.join(_VALUES)}")
-        value = _SCALARS.get(given, given) if isinstance(given, str) else given
-        # True equals 1: the type counts too.
-        if (type(value), value) not in [(type(known), known) for known in _VALUES[key]]:
-            needed = ", ".join(str(known).lower() for known in _VALUES[key])
-            raise ValueError(f"{key} {given!r} is none of {needed}")
-        checked[key] = value
-    return checked
+    return read_values("oip", _READERS, options)
 
 
 def read_extensions(options: Options) -> Extensions:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.wire.codec import Options
+from gateway.wire.options import Reader, flag, matching, number, one_of, read_values
 
-_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(\.\d{1,6})?")
-_SERVER_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SCHEDULED = (1, 12)
 _SNAKE_CASE = (1, 13)
-_MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,73 +50,33 @@ class TrtisOptions:
         return int(major), int(minor)
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _among(*values: str) -> Callable[[Any], bool]:
-    return lambda value: value in values
-
-
-_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "server_id": (
-        lambda value: isinstance(value, str) and _SERVER_ID.fullmatch(value) is not None,
-        "visible ASCII characters, 128 at most",
+_READERS: Mapping[str, Reader] = {
+    "server_id": matching(
+        re.compile(r"[\x21-\x7e]{1,128}"), "visible ASCII characters, 128 at most"
     ),
-    "server_version": (
-        lambda value: isinstance(value, str) and _VERSION.fullmatch(value) is not None,
-        "a version such as 1.11.0, in quotes",
+    "server_version": matching(
+        re.compile(r"(\d{1,6})\.(\d{1,6})(\.\d{1,6})?"), "a version such as 1.11.0, in quotes"
     ),
-    "max_batch_size": (
-        lambda value: type(value) is int and 1 <= value <= _MOST,
-        f"a number from 1 to {_MOST}",
-    ),
-    "version_zero": (_among("refuse", "latest"), "refuse or latest"),
-    "model_control": (_flag, "true or false"),
-    "repository_index": (_flag, "true or false"),
-}
-
-
-def _read_flag(text: str) -> bool | str:
-    return {"true": True, "false": False}.get(text, text)
-
-
-def _read_number(text: str) -> int | str:
-    return (
-        int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST)) else text
-    )
-
-
-# In YAML every scalar is text.
-_SCALARS: Mapping[str, Callable[[str], Any]] = {
-    "max_batch_size": _read_number,
-    "model_control": _read_flag,
-    "repository_index": _read_flag,
+    "max_batch_size": number(1, (1 << 31) - 1),
+    "version_zero": one_of("refuse", "latest"),
+    "model_control": flag,
+    "repository_index": flag,
 }
 
 
 def check_options(options: Options) -> Options:
-    """Return *options*, checked.
+    """Return *options*, each value in its type.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
-    checked = {}
-    for key, given in options.items():
-        if key not in _CHECKS:
-            raise ValueError(f"trtis has no option {key!r}, only {', '.join(_CHECKS)}")
-        value = _SCALARS.get(key, str)(given) if isinstance(given, str) else given
-        allowed, needed = _CHECKS[key]
-        if not allowed(value):
-            raise ValueError(f"{key} is {given!r}, needed is {needed}")
-        checked[key] = value
-    return checked
+    return read_values("trtis", _READERS, options)
 
 
 def read_options(options: Options) -> TrtisOptions:
-    """Return *options* as values.
+    """Return *options*, typed.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
     return TrtisOptions(**check_options(options))

@@ -28,11 +28,11 @@ def test_a_good_file_has_no_problems() -> None:
     ("old", "new", "line", "message"),
     [
         ("[oip]", "[oops]", 4, "there is no protocol 'oops'"),
-        ("409", "410", 5, "not_ready_status '410' is none of 503, 409"),
+        ("409", "410", 5, "not_ready_status is '410': expected one of 503, 409"),
         ("{oip:", "{oops:", 5, "there is no protocol 'oops'"),
         ("http://h:8000", "grpc://h:8000", 6, "'up' does not speak HTTP"),
         ("http://h:8000", "oops+http://h:8000", 8, "there is no protocol 'oops'"),
-        ("kserve", "klingon", 8, "dialect 'klingon' is none of"),
+        ("kserve", "klingon", 8, "dialect is 'klingon': expected one of auto"),
         ("python", "cobol", 10, "there is no backend 'cobol'"),
         ("FP32", "FP31", 11, "tensor 'x' has datatype 'FP31'"),
     ],
@@ -61,7 +61,7 @@ def test_a_carrier_that_a_protocol_lacks() -> None:
         ("/v2/chat", "[grps, oip]", "path '/v2/chat' belongs to oip, which is spoken here too"),
         ("/v2/chat", "[grps]", ""),
         ("/v2/chat", "[oip]", ""),
-        ("/", "[grps]", "customized[0].path is '/', needed is a plain path"),
+        ("/", "[grps]", "customized[0].path is '/': expected a plain path"),
     ],
 )
 def test_paths_of_a_protocols_own(path: str, protocols: str, message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.app import check, explain_call
 from gateway.config.load import load_file
-from gateway.protocols.graphpipe.options import STATUS, settings_of
+from gateway.protocols.graphpipe.options import STATUS, read_options
 
 FOLDER = Path(__file__).parents[3] / "config"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
@@ -60,13 +60,13 @@ def test_graphpipe_example_does_what_its_comments_say() -> None:
     """The addresses, models and options of the example are those of its comments."""
     config = load_file(FOLDER / "graphpipe.yaml", environment={}).config
     listener = config.listeners[1]
-    settings = settings_of(listener.options["graphpipe"])
+    settings = read_options(listener.options["graphpipe"])
     assert ("house_price", STATUS) == (listener.default_model, settings.errors)
     assert ["127.0.0.1:9001"] == [str(stream.address) for stream in listener.streams]
     urls = {name: str(upstream.url) for name, upstream in config.upstreams.items()}
     assert "graphpipe+http://127.0.0.1:9100/squeezenet" == urls["squeezenet"]
     assert "graphpipe+tcp://127.0.0.1:9200" == urls["scorer"]
-    upstream = settings_of(config.upstreams["squeezenet"].options)
+    upstream = read_options(config.upstreams["squeezenet"].options)
     assert (("data",), ("probabilities",)) == (upstream.inputs, upstream.outputs)
     routes = {
         model: explain_call(

@@ -36,7 +36,7 @@ from gateway.protocols.grps.errors import (
     error_class_of_brpc,
 )
 from gateway.protocols.grps.messages import GrpsMessage
-from gateway.protocols.grps.options import settings_of
+from gateway.protocols.grps.options import read_options
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
 from gateway.wire.codec import Codec, unsupported
@@ -69,7 +69,7 @@ class BrpcCodec(Codec[Frame, Frame]):
 
     Args:
         limits: What a message may hold.
-        options: See `gateway.protocols.grps.options.Settings`.
+        options: See `gateway.protocols.grps.options.GrpsOptions`.
 
     Raises:
         ValueError: An option has a value it cannot have.
@@ -80,7 +80,7 @@ class BrpcCodec(Codec[Frame, Frame]):
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
-        self._settings = settings_of(options)
+        self._settings = read_options(options)
         self._compress = NUMBERS[self._settings.compress]
 
     def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:

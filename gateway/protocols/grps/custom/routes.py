@@ -25,12 +25,25 @@ from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Tensor
 from gateway.protocols.grps.custom.json_path import MISSING, Step, lookup, names_in, read_place
-from gateway.protocols.grps.custom.streaming import Streaming, read_streaming
+from gateway.protocols.grps.custom.streaming import STREAMING_READERS, Streaming
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
 from gateway.protocols.grps.json.elements import read_data
+from gateway.wire.options import (
+    Reader,
+    list_of,
+    mapping,
+    mapping_of,
+    matching,
+    member_of,
+    model,
+    one_of,
+    optional,
+    read_values,
+    text,
+    wrong,
+)
 
 JSON_BODY, FORM_BODY, QUERY_BODY = "json", "form", "query"
-_BODIES: Final = (JSON_BODY, FORM_BODY, QUERY_BODY)
 _OWN: Final = "/grps/"
 # Of forms and queries, where all is text.
 _TRUTHS: Final = {"true": True, "false": False}
@@ -124,14 +137,12 @@ def read_routes(key: str, value: Any) -> tuple[CustomRoute, ...]:
     """Read the option of this name.
 
     Raises:
-        ValueError: Something in it is wrong; says where.
+        ValueError: Something in it is wrong; the error names the entry.
     """
-    if not isinstance(value, list):
-        raise ValueError(f"{key} is {value!r}, needed is a list of routes")  # noqa: TRY004
-    routes = tuple([_route(f"{key}[{at}]", entry) for at, entry in enumerate(value)])
+    routes: tuple[CustomRoute, ...] = list_of(_route)(key, value)
     paths = [route.path for route in routes]
     if len(set(paths)) != len(paths):
-        raise ValueError(f"{key} has a path twice, needed is one route for each")
+        raise ValueError(f"{key} has a path twice: expected one route for each path")
     return routes
 
 
@@ -214,133 +225,90 @@ def _spelled(place: tuple[Step, ...]) -> str:
 
 
 _ERROR_NAMES: Final = frozenset({"code", "message"})
-_ROUTE_KEYS: Final = (
-    "path",
-    "model",
-    "body",
-    "inputs",
-    "parameters",
-    "answer",
-    "error",
-    "stream",
-)
-_STREAM_KEYS: Final = ("mode", "key", "content_type", "answer", "before", "after", "end")
-_INPUT_KEYS: Final = ("name", "datatype", "place", "shape", "default")
 
 
 def _route(where: str, entry: Any) -> CustomRoute:
-    known = _known(where, entry, _ROUTE_KEYS)
-    path = known.get("path")
-    if not isinstance(path, str) or not _PATH.fullmatch(path) or path.startswith(_OWN):
-        raise ValueError(
-            f"{where}.path is {path!r}, needed is a plain path outside {_OWN}, such as /v1/chat"
-        )
-    body = known.get("body", JSON_BODY)
-    if body not in _BODIES:
-        raise ValueError(f"{where}.body {body!r} is none of {', '.join(_BODIES)}")
-    inputs = tuple(
-        [
-            _input(f"{where}.inputs[{at}]", one)
-            for at, one in enumerate(_list(f"{where}.inputs", known.get("inputs", [])))
-        ]
-    )
-    answer = _template(f"{where}.answer", known.get("answer"))
-    error = _template(f"{where}.error", known.get("error"))
-    if inputs and answer is None:
-        raise ValueError(f"{where} has inputs and no answer, needed is a template")
-    unknown = names_in(error) - _ERROR_NAMES
+    entry = {"path": None, **mapping(where, entry)}
+    route = CustomRoute(**read_values(where, _ROUTE_READERS, entry, f"{where}."))
+    if route.inputs and route.answer is None:
+        raise ValueError(f"{where} has inputs and no answer: expected a template as answer")
+    unknown = names_in(route.error) - _ERROR_NAMES
     if unknown:
-        raise ValueError(f"{where}.error names {min(unknown)!r}, there is only code and message")
-    return CustomRoute(
-        path=path,
-        model=_model(f"{where}.model", known.get("model")),
-        body=body,
-        inputs=inputs,
-        parameters=_places(f"{where}.parameters", known.get("parameters", {})),
-        answer=answer,
-        error=error,
-        stream=_stream(f"{where}.stream", known.get("stream")),
-    )
+        raise ValueError(f"{where}.error names {min(unknown)!r}: expected code or message")
+    return route
+
+
+def _path(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not _PATH.fullmatch(value) or value.startswith(_OWN):
+        raise wrong(key, value, f"a plain path outside {_OWN}, such as /v1/chat")
+    return value
 
 
 def _input(where: str, entry: Any) -> CustomInput:
-    known = _known(where, entry, _INPUT_KEYS)
-    name, place = known.get("name"), known.get("place")
-    if not isinstance(name, str) or not name or not isinstance(place, str):
-        raise ValueError(f"{where} needs a name and a place")
+    entry = {
+        "name": None,
+        "datatype": Datatype.BYTES.value,
+        "place": None,
+        **mapping(where, entry),
+    }
+    return CustomInput(**read_values(where, _INPUT_READERS, entry, f"{where}."))
+
+
+def _place(key: str, value: Any) -> tuple[Step, ...]:
+    return read_place(text(key, value))
+
+
+def _shape(key: str, value: Any) -> tuple[int, ...]:
+    dims: tuple[int, ...] = list_of(_dim)(key, value)
+    if dims.count(-1) > 1:
+        raise wrong(key, value, "dimensions of which at most one is -1")
+    return dims
+
+
+def _dim(key: str, value: Any) -> int:
+    dim = int(value) if isinstance(value, str) and _DIM.fullmatch(value) else value
+    if type(dim) is not int or dim < -1:
+        raise wrong(key, value, "a dimension of 0 or more, or -1")
+    return dim
+
+
+def _stream(where: str, entry: Any) -> CustomStream:
+    known = read_values(where, _STREAM_READERS, mapping(where, entry), f"{where}.")
+    switch = {key: known.pop(key) for key in STREAMING_READERS if key in known}
+    return CustomStream(Streaming(**switch), **known)
+
+
+def _template(key: str, value: Any) -> Any:
+    """Read a template; text that is JSON is parsed, since a file's own scalars are all text."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("{", "["):
+        return value
     try:
-        datatype = Datatype(known.get("datatype", Datatype.BYTES.value))
-    except ValueError:
-        raise ValueError(f"{where}.datatype {known['datatype']!r} is no datatype") from None
-    return CustomInput(
-        name=name,
-        datatype=datatype,
-        place=read_place(place),
-        shape=_shape(f"{where}.shape", known.get("shape")),
-        default=known.get("default", MISSING),
-    )
-
-
-def _shape(where: str, shape: Any) -> tuple[int, ...] | None:
-    if shape is None:
-        return None
-    dims = [
-        int(dim) if isinstance(dim, str) and _DIM.fullmatch(dim) else dim
-        for dim in _list(where, shape)
-    ]
-    if not all(type(dim) is int and dim >= -1 for dim in dims) or dims.count(-1) > 1:
-        raise ValueError(f"{where} is {shape!r}, needed are dimensions, at most one of them -1")
-    return tuple(dims)
-
-
-def _stream(where: str, entry: Any) -> CustomStream | None:
-    if entry is None:
-        return None
-    known = _known(where, entry, _STREAM_KEYS)
-    texts = {key: known.get(key, "") for key in ("before", "after", "end")}
-    for key, text in texts.items():
-        if not isinstance(text, str):
-            raise ValueError(f"{where}.{key} is {text!r}, needed is text")  # noqa: TRY004
-    switch = {key: known[key] for key in ("mode", "key", "content_type") if key in known}
-    answer = _template(f"{where}.answer", known.get("answer"))
-    return CustomStream(read_streaming(where, switch), answer, **texts)
-
-
-def _template(where: str, template: Any) -> Any:
-    """Return a template; JSON in a text is what it says, for a file's own scalars are all text."""
-    if not isinstance(template, str) or template.strip()[:1] not in ("{", "["):
-        return template
-    try:
-        return orjson.loads(template)
+        return orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
+        raise ValueError(f"{key} is not JSON: {error}") from error
 
 
-def _places(where: str, entry: Any) -> dict[str, tuple[Step, ...]]:
-    if not isinstance(entry, Mapping) or not all(isinstance(one, str) for one in entry.values()):
-        raise ValueError(f"{where} is {entry!r}, needed is a mapping of names to places")
-    return {name: read_place(place) for name, place in entry.items()}
-
-
-def _model(where: str, entry: Any) -> ModelRef | None:
-    if entry is None:
-        return None
-    name, _, version = entry.partition("/") if isinstance(entry, str) else ("", "", "")
-    if not name:
-        raise ValueError(f"{where} is {entry!r}, needed is a model's name, or name/version")
-    return ModelRef(name, version)
-
-
-def _known(where: str, entry: Any, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{where} is {entry!r}, needed is a mapping")  # noqa: TRY004
-    for key in entry:
-        if key not in keys:
-            raise ValueError(f"{where} has no option {key!r}, only {', '.join(keys)}")
-    return entry
-
-
-def _list(where: str, entry: Any) -> list[Any]:
-    if not isinstance(entry, list):
-        raise ValueError(f"{where} is {entry!r}, needed is a list")  # noqa: TRY004
-    return entry
+_INPUT_READERS: Final[Mapping[str, Reader]] = {
+    "name": matching(re.compile(".+", re.DOTALL), "a name"),
+    "datatype": member_of(Datatype),
+    "place": _place,
+    "shape": optional(_shape),
+    "default": lambda _key, value: value,
+}
+_STREAM_READERS: Final[Mapping[str, Reader]] = {
+    **STREAMING_READERS,
+    "answer": _template,
+    "before": text,
+    "after": text,
+    "end": text,
+}
+_ROUTE_READERS: Final[Mapping[str, Reader]] = {
+    "path": _path,
+    "model": optional(model),
+    "body": one_of(JSON_BODY, FORM_BODY, QUERY_BODY),
+    "inputs": list_of(_input),
+    "parameters": mapping_of(_place),
+    "answer": _template,
+    "error": _template,
+    "stream": optional(_stream),
+}

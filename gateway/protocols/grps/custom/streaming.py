@@ -5,14 +5,15 @@ Source: docs/protocols/grps.md, "10. Streams over HTTP".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.wire.http import Headers
+from gateway.wire.options import Reader, mapping, matching, one_of, read_values
 
 QUERY, HEADER, BODY = "query_param", "header_param", "body_param"
-_MODES: Final = (QUERY, HEADER, BODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,15 @@ def read_streaming(key: str, value: Any) -> Streaming:
     """Read the option of this name.
 
     Raises:
-        ValueError: A key or value is not one of ours.
+        ValueError: A key does not exist, or a value is wrong.
     """
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{key} is {value!r}, needed is a mapping of mode, key and content_type")  # noqa: TRY004
-    for name, entry in value.items():
-        if name not in ("mode", "key", "content_type"):
-            raise ValueError(f"{key} has no option {name!r}, only mode, key and content_type")
-        if not isinstance(entry, str) or not entry.isascii() or not entry.isprintable():
-            raise ValueError(f"{key}.{name} is {entry!r}, needed is printable ASCII text")
-    found = Streaming(**value)
-    if found.mode not in _MODES:
-        raise ValueError(f"{key}.mode {found.mode!r} is none of {', '.join(_MODES)}")
-    return found
+    return Streaming(**read_values(key, STREAMING_READERS, mapping(key, value), f"{key}."))
+
+
+_ASCII: Final = matching(re.compile("[ -~]*"), "printable ASCII text")
+
+STREAMING_READERS: Final[Mapping[str, Reader]] = {
+    "mode": one_of(QUERY, HEADER, BODY),
+    "key": _ASCII,
+    "content_type": _ASCII,
+}

@@ -32,7 +32,7 @@ from gateway.protocols.grps.http.requests import BYTES_TYPE, JSON_TYPE, NAME, Re
 from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_answer, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
-from gateway.protocols.grps.options import GrpsOptions, settings_of
+from gateway.protocols.grps.options import GrpsOptions, read_options
 from gateway.wire.codec import FramingCodec, StreamCodec
 from gateway.wire.errors import clip, is_error_status, read_error_text
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
@@ -52,7 +52,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     Args:
         limits: What a message may hold.
-        options: See `gateway.protocols.grps.options.Settings`.
+        options: See `gateway.protocols.grps.options.GrpsOptions`.
 
     Raises:
         ValueError: An option has a value it cannot have.
@@ -64,7 +64,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
-        self._settings: GrpsOptions = settings_of(options)
+        self._settings: GrpsOptions = read_options(options)
         customized = {route.path: route for route in self._settings.customized}
         self._customized = customized
         self._reader = Reader(limits, self._settings, customized)

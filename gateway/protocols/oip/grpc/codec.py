@@ -64,7 +64,7 @@ from gateway.protocols.oip.grpc.streaming import (
     open_envelope,
     stream_message,
 )
-from gateway.protocols.oip.options import read_extensions
+from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.codec import CutThroughCodec, StreamCodec, unsupported
 from gateway.wire.errors import clip, strip_traceback
@@ -110,14 +110,11 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
     first_error_ends = False
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
-        dialect = options.get("dialect", "auto")
-        if dialect == "auto":
-            dialect = "triton"
-        if dialect not in DIALECTS:
-            raise ValueError(f"dialect is {dialect!r}, needed is one of {', '.join(DIALECTS)}")
+        checked = check_options(options)
+        dialect = checked.get("dialect", "auto")
         self._limits = limits
-        self._dialect = DIALECTS[dialect]
-        self._extensions = read_extensions(options)
+        self._dialect = DIALECTS["triton" if dialect == "auto" else dialect]
+        self._extensions = read_extensions(checked)
         self._infer = Inferences(limits, self._dialect)
         self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
 

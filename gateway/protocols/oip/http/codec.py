@@ -35,17 +35,8 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
-from gateway.protocols.oip.dialects import (
-    DIALECT,
-    DIALECTS,
-    NOT_READY_STATUS,
-    check_whole_version,
-    option,
-)
-from gateway.protocols.oip.errors import (
-    INFERENCE_NOT_READY,
-    NOT_READY_STATUSES,
-)
+from gateway.protocols.oip.dialects import DIALECTS, check_whole_version
+from gateway.protocols.oip.errors import INFERENCE_NOT_READY
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -76,7 +67,7 @@ from gateway.protocols.oip.json.binary_tensors import (
 )
 from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
-from gateway.protocols.oip.options import read_extensions
+from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.codec import CutThroughCodec, FramingCodec, StreamCodec, unsupported
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -127,15 +118,11 @@ class HttpCodec(
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
-        self._extensions = read_extensions(options)
-        self._dialect = DIALECTS[option(options, DIALECT, "auto", DIALECTS.__contains__)]
-        self._not_ready: int = option(
-            options,
-            NOT_READY_STATUS,
-            HTTP_STATUS[ErrorCode.NOT_READY],
-            NOT_READY_STATUSES.__contains__,
-        )
-        self._not_ready_inference: int = options.get(NOT_READY_STATUS, INFERENCE_NOT_READY)
+        checked = check_options(options)
+        self._extensions = read_extensions(checked)
+        self._dialect = DIALECTS[checked.get("dialect", "auto")]
+        self._not_ready: int = checked.get("not_ready_status", HTTP_STATUS[ErrorCode.NOT_READY])
+        self._not_ready_inference: int = checked.get("not_ready_status", INFERENCE_NOT_READY)
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
         self._requests: RequestMoulds = JsonTemplateCache("input", limits)

@@ -11,7 +11,7 @@ from gateway.ir.errors import ERROR_CLASSES, ErrorCode
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.graphpipe import SPEC
 from gateway.protocols.graphpipe.errors import STATUS
-from gateway.protocols.graphpipe.options import GraphPipeOptions, settings_of
+from gateway.protocols.graphpipe.options import GraphPipeOptions, read_options
 from gateway.wire.codec import Codec
 from gateway.wire.errors import error_class_of_http
 
@@ -47,10 +47,10 @@ def test_options_become_settings() -> None:
         drop_outputs=1,
         health="control",
     )
-    assert expected == settings_of(options)
+    assert expected == read_options(options)
     assert options == SPEC.options(options)
     # As YAML has them: the loader keeps every scalar as the text it is written in.
-    assert expected == settings_of({**options, "lenient_names": "true", "drop_outputs": "1"})
+    assert expected == read_options({**options, "lenient_names": "true", "drop_outputs": "1"})
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,9 @@ def test_options_of_yaml_get_their_types(given: dict[str, Any], expected: dict[s
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"model_configuration": "yes"}, "'yes' is none of true, false"),
-        ({"repository_index": 1}, "1 is none of true, false"),
-        ({"statistik": True}, "oip has no option 'statistik', only dialect"),
+        ({"model_configuration": "yes"}, "is 'yes': expected true or false"),
+        ({"repository_index": 1}, "is 1: expected true or false"),
+        ({"statistik": True}, "oip has no option 'statistik': expected one of dialect"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:

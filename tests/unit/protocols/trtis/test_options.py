@@ -26,13 +26,13 @@ def test_options_are_read() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"dialect": "x"}, "no option 'dialect', only server_id"),
+        ({"dialect": "x"}, "no option 'dialect': expected one of server_id"),
         ({"server_id": "a b"}, "visible ASCII"),
         ({"server_id": 3}, "visible ASCII"),
         ({"server_version": 1.11}, "in quotes"),
         ({"max_batch_size": 0}, "from 1 to"),
         ({"max_batch_size": True}, "from 1 to"),
-        ({"version_zero": "no"}, "refuse or latest"),
+        ({"version_zero": "no"}, "one of refuse, latest"),
         ({"model_control": "yes"}, "true or false"),
     ],
 )

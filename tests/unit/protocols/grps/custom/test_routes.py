@@ -18,7 +18,7 @@ from gateway.ir.tensor import array_tensor, as_items, as_numpy, items_tensor
 from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.options import check_options, custom_paths, settings_of
+from gateway.protocols.grps.options import check_options, custom_paths, read_options
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 # A chat endpoint without code. Source: docs/protocols/grps.md, "14. Customised routes".
@@ -216,28 +216,28 @@ def test_inputs_of_every_kind(datatype: str, value: list[Any], expected: list[An
 @pytest.mark.parametrize(
     ("route", "text"),
     [
-        ({"path": "v1"}, "needed is a plain path"),
+        ({"path": "v1"}, "expected a plain path"),
         ({"path": "/grps/v1/x"}, "outside /grps/"),
         ({"path": "/x", "nope": 1}, "no option 'nope'"),
-        ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "needed is a template"),
+        ({"path": "/x", "inputs": [{"name": "a", "place": "a"}]}, "expected a template"),
         ({"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a..b"}]}, "no place"),
-        ({"path": "/x", "answer": 1, "inputs": [{"name": "a"}]}, "needs a name and a place"),
+        ({"path": "/x", "answer": 1, "inputs": [{"name": "a"}]}, "place is None: expected text"),
         (
             {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "datatype": "Q"}]},
-            "no datatype",
+            "datatype is 'Q': expected one of BOOL",
         ),
         (
             {"path": "/x", "answer": 1, "inputs": [{"name": "a", "place": "a", "shape": [-1, -1]}]},
             "at most one",
         ),
-        ({"path": "/x", "body": "xml"}, "none of json, form, query"),
-        ({"path": "/x", "stream": {"mode": "tea"}}, "none of query_param"),
-        ({"path": "/x", "parameters": {"a": 1}}, "names to places"),
+        ({"path": "/x", "body": "xml"}, "expected one of json, form, query"),
+        ({"path": "/x", "stream": {"mode": "tea"}}, "expected one of query_param"),
+        ({"path": "/x", "parameters": {"a": 1}}, "parameters.a is 1: expected text"),
         ({"path": "/x", "model": 1}, "model's name"),
         ({"path": "/x", "error": {"a": "${text}"}}, "error names 'text'"),
         ({"path": "/x", "stream": {"end": 1}}, "end is 1"),
-        ({"path": "/x", "inputs": 1}, "needed is a list"),
-        (5, "needed is a mapping"),
+        ({"path": "/x", "inputs": 1}, "expected a list"),
+        (5, "expected a mapping"),
     ],
 )
 def test_routes_that_are_wrong_say_where(route: Any, text: str) -> None:
@@ -318,7 +318,7 @@ def test_values_that_are_none_are_named(path: str, document: object, query: str,
 
 def test_templates_in_text_are_json() -> None:
     """A file's scalars are text; JSON in one has its types, and what is no JSON fails at start."""
-    (route,) = settings_of({"customized": [{"path": "/x", "error": '{"n": 1}'}]}).customized
+    (route,) = read_options({"customized": [{"path": "/x", "error": '{"n": 1}'}]}).customized
     assert {"n": 1} == route.error
     with pytest.raises(ValueError, match=r"customized\[0\].answer is not JSON"):
         check_options({"customized": [{"path": "/x", "answer": "{oops"}]})

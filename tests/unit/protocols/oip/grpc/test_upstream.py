@@ -218,7 +218,7 @@ def test_model_must_be_named() -> None:
 
 def test_unknown_dialect_is_refused() -> None:
     """A dialect that does not exist is refused by name."""
-    with pytest.raises(ValueError, match="dialect is 'tf', needed is one of triton"):
+    with pytest.raises(ValueError, match="dialect is 'tf': expected one of auto, triton"):
         codec("tf")
 
 
