@@ -347,7 +347,7 @@ def test_requests_of_a_sequence_keep_their_order_on_a_stream(
 ) -> None:
     """All are sent at once, and the model sees them one after the other, as they were sent."""
     if way == "trtis-grpc" and isinstance(sequence_id, str):
-        pytest.skip("TensorRT v1 has numbers for sequences")
+        pytest.skip("TensorRT v1 expects a number for sequences")
     running, prefix = (behind, "") if way == LOCAL else (front, f"{way}.")
     messages = [
         _in_sequence(f"{prefix}SequenceSum", sequence_id, value, last=40) for value in range(1, 41)

@@ -30,12 +30,12 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import RepositoryEntry, SharedRegion
 from gateway.protocols.trtis.errors import UnknownMode
-from gateway.protocols.trtis.http.paths import CUDA_HANDLE_BYTES
+from gateway.protocols.trtis.model_names import checked_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.server_status import write_status
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -44,6 +44,7 @@ SERVICE = "/nvidia.inferenceserver.GRPCService/"
 
 M = TypeVar("M", bound=Message)
 _LISTED = 10_000
+CUDA_HANDLE_BYTES = 64
 _Register = pb.SharedMemoryControlRequest.Register
 
 
@@ -61,18 +62,6 @@ def parse(view: memoryview, kind: type[M]) -> M:
             f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.name}"
         ) from error
     return message
-
-
-def checked_model(name: str, limits: MessageLimits) -> ModelRef:
-    """Return the model a message names.
-
-    Raises:
-        InvalidRequest, TooLarge: There is none, or its name is not allowed.
-    """
-    if not name:
-        raise InvalidRequest("the request names no model")
-    check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
-    return ModelRef(name)
 
 
 def write_index(entries: Iterable[RepositoryEntry]) -> pb.ModelRepositoryIndex:

@@ -18,10 +18,11 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import Origin
-from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
+from gateway.ir.errors import GatewayError, ModelNotFound
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
 from gateway.protocols.trtis.errors import TrtisStatus, error_class_of
+from gateway.protocols.trtis.model_names import required_model
 from gateway.protocols.trtis.server_status import (
     is_ready,
     model_of,
@@ -42,19 +43,21 @@ Read = Callable[[Call[Any], pb.ServerStatus, MessageLimits], Any]
 
 
 def _model_ready(call: Call[Any], status: pb.ServerStatus, _limits: MessageLimits) -> bool:
-    name, version = named(call)
-    return name in status.model_status and is_ready(status.model_status[name], version)
+    model = required_model(call)
+    found = status.model_status
+    return model.name in found and is_ready(found[model.name], model.version)
 
 
 def _model_metadata(
     call: Call[Any], status: pb.ServerStatus, limits: MessageLimits
 ) -> ModelMetadata:
-    name, version = named(call)
-    metadata = read_model(name, model_of(status, name), limits)
-    if version and version not in metadata.versions:
+    model = required_model(call)
+    metadata = read_model(model.name, model_of(status, model.name), limits)
+    if model.version and model.version not in metadata.versions:
         raise ModelNotFound(
-            f"model {name!r} has no version {version!r}, there is {', '.join(metadata.versions)}",
-            model=call.model,
+            f"model {model.name!r} has no version {model.version!r}: expected one of "
+            f"{', '.join(metadata.versions)}",
+            model=model,
         )
     return metadata
 
@@ -76,17 +79,6 @@ STATUS_READERS: Mapping[type[Call[Any]], Read] = {
     ModelMetadataRequest: _model_metadata,
     ModelStatisticsRequest: read_counters,
 }
-
-
-def named(call: Call[Any]) -> tuple[str, str]:
-    """Return name and version of the model *call* is about.
-
-    Raises:
-        Unsupported: It names none.
-    """
-    if call.model is None or not call.model.name:
-        raise Unsupported(f"{type(call).__name__} names no model, TensorRT v1 needs one")
-    return call.model.name, call.model.version
 
 
 def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: int) -> GatewayError:

@@ -51,7 +51,6 @@ from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
 from gateway.protocols.trtis.grpc.single_reply import SingleReplySplitter
-from gateway.protocols.trtis.http.paths import checked_version
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
 from gateway.protocols.trtis.infer_request_header import (
     HeaderReader,
@@ -61,13 +60,13 @@ from gateway.protocols.trtis.infer_request_header import (
 )
 from gateway.protocols.trtis.infer_response import read_reply
 from gateway.protocols.trtis.management import SERVICE
+from gateway.protocols.trtis.model_names import checked_model, checked_version, required_model
 from gateway.protocols.trtis.options import read_options
 from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.protocols.trtis.status_replies import (
     MODEL_CONTROL_CALLS,
     STATUS_READERS,
     error_of,
-    named,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.codec import FramingCodec, unsupported
@@ -263,7 +262,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             raise
 
     def _model(self, message: InferMessage) -> ModelRef:
-        model = messages.checked_model(message.model_name, self._limits)
+        model = checked_model(message.model_name, self._limits)
         version = message.model_version
         if version == _NEWEST or (not version and self._options.version_zero == "latest"):
             return model
@@ -285,17 +284,16 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             raise unsupported(call, NAME)
         method, write = found
         if type(call) in _ABOUT_A_MODEL:
-            named(call)
+            required_model(call)
         return method, (write(call).SerializeToString(),)
 
     def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
-        name, version = named(call)
-        assert call.model is not None  # noqa: S101  # `named` has refused it
-        number = int(checked_version(call.model)) if version else _NEWEST
+        model = required_model(call)
+        number = int(checked_version(model)) if model.version else _NEWEST
         # An unknown field is no trouble to a server over gRPC, whatever its version.
         header = write_header(call, schedule=True)
         header.id = stream_id or header.id
-        message = pb.InferRequest(model_name=name, model_version=number, meta_data=header)
+        message = pb.InferRequest(model_name=model.name, model_version=number, meta_data=header)
         parts: Parts = [bytearray(message.SerializeToString())]
         for view in views_of(call):
             put_tail(parts, _RAW_INPUT, view)

@@ -31,11 +31,12 @@ from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
 from gateway.protocols.trtis.errors import NoSuchPath, UnknownMode
+from gateway.protocols.trtis.management import CUDA_HANDLE_BYTES
+from gateway.protocols.trtis.model_names import checked_version
 from gateway.wire.errors import MethodNotAllowed
 
-CUDA_HANDLE_BYTES = 64
 _SHOWN = 200
-_UINT64_END, _INT64_END, _INT31_END = 1 << 64, 1 << 63, 1 << 31
+_UINT64_END, _INT31_END = 1 << 64, 1 << 31
 _USUAL: Mapping[str, Mapping[str, str]] = {"": {}, "format=binary": {"format": "binary"}}
 _SEGMENT = re.compile(r"[!$&'()*+,;=:@A-Za-z0-9._~%-]+")
 
@@ -243,23 +244,6 @@ def infer_path(model: ModelRef) -> str:
     if not model.version:
         return path
     return f"{path}/{checked_version(model)}"
-
-
-def checked_version(model: ModelRef) -> str:
-    """Return a version that v1 has a number for.
-
-    Raises:
-        Unsupported: It has none for this one.
-    """
-    version = model.version
-    digits = version.isascii() and version.isdecimal() and len(version) <= len(str(_INT64_END))
-    if not digits or int(version) >= _INT64_END:
-        raise Unsupported(
-            f"model {model.name!r} is asked for in version {version[:40]!r}, TensorRT v1 has "
-            "numbers",
-            model=model,
-        )
-    return version
 
 
 def segment(what: str, text: str) -> str:

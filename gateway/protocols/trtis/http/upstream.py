@@ -35,12 +35,12 @@ from gateway.protocols.trtis.infer_request import views_of
 from gateway.protocols.trtis.infer_request_header import write_header
 from gateway.protocols.trtis.infer_response import read_reply, sizes_in_band
 from gateway.protocols.trtis.management import parse, read_shared_status
+from gateway.protocols.trtis.model_names import required_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.status_replies import (
     MODEL_CONTROL_CALLS,
     STATUS_READERS,
     error_of,
-    named,
 )
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.protocols.trtis.textproto.writer import request_line
@@ -72,9 +72,7 @@ def encode_call(call: Call[Any], options: TrtisOptions) -> HttpRequest:
     passed = http_headers(call.context, without=OWN)
     deadline = call.context.deadline
     if isinstance(call, InferRequest):
-        named(call)
-        assert call.model is not None  # noqa: S101  # `named` has refused it
-        path = infer_path(call.model)
+        path = infer_path(required_model(call))
         header = _written(call, options)
         headers = Headers(((REQUEST, request_line(header)), _OCTETS, *passed))
         return HttpRequest("POST", path, _BINARY, headers, tuple(views_of(call)), deadline)
@@ -98,13 +96,13 @@ def _question_path(call: Call[Any]) -> str:
         return f"{_SHARED}/status"
     if call.model is None and type(call) not in _ABOUT_A_MODEL:
         return "/api/status"
-    return f"/api/status/{segment('model name', named(call)[0])}"
+    return f"/api/status/{segment('model name', required_model(call).name)}"
 
 
 def _control_path(call: Call[Any]) -> str:
     if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
         action = "load" if isinstance(call, ModelLoadRequest) else "unload"
-        return f"/api/modelcontrol/{action}/{segment('model name', named(call)[0])}"
+        return f"/api/modelcontrol/{action}/{segment('model name', required_model(call).name)}"
     if isinstance(call, SharedRegisterRequest):
         return register_path(call.region)
     if isinstance(call, SharedUnregisterRequest):

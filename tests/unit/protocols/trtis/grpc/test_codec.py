@@ -354,7 +354,7 @@ def test_answers_other_calls() -> None:
     ("call", "text"),
     [
         (CALL.changed(model=None), "names no model"),
-        (CALL.changed(model=ModelRef("m", "x")), "has numbers"),
+        (CALL.changed(model=ModelRef("m", "x")), "expects a number"),
         (CALL.changed(model=ModelRef("\ud800")), "cannot be written"),
         (ModelMetadataRequest(), "names no model"),
         (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),

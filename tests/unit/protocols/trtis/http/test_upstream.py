@@ -133,7 +133,7 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
         (CALL.changed(model=None), "names no model"),
         (CALL.changed(model=ModelRef("a b")), "cannot stand in a path"),
         (CALL.changed(model=ModelRef("a/b")), "cannot stand in a path"),
-        (CALL.changed(model=ModelRef("m", "v1")), "TensorRT v1 has numbers"),
+        (CALL.changed(model=ModelRef("m", "v1")), "TensorRT v1 expects a number"),
         (CALL.changed(inputs=(Tensor("x", None, (2,), X.data),)), "no name, datatype or shape"),
         (CALL.changed(inputs=(raw("x", Datatype.BF16, (4,), X_RAW),)), "BF16"),
         (CALL.changed(inputs=(raw("\ud800", Datatype.INT32, (2,), X_RAW),)), "cannot be written"),
@@ -346,7 +346,7 @@ def test_reads_status() -> None:
         assert CODEC.decode_reply(question, wire) is expected
     assert CODEC.decode_reply(ModelReadyRequest(model=ModelRef("x")), wire) is False
     assert CODEC.decode_reply(ModelMetadataRequest(model=M), wire).versions == ("3", "4")
-    with pytest.raises(ModelNotFound, match="no version '9', there is 3, 4"):
+    with pytest.raises(ModelNotFound, match="no version '9': expected one of 3, 4"):
         CODEC.decode_reply(ModelMetadataRequest(model=ModelRef("m", "9")), wire)
     with pytest.raises(ModelNotFound, match="'x' is not in the status"):
         CODEC.decode_reply(ModelMetadataRequest(model=ModelRef("x")), wire)
