@@ -1,7 +1,7 @@
-"""Composition root: Config -> listeners, routes, upstreams; start, drain, stop.
+"""Builds the gateway from its configuration: listeners, routes, upstreams and models.
 
-The only place that knows everything. Objects are built here once, from a configuration that is not
-read again.
+Read `gateway.py` first: `Gateway` builds every object once, then starts, drains and stops them.
+`run.py` runs it in one process, and `workers` in several.
 """
 
 from gateway.app.check import check

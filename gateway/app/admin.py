@@ -1,4 +1,4 @@
-"""The operators' own pages: metrics and probes, never on a data port."""
+"""The admin pages: metrics and probes, on addresses of their own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 log = structlog.get_logger(__name__)
 
 Page = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Gives the metrics page and its content type, in the form that an Accept header asks for."""
+"""Returns the metrics page and its content type; the argument is the Accept header."""
 
 _MIB = 1 << 20
 _JSON = Headers([("Content-Type", "application/json")])
 
 
 class AdminFrontend(HttpFrontend):
-    """Answers GET on /metrics, /livez and /readyz.
+    """Serves GET on /metrics, /livez and /readyz.
 
     Args:
-        page: What /metrics shows.
-        ready: Whether the gateway takes requests and its routes are ready.
-        probes: False where only metrics are wanted, as on Triton's metrics port.
+        page: Renders /metrics.
+        ready: Returns the result of /readyz.
+        probes: False to serve only /metrics, like Triton's metrics port.
     """
 
     def __init__(
@@ -42,44 +42,45 @@ class AdminFrontend(HttpFrontend):
         self._paths = ("/metrics", "/livez", "/readyz") if probes else ("/metrics",)
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
-        """Answer one request."""
+        """Handle one request."""
         if wire.path not in self._paths:
-            yield _answer(404, {"error": f"no such page; there is: {', '.join(self._paths)}"})
+            paths = ", ".join(self._paths)
+            yield _response(404, {"error": f"unknown path {wire.path!r}; expected one of {paths}"})
         elif wire.method not in {"GET", "HEAD"}:
-            yield _answer(405, {"error": "only GET"})
+            yield _response(405, {"error": f"method {wire.method!r} is not allowed; expected GET"})
         elif wire.path == "/metrics":
             page, content_type = await self._page(wire.headers.get("accept") or "")
             yield HttpResponse(200, Headers([("Content-Type", content_type)]), (page,))
         elif wire.path == "/livez":
-            yield _answer(200, {"live": True})
+            yield _response(200, {"live": True})
         else:
             ready = await self._ready()
-            yield _answer(200 if ready else 503, {"ready": ready})
+            yield _response(200 if ready else 503, {"ready": ready})
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
-        """Say that a request could not be read."""
-        return _answer(400, {"error": error.message})
+        """Return the response to a malformed request."""
+        return _response(400, {"error": error.message})
 
 
 async def start_pages(
     admin: AdminConfig | None, page: Page, ready: Callable[[], Awaitable[bool]]
 ) -> dict[str, Server]:
-    """Serve the operators' pages, and return who does by name: "admin", "metrics".
+    """Start the admin pages and return their servers by name: "admin", "metrics".
 
     Args:
-        admin: Where; None for the usual addresses, each left out if it cannot be had.
-        page: What /metrics shows.
-        ready: What /readyz says.
+        admin: Their addresses. None for the default ones; a default address in use is skipped.
+        page: Renders /metrics.
+        ready: Returns the result of /readyz.
 
     Raises:
-        OSError: An address that was asked for cannot be had.
+        OSError: The gateway cannot listen on an address of the configuration.
     """
-    wanted = AdminConfig() if admin is None else admin
+    config = AdminConfig() if admin is None else admin
     pages = {
-        "admin": (wanted.address, AdminFrontend(page, ready)),
-        "metrics": (wanted.metrics, AdminFrontend(page, ready, probes=False)),
+        "admin": (config.address, AdminFrontend(page, ready)),
+        "metrics": (config.metrics, AdminFrontend(page, ready, probes=False)),
     }
-    asked = set() if admin is None else admin.model_fields_set
+    configured = set() if admin is None else admin.model_fields_set
     started: dict[str, Server] = {}
     for name, (address, frontend) in pages.items():
         if address is None:
@@ -88,12 +89,14 @@ async def start_pages(
         try:
             await server.start()
         except OSError as error:
-            if ("address" if name == "admin" else name) in asked:
+            if ("address" if name == "admin" else name) in configured:
                 for other in started.values():
                     await other.stop()
                 raise OSError(f"{name}: {reason_of(error)}") from error
-            # Nobody asked for this address: the data listeners matter more.
-            log.warning("page left out", page=name, address=str(address), reason=str(error))
+            # A default address in use must not stop the data listeners.
+            log.warning(
+                "admin page not started", page=name, address=str(address), reason=str(error)
+            )
             continue
         started[name] = server
     return started
@@ -110,5 +113,5 @@ def _server(address: Address, frontend: AdminFrontend) -> Server:
     )
 
 
-def _answer(status: int, document: object) -> HttpResponse:
+def _response(status: int, document: object) -> HttpResponse:
     return HttpResponse(status, _JSON, (orjson.dumps(document),))

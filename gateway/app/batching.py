@@ -1,8 +1,8 @@
-"""Models whose callers share calls: batches and cached replies, as `models` in YAML says.
+"""Batching and caching of a model's calls, as its entry under `models` in YAML configures them.
 
-`gateway.app.layers` has their place: within `Complete`, where tensors are named and shapes are
-complete whatever protocol the caller speaks, and outside the endpoints of an upstream, so that a
-batch goes to one endpoint.
+`gateway.app.layers` decides the order of the layers. Both are inside `Complete`, so shapes are
+complete and tensors have names in every protocol. Both are outside the endpoints of an upstream, so
+a batch goes to one endpoint.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
-_AT_UPSTREAM = 2
+_UPSTREAM_IN_FLIGHT = 2
 
 
 def is_shared(config: ModelConfig) -> bool:
-    """Return whether callers of a model share anything."""
+    """Return whether a model has a batch queue or a cache."""
     return config.batching is not None or config.cache is not None
 
 
 def model_parts(name: str, config: ModelConfig, metrics: Metrics, **others: Any) -> ModelParts:
-    """Return what the layers of a model need.
+    """Return the parameters of a model's layers.
 
     Args:
-        name: Of the model, for metrics.
-        config: Of the model.
-        metrics: Count what happens.
-        **others: Further fields of `ModelParts`.
+        name: The model's name in metrics.
+        config: The model's entry under `models`.
+        metrics: Counts batches and cache lookups.
+        **others: Other fields of `ModelParts`.
     """
     batching, cache = config.batching, config.cache
     rules = None
@@ -45,7 +45,7 @@ def model_parts(name: str, config: ModelConfig, metrics: Metrics, **others: Any)
             max_delay_s=batching.max_delay,
             max_bytes=batching.max_bytes,
             preferred_sizes=batching.preferred_sizes,
-            in_flight=batching.in_flight or _in_flight(name, config),
+            in_flight=batching.in_flight or _default_in_flight(name, config),
         )
     return ModelParts(
         rules=rules,
@@ -56,46 +56,46 @@ def model_parts(name: str, config: ModelConfig, metrics: Metrics, **others: Any)
     )
 
 
-def _in_flight(name: str, config: ModelConfig) -> int:
-    """Return how many calls a model can do something with at a time."""
+def _default_in_flight(name: str, config: ModelConfig) -> int:
+    """Return how many batches to send to a model at a time."""
     if config.backend is None:
-        return _AT_UPSTREAM  # one at work, and one on its way
+        return _UPSTREAM_IN_FLIGHT  # one running, and one on the network
     return ModelSpec(name=name, options=config.options).integer("instances", 1)
 
 
-def shared_upstream(
+def share_upstream_calls(
     service: Service, config: UpstreamConfig, models: Mapping[str, ModelConfig], metrics: Metrics
 ) -> Service:
-    """Return an upstream whose models share calls where *models*, by name there, say so.
+    """Wrap the *service* of an upstream in the batch queues and caches of its *models*.
 
-    What crosses of a caller's headers is decided out here, because the upstream may answer by it:
-    only calls that carry the same are shared.
+    The upstream may read forwarded headers, so `ForwardHeaders` runs before the batch and the
+    cache: only calls with equal forwarded headers share a batch or a cached reply.
     """
     forward: tuple[tuple[str, ...], Mapping[str, str]] = (tuple(config.forward_headers), {})
-    own = {
+    services = {
         name: build_chain(
             "upstream model", service, model_parts(name, model, metrics, forward=forward)
         )
         for name, model in models.items()
         if model.backend is None and is_shared(model)
     }
-    return PerModelService(service, own) if own else service
+    return PerModelService(service, services) if services else service
 
 
 class PerModelService:
-    """Gives calls about some models to services of their own.
+    """Sends each call to the service of its model.
 
     Args:
-        inner: Answers about all others.
-        own: Answers, by name of the model.
+        inner: Handles the calls of all other models.
+        services: The services, by model name.
     """
 
-    def __init__(self, inner: Service, own: Mapping[str, Service]) -> None:
+    def __init__(self, inner: Service, services: Mapping[str, Service]) -> None:
         self._inner = inner
-        self._own = dict(own)
+        self._services = dict(services)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call* by its model's service."""
+        """Call the service of the call's model."""
         model = call.model
-        service = None if model is None else self._own.get(model.name)
+        service = None if model is None else self._services.get(model.name)
         return (service or self._inner)(call)

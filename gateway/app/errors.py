@@ -1,4 +1,4 @@
-"""What keeps a gateway from starting, said in one line."""
+"""The error of a gateway that cannot start, and the exceptions that cause it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 from gateway.ir.errors import GatewayError
 
 REASONS: Final = (LookupError, ValueError, OSError, GatewayError)
-"""What keeps a gateway from starting: a wrong option, a file, an address, a model."""
+"""Exceptions that stop the start: an invalid option, a file, an address, a model."""
 
 
 class StartError(Exception):
-    """The gateway cannot start; the text is one line that says why."""
+    """The gateway cannot start; the text is the reason, in one line."""
 
 
 def reason_of(error: Exception) -> str:
-    """Return what one of `REASONS` says, without a traceback's words."""
+    """Return the text of one of `REASONS`, in one line."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"

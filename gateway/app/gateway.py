@@ -1,4 +1,4 @@
-"""The gateway as a whole: built from a configuration, started, drained, stopped."""
+"""The gateway of one process: built from a configuration, started, drained, stopped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import structlog
 
 from gateway import __version__
 from gateway.app.admin import start_pages
-from gateway.app.batching import shared_upstream
+from gateway.app.batching import share_upstream_calls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.layers import ListenerParts, build_chain
-from gateway.app.listeners import Shared, build_listener, received_bytes
+from gateway.app.listeners import SharedResources, build_listener, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import build_pipelines
 from gateway.app.process import MemoryTrimmer
@@ -59,22 +59,22 @@ _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 class Gateway:
-    """Everything one process runs.
+    """All listeners, routes, upstreams and models of one process.
 
     Args:
-        loaded: A configuration whose form is right.
-        seat: Which of several processes this one is; they share its addresses.
-        sockets: Unix sockets that they share, by address.
+        loaded: A configuration that matches the schema.
+        slot: The number of this process among all workers, which share its addresses.
+        sockets: Unix sockets that the workers share, by address.
 
     Raises:
-        ConfigError: What the schema could not see is wrong.
-        StartError: A file cannot be used.
+        ConfigError: The configuration has an error that the schema does not find.
+        StartError: A file, an option or an address is invalid.
     """
 
     def __init__(
         self,
         loaded: LoadedConfig,
-        seat: WorkerSlot = SINGLE_PROCESS,
+        slot: WorkerSlot = SINGLE_PROCESS,
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
     ) -> None:
         problems = check(loaded)
@@ -82,7 +82,7 @@ class Gateway:
             raise ConfigError(loaded.source, problems)
         config = loaded.config
         self._config = config
-        self._seat = seat
+        self._slot = slot
         self._sockets = sockets
         self.metrics = Metrics(
             __version__,
@@ -90,7 +90,7 @@ class Gateway:
             triton="triton" in config.telemetry.metrics.compat,
         )
         self.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
-        self._trends = RollingStats()
+        self._rolling_stats = RollingStats()
         self._stopping = False
         try:
             self._build(loaded)
@@ -100,7 +100,7 @@ class Gateway:
     def _build(self, loaded: LoadedConfig) -> None:
         config = self._config
         self._models: BuiltModels = build_models(
-            config, loaded.directory, self.metrics, workers=self._seat.count
+            config, loaded.directory, self.metrics, workers=self._slot.count
         )
         signatures = {
             name: model.signature
@@ -118,142 +118,156 @@ class Gateway:
             )
             for name, upstream in config.upstreams.items()
         }
-        places = {
+        targets = {
             name: RouteTarget(
-                shared_upstream(built.service, config.upstreams[name], config.models, self.metrics),
+                share_upstream_calls(
+                    built.service, config.upstreams[name], config.models, self.metrics
+                ),
                 built.ready,
             )
             for name, built in self._upstreams.items()
         }
+        self._targets = {name: target.service for name, target in targets.items()}
         self._pipelines = build_pipelines(config, self.metrics)
-        own = {**self._models.places, **self._pipelines.places}
-        routes = [build_route(ruled, config, places, own) for ruled in ruled_routes(config)]
-        self._targets = {name: place.service for name, place in places.items()}
-        self._counts_usage = _asks_statistics(config)
+        own = {**self._models.targets, **self._pipelines.targets}
+        routes = [build_route(ruled, config, targets, own) for ruled in ruled_routes(config)]
+        self._counts_usage = _has_statistics(config)
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         self._server = self._server_answers(routes, matcher)
-        self._pipelines.inside.connect(routes, own, self._server)
+        self._pipelines.step_router.connect(routes, own, self._server)
         self._routes = [route for built in routes for route in built.routes()]
-        self.service: Service = self._observed("", SharedMemoryOff())
-        self._budget = MemoryBudget(config.in_flight_bytes or default_budget(self._seat))
-        self._freed = MemoryTrimmer(lambda: not self._budget.used_bytes)
+        self.service: Service = self._observed_service("", SharedMemoryOff())
+        self._budget = MemoryBudget(config.in_flight_bytes or default_budget(self._slot))
+        self._trimmer = MemoryTrimmer(lambda: not self._budget.used_bytes)
         self.metrics.watch(
             "gateway_in_flight_bytes",
-            "Bytes of requests held now.",
+            "Bytes of the memory budget in use by requests.",
             lambda: self._budget.used_bytes,
         )
-        shared = Shared(
+        shared = SharedResources(
             metrics=self.metrics,
             budget=self._budget,
             directory=loaded.directory,
             strict=config.security.strict,
-            known=ModelKeyIndex(self._server, matcher.matches_model),
-            passes_on=any(each.transport == "native" for each in config.upstreams.values()),
+            model_keys=ModelKeyIndex(self._server, matcher.matches_model),
+            can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
             fallbacks={
                 name: Passthrough(built.http)
                 for name, built in self._upstreams.items()
                 if built.http is not None
             },
-            reuse_port=not self._seat.is_alone,
+            reuse_port=not self._slot.is_single,
             sockets=self._sockets,
         )
         self._regions = Regions(config.shared_regions)
-        self._data: dict[str, Server] = {}
+        self._data_servers: dict[str, Server] = {}
         for listener in config.listeners:
-            self._data |= self._listener(listener, shared)
-        self._admin: dict[str, Server] = {}
+            self._data_servers |= self._build_listener(listener, shared)
+        self._admin_servers: dict[str, Server] = {}
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it listens, by name: "main.http", "main.grpc", "admin", "metrics"."""
-        return {name: server.address for name, server in (self._data | self._admin).items()}
+        """The addresses it listens on, by name: "main.http", "main.grpc", "admin", "metrics"."""
+        return {name: server.address for name, server in self._servers.items()}
+
+    @property
+    def _servers(self) -> dict[str, Server]:
+        return self._data_servers | self._admin_servers
 
     async def _page(self, accept: str) -> tuple[bytes, str]:
         return self.metrics.page(accept)
 
     async def ready(self) -> bool:
-        """Return whether the gateway takes inference requests."""
+        """Return whether the gateway accepts inference requests."""
         return self._server.ready()
 
     async def start(self) -> None:
-        """Load models, begin to probe upstreams, and listen.
+        """Load the models, start the probes of the upstreams, and listen.
 
         Raises:
-            StartError: A model cannot be loaded or an address cannot be had.
+            StartError: A model cannot be loaded, or an address is not available.
         """
         try:
             await self._models.load()
             await self._first_probes()
             await self._pipelines.check()
-            for server in self._data.values():
+            for server in self._data_servers.values():
                 await server.start()
-            self._freed.start()
-            if self._seat.is_alone:
-                self._admin = await start_pages(self._config.admin, self._page, self.ready)
+            self._trimmer.start()
+            if self._slot.is_single:
+                self._admin_servers = await start_pages(self._config.admin, self._page, self.ready)
         except REASONS as error:
             await self._close()
             raise StartError(reason_of(error)) from error
-        if self._seat.is_alone:
+        if self._slot.is_single:
             log.info("started", version=__version__, **self.addresses)
 
     async def stop(self, pre_stop_s: float | None = None, drain_s: float | None = None) -> None:
-        """Be not ready, wait, finish what is in flight, and close; harmless the second time."""
+        """Report not ready, wait, finish the calls in flight, and close; idempotent.
+
+        Args:
+            pre_stop_s: Time to report not ready before draining; `lifecycle.pre_stop` by default.
+            drain_s: Longest time to wait for calls in flight; `lifecycle.drain` by default.
+        """
         if self._stopping:
             return
         self._stopping = True
         lifecycle = self._config.lifecycle
         self._server.drain()
-        if self._seat.is_alone:
+        if self._slot.is_single:
             log.info("not ready", reason="stopping")
         await asyncio.sleep(lifecycle.pre_stop if pre_stop_s is None else pre_stop_s)
         drain = lifecycle.drain if drain_s is None else drain_s
-        await asyncio.gather(*(server.drain(drain) for server in self._data.values()))
+        await asyncio.gather(*(server.drain(drain) for server in self._data_servers.values()))
         await self._close()
-        if self._seat.is_alone:  # of several, the supervisor tells what becomes of them
+        if self._slot.is_single:  # the supervisor logs this for its workers
             log.info("stopped")
 
     async def _first_probes(self) -> None:
-        """Ask each upstream once, so that readiness is true from the first request on."""
+        """Probe each upstream once, so that readiness is correct from the first request on."""
         probers = [prober for built in self._upstreams.values() for prober in built.probers]
         await asyncio.gather(*(prober.probe() for prober in probers))
         for prober in probers:
             prober.start()
 
-    def _listener(self, listener: ListenerConfig, shared: Shared) -> dict[str, Server]:
-        service = self._observed(listener.default_model or "", self._memory(listener))
+    def _build_listener(
+        self, listener: ListenerConfig, shared: SharedResources
+    ) -> dict[str, Server]:
+        mode = self._shared_memory_mode(listener)
+        service = self._observed_service(listener.default_model or "", mode)
         return build_listener(listener, service, self.ready, shared)
 
-    def _memory(self, listener: ListenerConfig) -> SharedMemoryMode:
+    def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
         if listener.shared_memory == "forward":
             return ForwardRegions([built.service for built in self._upstreams.values()])
         if listener.shared_memory == "map":
-            return CopyRegions(self._regions, self._budget, received_bytes(listener))
+            return CopyRegions(self._regions, self._budget, max_message_bytes(listener))
         return SharedMemoryOff()
 
-    def _observed(self, default_model: str, memory: SharedMemoryMode) -> Service:
+    def _observed_service(self, default_model: str, memory: SharedMemoryMode) -> Service:
         server = UpstreamQuestions(self._server, self._targets, self._server.served)
         router = Router(self._routes, server, default_model=default_model)
         parts = ListenerParts(
             record=self._record,
-            lines_per_s=self._seat.share(self._config.telemetry.log.calls_per_second),
+            lines_per_s=self._slot.share(self._config.telemetry.log.calls_per_second),
             usage=self.metrics.usage if self._counts_usage else None,
             forget=self._server.forget,
             memory=memory,
         )
         return build_chain("listener", router, parts)
 
-    def _record(self, seen: CallRecord) -> None:
-        kind, code, seconds = seen.kind, seen.code, seen.seconds
-        labels = (seen.route, seen.model, seen.protocol, kind, code)
-        self.metrics.call(labels, seen.version, seconds)
-        if seen.limit is not None:
-            self.metrics.limit_exceeded(seen.protocol, seen.limit)
+    def _record(self, record: CallRecord) -> None:
+        kind, code, seconds = record.kind, record.code, record.seconds
+        labels = (record.route, record.model, record.protocol, kind, code)
+        self.metrics.call(labels, record.version, seconds)
+        if record.limit is not None:
+            self.metrics.limit_exceeded(record.protocol, record.limit)
         if kind in _INFERENCES:
-            self._trends.add(seconds, failed=code != OK, at=seen.ended)
+            self._rolling_stats.add(seconds, failed=code != OK, at=record.ended)
 
     def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerAnswers:
         by_name = {built.ruled.name: built for built in routes}
-        named = {name: by_name[route].ready for route, name in _named(self._config, routes)}
+        named = {name: by_name[route].ready for route, name in _routes_of(self._config, routes)}
         models, pipelines = self._models.loadable, self._pipelines.pipelines
         indexes = [Index("local", self._models.index, ttl_s=0)]
         indexes.append(Index("pipelines", self._pipelines.index, ttl_s=0))
@@ -262,7 +276,7 @@ class Gateway:
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
                 routes=[ready_unless_unloaded(built, models, pipelines) for built in routes],
-                trends=self._trends.read,
+                trends=self._rolling_stats.read,
                 online=self._config.lifecycle.online,
                 named=named,
                 served=matcher.matches_model,
@@ -272,23 +286,23 @@ class Gateway:
         )
 
     async def _close(self) -> None:
-        for server in (self._data | self._admin).values():
+        for server in self._servers.values():
             await server.stop()
         for built in self._upstreams.values():
             await built.close()
         await self._models.close()
         self._regions.close()
-        self._freed.stop()
+        self._trimmer.stop()
 
 
 _INFERENCES = frozenset({"InferRequest", "StreamInferRequest"})
 
-# What needs no switch, in Triton's words; listeners and codecs add what is switched on there.
+# Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
 
 
-def _asks_statistics(config: Config) -> bool:
-    """Return whether some listener tells what models are used; counting costs a little."""
+def _has_statistics(config: Config) -> bool:
+    """Return whether a listener reports model statistics; only then calls are counted."""
     return any(
         options.get("statistics", "off") != "off"
         for listener in config.listeners
@@ -296,7 +310,8 @@ def _asks_statistics(config: Config) -> bool:
     )
 
 
-def _named(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
+def _routes_of(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
+    """Return the routes of each model that the configuration names: pairs of route and model."""
     names = set(named_models(config))
     return [
         (built.ruled.name, name)
@@ -306,9 +321,9 @@ def _named(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
     ]
 
 
-def default_budget(seat: WorkerSlot = SINGLE_PROCESS) -> int:
-    """Return a worker's share of 512 MiB in flight, or of 40% of the cgroup if that is less."""
-    whole = _BUDGET_BYTES
+def default_budget(slot: WorkerSlot = SINGLE_PROCESS) -> int:
+    """Return a worker's share of 512 MiB, or of 40% of the cgroup's memory if that is less."""
+    total = _BUDGET_BYTES
     with contextlib.suppress(OSError, ValueError):
-        whole = min(whole, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
-    return seat.share(whole)
+        total = min(total, int(int(_CGROUP_MEMORY.read_text()) * _CGROUP_SHARE))
+    return slot.share(total)

@@ -45,9 +45,9 @@ class Chain(NamedTuple):
     """Two ways into one chain of layers.
 
     Attributes:
-        calls: Answers every call.
-        inference: Answers an InferRequest.  It leaves out the layers that have nothing to do with
-            one, which would cost a call frame each.
+        calls: Handles every call.
+        inference: Handles an InferRequest. It skips the layers that do nothing for one: each would
+            cost a call frame.
     """
 
     calls: Service
@@ -59,11 +59,11 @@ class Layer:
     """One layer of a chain.
 
     Attributes:
-        name: The class.
-        purpose: What the layer does, for readers.
-        build: Returns the layer over the chain within, or None where the configuration has no use
-            for it.  None for the end of a chain, which `build_chain` is given.
-        inference: An InferRequest passes the layer.
+        name: The name of the class.
+        purpose: A description for `gateway explain --layers`.
+        build: Returns the layer around the inner chain, or None if the configuration does not need
+            it. It is None for the end of a chain, which is an argument of `build_chain`.
+        inference: Whether the layer handles an InferRequest.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ListenerParts:
-    """What the chain of a listener needs."""
+    """Parameters of the chain of a listener."""
 
     record: Recorder
     lines_per_s: int
@@ -85,7 +85,7 @@ class ListenerParts:
 
 @dataclass(frozen=True, slots=True)
 class RouteParts:
-    """What the chain of a route needs."""
+    """Parameters of the chain of a route."""
 
     timeout_s: float | None
     stream_idle_s: float | None
@@ -95,7 +95,7 @@ class RouteParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What the chains of in-process models, and of models that share calls, need."""
+    """Parameters of the chains of in-process models, and of models with a batch queue or cache."""
 
     signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
     forward: tuple[tuple[str, ...], Mapping[str, str]] | None = None
@@ -107,16 +107,16 @@ class ModelParts:
 
     @property
     def is_shared(self) -> bool:
-        """Whether requests of several callers share calls."""
+        """Whether the model has a batch queue or a cache."""
         return self.rules is not None or self.cache is not None
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointParts:
-    """What the chain of one endpoint of an upstream needs.
+    """Parameters of the chain of one endpoint of an upstream.
 
     Attributes:
-        classifies: The protocol carries classification; None where it depends on the server.
+        classifies: Whether the server computes classes; None if it depends on the server.
     """
 
     needs: frozenset[Need]
@@ -130,7 +130,7 @@ class EndpointParts:
 _SHARING: Final = (
     Layer("NormalizeOutputs", "makes requests that name all outputs equal to those that name none",
           lambda inner, at: NormalizeOutputs(inner.calls) if at.is_shared else None),
-    Layer("Cache", "answers a repeated request from memory",
+    Layer("Cache", "replies to a repeated request from memory",
           lambda inner, at: None if at.cache is None else Cache(
               inner.calls, max_bytes=at.cache.max_bytes, max_age_s=at.cache.max_age,
               meter=at.cache_meter)),
@@ -144,14 +144,14 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Observe", "counts, times and logs every call",
               lambda inner, at: Observe(
                   inner.calls, at.record, inference=inner.inference, lines_per_s=at.lines_per_s)),
-        Layer("ServerStatusLayer", "answers the status of a TensorRT v1 server",
+        Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",
               lambda inner, _: ServerStatusLayer(inner.calls), inference=False),
-        Layer("UsageStatistics", "counts for each model, where a listener has `statistics` on",
+        Layer("UsageStatistics", "counts the calls of each model, if a listener has `statistics` on",
               lambda inner, at: None if at.usage is None else UsageStatistics(
                   inner.calls, at.usage)),
-        Layer("RefreshModelIndex", "lists the models again after a load or unload",
+        Layer("RefreshModelIndex", "updates the model index after a load or unload",
               lambda inner, at: RefreshModelIndex(inner.calls, at.forget), inference=False),
-        Layer("SharedMemory", "refuses, forwards or copies regions of shared memory",
+        Layer("SharedMemory", "rejects, forwards or copies regions of shared memory",
               lambda inner, at: SharedMemory(inner.calls, at.memory)),
         Layer("Router", "chooses the route by model, version and protocol"),
     ),
@@ -163,15 +163,15 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Balance", "chooses a target by weight (Discover: the upstream that has the model)"),
     ),
     "target": (
-        Layer("Rename", "translates names of models and tensors, where the route says so"),
-        Layer("PerModelService", "sends models that share calls to the chain 'upstream model'"),
+        Layer("Rename", "translates names of models and tensors, if the route configures it"),
+        Layer("PerModelService", "sends models with batching or a cache to the chain 'upstream model'"),
     ),
     "upstream model": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded",
               lambda inner, at: ForwardHeaders(inner.calls, *at.forward)),
         Layer("BufferBody", "waits for the whole body of a request",
               lambda inner, _: BufferBody(inner.calls)),
-        Layer("Complete", "gives tensors names, datatypes and shapes",
+        Layer("Complete", "adds missing names, datatypes and shapes of tensors",
               lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
         *_SHARING,
         Layer("Endpoints", "the chain 'endpoint' of the endpoint that balancing chooses"),
@@ -179,32 +179,32 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     "endpoint": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded, adds configured ones",
               lambda inner, at: ForwardHeaders(inner.calls, at.forward_headers, at.headers)),
-        Layer("Classify", "computes classes where the server does not",
+        Layer("Classify", "computes classes if the server does not",
               lambda inner, at: None if at.classifies else Classify(
                   inner.calls, ask_first=at.classifies is None)),
-        Layer("Complete", "gives tensors what either codec needs: names, datatypes, shapes, order",
+        Layer("Complete", "adds what the codecs need: names, datatypes, shapes, order",
               lambda inner, at: Complete(inner.calls, at.needs, inference=inner.inference)),
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
-        Layer("Signatures", "answers metadata from the configuration's signatures",
+        Layer("Signatures", "replies to metadata calls from the configuration's signatures",
               lambda inner, at: Signatures(inner.calls, at.signatures), inference=False),
-        Layer("SingleReply", "asks a decoupled model with a stream for its only reply",
+        Layer("SingleReply", "calls a decoupled model with a stream and returns its only reply",
               lambda inner, _: SingleReply(inner.calls, inference=inner.inference)),
-        Layer("ConfirmUnload", "answers an unload once the model is not ready any more",
+        Layer("ConfirmUnload", "replies to an unload when the model is no longer ready",
               lambda inner, _: ConfirmUnload(inner.calls), inference=False),
         Layer("Upstream", "encodes the call, sends it and decodes the response"),
     ),
     "model in process": (
-        Layer("RejectSequences", "refuses sequences that several workers would divide",
+        Layer("RejectSequences", "rejects sequences, whose requests would go to different workers",
               lambda inner, at: RejectSequences(inner.calls, at.workers)
               if at.workers > 1 else None),
-        Layer("ForwardHeaders", "drops headers, so that they keep no requests apart",
+        Layer("ForwardHeaders", "drops headers, so that requests with different headers share calls",
               lambda inner, at: ForwardHeaders(inner.calls, (), {}) if at.is_shared else None),
         Layer("BufferBody", "waits for the whole body of a request",
               lambda inner, _: BufferBody(inner.calls)),
         Layer("Classify", "computes classes",
               lambda inner, _: Classify(inner.calls)),
-        Layer("Complete", "gives tensors names, datatypes and shapes",
+        Layer("Complete", "adds missing names, datatypes and shapes of tensors",
               lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
         *_SHARING,
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
@@ -219,7 +219,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               lambda inner, _: BufferBody(inner.calls)),
         Layer("Classify", "computes classes",
               lambda inner, _: Classify(inner.calls)),
-        Layer("Complete", "gives tensors names, datatypes and shapes",
+        Layer("Complete", "adds missing names, datatypes and shapes of tensors",
               lambda inner, _: Complete(inner.calls, _TENSORS, inference=inner.inference)),
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
@@ -234,8 +234,8 @@ def build_chain(name: str, end: Service, parts: Any = None) -> Service:
 
     Args:
         name: A key of `LAYERS`.
-        end: What the innermost layer calls.
-        parts: What the layers of this chain need: an instance of one of the classes above.
+        end: The service that the innermost layer calls.
+        parts: The parameters of this chain: an instance of one of the classes above.
     """
     chain = Chain(end, end)
     for layer in reversed(LAYERS[name]):

@@ -1,4 +1,4 @@
-"""Listeners of the configuration -> servers: which protocols are spoken where."""
+"""Builds the servers of each listener, with a frontend for each of its protocols."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gateway.transports.admission import ConnectionCount, MemoryBudget
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
-from gateway.transports.grpc.server import GrpcServer as HandedGrpcServer
+from gateway.transports.grpc.server import GrpcServer as NativeGrpcServer
 from gateway.transports.net.tls import ServerTls, server_context
 from gateway.transports.stream.protocol_sniffing import (
     ConnectionServer,
@@ -45,42 +45,45 @@ Ready = Callable[[], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What every listener of the process shares.
+class SharedResources:
+    """Objects that all listeners of the process share.
 
     Attributes:
-        reuse_port: Other processes listen on the same addresses.
-        sockets: Unix sockets that other processes have too, by address.
-        passes_on: Some upstream can be sent what is still to come of a request.
+        directory: TLS files are relative to it.
+        strict: Whether `security.strict` is on.
+        fallbacks: Handlers of paths that no protocol claims, by the name of their upstream.
+        reuse_port: Whether other processes listen on the same addresses.
+        sockets: Unix sockets that the processes share, by address.
+        can_cut_through: Whether an upstream accepts the body of a request while it arrives.
     """
 
     metrics: Metrics
     budget: MemoryBudget
     directory: Path
     strict: bool
-    known: ModelKeyIndex
+    model_keys: ModelKeyIndex
     fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
     reuse_port: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
-    passes_on: bool = False
+    can_cut_through: bool = False
 
 
 def build_listener(
-    config: ListenerConfig, service: Service, ready: Ready, shared: Shared
+    config: ListenerConfig, service: Service, ready: Ready, shared: SharedResources
 ) -> dict[str, Server]:
     """Build the servers of one listener, by name ("main.http").
 
     Args:
         config: The listener.
-        service: Answers its calls.
-        ready: Async function that tells whether the server is ready, for grpc.health.v1.
-        shared: Of the process.
+        service: Handles its calls.
+        ready: Returns whether the gateway is ready, for grpc.health.v1.
+        shared: The objects that all listeners share.
 
     Raises:
-        LookupError: No such protocol.
-        ValueError: An option or TLS file is wrong, or strict security forbids the address.
+        LookupError: A protocol does not exist.
+        ValueError: An option or a TLS file is invalid, or `security.strict` forbids the address.
     """
-    limits = _limits(config, passes_on=shared.passes_on)
+    limits = _limits(config, can_cut_through=shared.can_cut_through)
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
     descriptors: list[tuple[bytes, ...]] = []
@@ -89,14 +92,14 @@ def build_listener(
         spec = protocol(name)
         options = _options(spec, config)
         refused = shared.metrics.refused_by
-        answers = _answers(spec, service, shared)
+        own_service = _protocol_service(spec, service, shared)
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
-            frontend: Any = Frontend(codec, answers, refused=refused, stamp=stamp_http)
+            frontend: Any = Frontend(codec, own_service, refused=refused, stamp=stamp_http)
             http.append(HttpMount(_prefixes(spec.http, config, options), frontend))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
-            frontend = Frontend(codec, answers, refused=refused, stamp=stamp_grpc)
+            frontend = Frontend(codec, own_service, refused=refused, stamp=stamp_grpc)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
             descriptors.append(spec.grpc.file_descriptors())
     servers: dict[str, Server] = {}
@@ -109,8 +112,8 @@ def build_listener(
             limits=limits,
             budget=shared.budget,
             fallback=shared.fallbacks.get(config.passthrough or ""),
-            ssl_context=_http_tls(config.tls, shared.directory),
-            refused=partial(_refused, shared.metrics, "http"),
+            ssl_context=_ssl_context(config.tls, shared.directory),
+            refused=partial(_count_rejected, shared.metrics, "http"),
             reuse_port=shared.reuse_port,
         )
     if config.grpc is not None:
@@ -122,41 +125,39 @@ def build_listener(
             extras=_extras(_services(grpc), descriptors, ready),
             limits=limits,
             budget=shared.budget,
-            tls=None if config.tls is None else _files(config.tls, shared.directory),
-            refused=partial(_refused, shared.metrics, "grpc"),
+            tls=None if config.tls is None else _server_tls(config.tls, shared.directory),
+            refused=partial(_count_rejected, shared.metrics, "grpc"),
             reuse_port=shared.reuse_port,
         )
     for stream in config.streams:
-        name = f"{config.name}.{stream.protocol}.{_carrier(stream)}"
-        name = _unused(name, servers)
-        answers = _answers(protocol(stream.protocol), service, shared)
-        servers[name] = _stream_server(config, stream, answers, (limits, messages), shared)
+        name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
+        own_service = _protocol_service(protocol(stream.protocol), service, shared)
+        servers[name] = _stream_server(config, stream, own_service, (limits, messages), shared)
     return servers
 
 
-def _answers(spec: ProtocolSpec, service: Service, shared: Shared) -> Service:
-    """Return what answers the calls of a protocol."""
-    return ResolveModelKeys(service, shared.known) if spec.model_keys else service
+def _protocol_service(spec: ProtocolSpec, service: Service, shared: SharedResources) -> Service:
+    return ResolveModelKeys(service, shared.model_keys) if spec.model_keys else service
 
 
-def received_bytes(config: ListenerConfig) -> int:
-    """Return the most bytes of one message that a listener takes."""
+def max_message_bytes(config: ListenerConfig) -> int:
+    """Return the maximum size of a message that a listener accepts."""
     return _limits(config).message_bytes
 
 
-def _limits(config: ListenerConfig, *, passes_on: bool = True) -> ServerLimits:
-    defaults = ServerLimits() if passes_on else ServerLimits(cut_through_bytes=0)
+def _limits(config: ListenerConfig, *, can_cut_through: bool = True) -> ServerLimits:
+    defaults = ServerLimits() if can_cut_through else ServerLimits(cut_through_bytes=0)
     limits: ServerLimits = overridden(defaults, config.limits)
     return limits
 
 
 def _carrier(stream: StreamConfig) -> str:
-    """Return what carries a stream, by the name that stands in URLs."""
+    """Return the carrier of a stream, by its name in URLs."""
     if stream.address.tcp is None:
         return UNIX
     binding = protocol(stream.protocol).stream
-    known = () if binding is None else binding.carriers
-    return next((carrier for carrier in known if carrier != UNIX), "tcp")
+    carriers = () if binding is None else binding.carriers
+    return next((carrier for carrier in carriers if carrier != UNIX), "tcp")
 
 
 def _stream_server(
@@ -164,12 +165,12 @@ def _stream_server(
     stream: StreamConfig,
     service: Service,
     limits: tuple[ServerLimits, MessageLimits],
-    shared: Shared,
+    shared: SharedResources,
 ) -> StreamServer:
     spec = protocol(stream.protocol)
     binding = spec.stream
     if binding is None:
-        raise LookupError(f"protocol {stream.protocol!r} has no form for byte streams")
+        raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
     _check_exposure(config, stream.address, shared.strict)
     codec = binding.codec(limits[1], _options(spec, config))
     return StreamServer(
@@ -179,23 +180,25 @@ def _stream_server(
         limits=limits[0],
         budget=shared.budget,
         ordered=binding.ordered,
-        ssl_context=None if stream.address.tcp is None else _http_tls(config.tls, shared.directory),
+        ssl_context=None
+        if stream.address.tcp is None
+        else _ssl_context(config.tls, shared.directory),
         mode=int(stream.mode, 8),
-        refused=partial(_refused, shared.metrics, "stream"),
-        beside=_beside(spec, config, service, limits, shared),
+        refused=partial(_count_rejected, shared.metrics, "stream"),
+        beside=_shared_port(spec, config, service, limits, shared),
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
     )
 
 
-def _beside(
+def _shared_port(
     spec: ProtocolSpec,
     config: ListenerConfig,
     service: Service,
     limits: tuple[ServerLimits, MessageLimits],
-    shared: Shared,
+    shared: SharedResources,
 ) -> SharedPortProtocols | None:
-    """Return what else is spoken on the port of a protocol's stream, if anything is."""
+    """Return the HTTP and gRPC servers on the port of a protocol's byte stream, if it has any."""
     if spec.stream is None or spec.stream.is_frame is None:
         return None
     options, budget, metrics = _options(spec, config), shared.budget, shared.metrics
@@ -208,7 +211,7 @@ def _beside(
             mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
             limits=limits[0],
             budget=budget,
-            refused=partial(_refused, metrics, "http"),
+            refused=partial(_count_rejected, metrics, "http"),
             listens=False,
             count=count,
         )
@@ -216,13 +219,13 @@ def _beside(
     if spec.grpc is not None and spec.stream.grpc_methods:
         codec = spec.grpc.codec(limits[1], options)
         frontend = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_grpc)
-        # grpcio takes no connection from others: our own does, whatever the listener's transport.
-        grpc = HandedGrpcServer(
+        # grpcio cannot serve a connection that another server accepted; the native server can.
+        grpc = NativeGrpcServer(
             "",
             [GrpcMount(spec.stream.grpc_methods, frontend)],
             limits[0],
             budget,
-            refused=partial(_refused, metrics, "grpc"),
+            refused=partial(_count_rejected, metrics, "grpc"),
             listens=False,
             count=count,
         )
@@ -231,24 +234,24 @@ def _beside(
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
-    """Return the paths that a protocol claims: all of them where it is alone and takes them."""
+    """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
     prefixes = (*binding.prefixes, *binding.own_paths(options))
-    spoken = [name for name in config.protocols or PROTOCOLS if protocol(name).http is not None]
-    alone = len(spoken) == 1 and config.passthrough is None
-    return (*prefixes, "/") if alone and binding.any_path else prefixes
+    names = [name for name in config.protocols or PROTOCOLS if protocol(name).http is not None]
+    is_only = len(names) == 1 and config.passthrough is None
+    return (*prefixes, "/") if is_only and binding.any_path else prefixes
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig) -> Options:
-    """Return the protocol's options on this listener, with its default model among them."""
+    """Return the protocol's options on this listener, with the listener's default model."""
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
     return spec.options(options)
 
 
-def _unused(name: str, taken: Mapping[str, object]) -> str:
+def _unique_name(name: str, used: Mapping[str, object]) -> str:
     numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in taken)
+    return next(each for each in itertools.chain([name], numbered) if each not in used)
 
 
 def _services(mounts: Sequence[GrpcMount]) -> list[str]:
@@ -260,9 +263,9 @@ def _extras(
     services: list[str], descriptors: list[tuple[bytes, ...]], ready: Ready
 ) -> tuple[GrpcMount, ...]:
     async def status(service: str) -> bool | None:
-        return await ready() if service in known else None
+        return await ready() if service in names else None
 
-    known = frozenset(["", *services])
+    names = frozenset(["", *services])
     return Health(status).mount, Reflection(services, descriptors).mount
 
 
@@ -270,42 +273,42 @@ def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
 
 
-def _refused(metrics: Metrics, carrier: str, error: GatewayError) -> None:
+def _count_rejected(metrics: Metrics, carrier: str, error: GatewayError) -> None:
     metrics.refused(carrier, error.code.value, error.limit)
 
 
 def _check_exposure(config: ListenerConfig, address: Address | StreamAddress, strict: bool) -> None:
-    """Refuse, or warn of, what other machines can do where they can connect."""
+    """Reject an insecure listener on a public address, or warn without `security.strict`."""
     if address.is_loopback:
         return
-    for danger, instead in _dangers(config):
+    for risk, remedy in _risks(config):
         if strict:
             raise ValueError(
-                f"listener {config.name!r} on {address} {danger}, which security.strict forbids: "
-                f"{instead}, or listen on 127.0.0.1"
+                f"listener {config.name!r} on {address} {risk}, which security.strict forbids; "
+                f"{remedy}, or listen on 127.0.0.1"
             )
-        log.warning(_EVENTS[danger], listener=config.name, address=str(address))
+        log.warning(_EVENTS[risk], listener=config.name, address=str(address))
 
 
 _OPEN = "can be reached from other machines without TLS"
 _SHARING = "lets other machines use this one's shared memory"
-_EVENTS = {danger: f"listener {danger}" for danger in (_OPEN, _SHARING)}
+_EVENTS = {risk: f"listener {risk}" for risk in (_OPEN, _SHARING)}
 
 
-def _dangers(config: ListenerConfig) -> Iterator[tuple[str, str]]:
-    """Yield what is dangerous, and what to do instead."""
+def _risks(config: ListenerConfig) -> Iterator[tuple[str, str]]:
+    """Yield the security risks of a listener, each with its remedy."""
     if config.tls is None:
         yield _OPEN, "add 'tls'"
     if config.shared_memory != "off":
         yield _SHARING, "set 'shared_memory: off'"
 
 
-def _files(tls: TlsConfig, directory: Path) -> ServerTls:
+def _server_tls(tls: TlsConfig, directory: Path) -> ServerTls:
     if tls.cert is None or tls.key is None:
-        raise ValueError("tls of a listener needs 'cert' and 'key'")
+        raise ValueError("'tls' of a listener is incomplete; expected 'cert' and 'key'")
     ca = None if tls.ca is None else str(directory / tls.ca)
     return ServerTls(cert=str(directory / tls.cert), key=str(directory / tls.key), client_ca=ca)
 
 
-def _http_tls(tls: TlsConfig | None, directory: Path) -> Any:
-    return None if tls is None else server_context(_files(tls, directory))
+def _ssl_context(tls: TlsConfig | None, directory: Path) -> Any:
+    return None if tls is None else server_context(_server_tls(tls, directory))

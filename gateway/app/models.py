@@ -1,4 +1,4 @@
-"""Models of the configuration that run in the gateway's own process."""
+"""Builds the models that run in the gateway's own process, each with its layers."""
 
 from __future__ import annotations
 
@@ -31,71 +31,71 @@ class BuiltModels:
     """Every in-process model, by its name."""
 
     loadable: Mapping[str, ReloadableModel]
-    places: Mapping[str, RouteTarget]
+    targets: Mapping[str, RouteTarget]
 
     async def load(self) -> None:
-        """Load all of them, side by side.
+        """Load all models concurrently.
 
         Raises:
-            LoadError: One cannot be loaded; the others are unloaded.
+            LoadError: A model cannot be loaded; the others are unloaded.
         """
-        starting = [asyncio.ensure_future(model.start()) for model in self.loadable.values()]
+        tasks = [asyncio.ensure_future(model.start()) for model in self.loadable.values()]
         try:
-            await asyncio.gather(*starting)
+            await asyncio.gather(*tasks)
         except BaseException:
-            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Unload all of them; harmless the second time."""
+        """Unload all models; idempotent."""
         await asyncio.gather(*(model.stop() for model in self.loadable.values()))
 
     async def index(self, call: Call[R], /) -> R:
-        """List the models with their versions; a Service for the index alone."""
+        """Return the models with their versions; a Service for RepositoryIndexRequest only."""
         if not isinstance(call, RepositoryIndexRequest):
             raise Unsupported(f"the index of models does not support {type(call).__name__}")
         entries: list[RepositoryEntry] = []
         for model in self.loadable.values():
             entries.extend(model.entries())
-        # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
+        # The reply type R of a RepositoryIndexRequest is a tuple of entries.
         return cast("R", tuple(entries))
 
 
 def build_models(
     config: Config, directory: Path, metrics: Metrics, *, workers: int = 1
 ) -> BuiltModels:
-    """Describe every model that has a backend; nothing is loaded yet.
+    """Build every model that has a backend, without loading it.
 
     Args:
-        config: Which models, and how.
-        directory: What their paths are relative to.
-        metrics: Of what their callers share.
-        workers: How many processes have these models, each its own.
+        config: The configuration.
+        directory: Model paths are relative to it.
+        metrics: Counts batches and cache lookups.
+        workers: The number of processes; each has its own copy of every model.
 
     Raises:
-        LookupError: No such backend.
-        ValueError: An option is wrong, or the model has no version.
+        LookupError: A backend does not exist.
+        ValueError: An option is invalid, or a model has no version.
         OSError: A file is missing.
     """
     loadable: dict[str, ReloadableModel] = {
-        name: ReloadableModel(partial(backend(model.backend), _plan(name, model, directory)))
+        name: ReloadableModel(partial(backend(model.backend), _model_spec(name, model, directory)))
         for name, model in config.models.items()
         if model.backend is not None
     }
-    places = {
-        name: _place(name, model, config.models[name], metrics, workers)
+    targets = {
+        name: _target(name, model, config.models[name], metrics, workers)
         for name, model in loadable.items()
     }
-    return BuiltModels(loadable, places)
+    return BuiltModels(loadable, targets)
 
 
-def _place(
+def _target(
     name: str, model: ReloadableModel, config: ModelConfig, metrics: Metrics, workers: int
 ) -> RouteTarget:
     signatures = {}
     if config.signature is not None:
-        # Labels and the batch size are known to the configuration only; the rest is in the spec.
+        # Labels and batch size come from the configuration; the ModelSpec has the tensors.
         signatures[name] = config.signature.model_copy(update={"inputs": None, "outputs": None})
     parts = model_parts(
         name,
@@ -107,18 +107,20 @@ def _place(
     return RouteTarget(build_chain("model in process", model, parts), model.ready)
 
 
-def _plan(name: str, model: ModelConfig, directory: Path) -> ModelSpec:
+def _model_spec(name: str, model: ModelConfig, directory: Path) -> ModelSpec:
     signature = model.signature
     if signature is not None and (signature.inputs is None) != (signature.outputs is None):
+        key = "inputs" if signature.outputs is None else "outputs"
         raise ValueError(
-            f"model {name!r} runs here, so its signature gives inputs and outputs, or neither"
+            f"the signature of in-process model {name!r} has only {key}; "
+            "expected inputs and outputs, or neither"
         )
-    given = None
+    metadata = None
     if signature is not None and signature.is_whole:
-        given = metadata_of(name, signature)
+        metadata = metadata_of(name, signature)
     return ModelSpec(
         name=name,
         path=None if model.path is None else directory / model.path,
         options=model.options,
-        signature=given,
+        signature=metadata,
     )

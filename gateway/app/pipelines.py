@@ -1,7 +1,8 @@
-"""Pipelines of the configuration, built; and where their steps' calls go.
+"""Builds the pipelines, and routes the calls of their steps.
 
-A step's call takes the routes as a client's does, with their limits, deadlines and retries, but
-nobody counts it as a client's. A model of this file that no route takes is called directly.
+The call of a step uses the same routes as a client's call, with their limits, deadlines and
+retries; metrics do not count it as a client's call. If no route matches the model of a step, and
+the model is in the configuration, the step calls it directly.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
-# A pipeline hands tensors on, so it needs all of them whole.
+# A pipeline passes tensors from step to step, so it needs complete ones.
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 class StepRouter:
-    """Answers the calls of steps.
+    """Routes the calls of steps.
 
-    It is connected once the routes are built, for routes lead to pipelines and pipelines to routes.
+    `connect` adds the routes later: they lead to pipelines, which need this router first.
     """
 
     def __init__(self) -> None:
@@ -50,39 +51,46 @@ class StepRouter:
         self._ready: Sequence[Ready] = ()
 
     def connect(
-        self, routes: Sequence[BuiltRoute], places: Mapping[str, RouteTarget], server: ServerAnswers
+        self,
+        routes: Sequence[BuiltRoute],
+        targets: Mapping[str, RouteTarget],
+        server: ServerAnswers,
     ) -> None:
-        """Say where calls go.
+        """Set the routes.
 
         Args:
-            routes: Those of clients.
-            places: Models and pipelines of this file; what no route takes is called directly.
-            server: Answers about the gateway itself; no step asks it.
+            routes: The routes of clients.
+            targets: Models and pipelines of the configuration; called directly if no route matches.
+            server: Handles calls about the gateway itself; no step makes one.
         """
         found = [(route, built.ready) for built in routes for route in built.routes()]
         self._router = Router([route for route, _ in found], server)
         self._matcher = Matcher([route.rule for route, _ in found])
         self._ready = [ready for _, ready in found]
         self._direct = {
-            name: place for name, place in places.items() if not self._matcher.matches_model(name)
+            name: target
+            for name, target in targets.items()
+            if not self._matcher.matches_model(name)
         }
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*.
+        """Route *call*.
 
         Raises:
-            NotFound: No route takes the model.
+            NotFound: No route matches the model.
         """
         if self._router is None or call.model is None:
-            raise Unsupported("a step's call names a model, once the gateway is built")
+            raise Unsupported(
+                "the call of a pipeline step names no model, or came before the start"
+            )
         direct = self._direct.get(call.model.name)
-        with without_recording():  # the route and target of the client's call are its own
+        with without_recording():  # the access log shows the route and target of the client's call
             return await (self._router if direct is None else direct.service)(call)
 
     def ready(self, model: ModelRef) -> bool:
-        """Return whether a model can be called, as far as is known without asking.
+        """Return whether a model is ready, without sending a request.
 
-        Of routes that take it under conditions, the one for a call without headers counts.
+        The route is that of a call without headers.
         """
         direct = self._direct.get(model.name)
         if direct is not None:
@@ -96,68 +104,69 @@ class BuiltPipelines:
     """Every pipeline, by its name."""
 
     pipelines: Mapping[str, Pipeline]
-    places: Mapping[str, RouteTarget]
-    inside: StepRouter
+    targets: Mapping[str, RouteTarget]
+    step_router: StepRouter
 
     async def check(self) -> None:
-        """Find out whether the models of each fit together, as far as they can be asked.
+        """Check that the models of each pipeline fit together, if their metadata is available.
 
         Raises:
-            MisfitError: Those of one do not; the text names it.
+            MisfitError: The models of a pipeline do not fit; the text names it.
         """
         for pipeline in self.pipelines.values():
             await pipeline.check()
 
     async def index(self, call: Call[R], /) -> R:
-        """List the pipelines; a Service for the index alone."""
+        """Return the pipelines; a Service for RepositoryIndexRequest only."""
         if not isinstance(call, RepositoryIndexRequest):
             raise Unsupported(f"the index of pipelines does not support {type(call).__name__}")
         states = {True: ModelState.READY, False: ModelState.UNAVAILABLE}
-        # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
+        # The reply type R of a RepositoryIndexRequest is a tuple of entries.
         return cast(
             "R",
             tuple(
-                RepositoryEntry(name, pipeline.graph.version, states[self.places[name].ready()])
+                RepositoryEntry(name, pipeline.graph.version, states[self.targets[name].ready()])
                 for name, pipeline in self.pipelines.items()
             ),
         )
 
 
 def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
-    """Build every pipeline; the calls of their steps go nowhere until `inside` is connected.
+    """Build every pipeline; call `step_router.connect` before the first call.
 
     Raises:
-        ValueError: One is wrong; `check_graphs` says so with its place.
+        ValueError: A pipeline is invalid; `check_graphs` reports it with its key.
     """
-    inside = StepRouter()
-    metadata = MetadataCache(inside)
+    step_router = StepRouter()
+    metadata = MetadataCache(step_router)
     pipelines: dict[str, Pipeline] = {}
-    for name, given in config.pipelines.items():
-        graph = graph_of(name, given)
-        knowledge = SignatureCache(
+    for name, pipeline_config in config.pipelines.items():
+        graph = graph_of(name, pipeline_config)
+        signature = pipeline_config.signature
+        signatures = SignatureCache(
             graph,
             metadata,
-            given=None if given.signature is None else metadata_of(name, given.signature),
+            given=None if signature is None else metadata_of(name, signature),
             whole=frozenset(step.name for step in graph.steps if _runs_here(config, step)),
             doubt=metadata.invalidate_if_stale,
         )
         record = partial(metrics.steps.asked, name)
-        pipelines[name] = Pipeline(graph, inside, knowledge, record=record)
-    places = {
+        pipelines[name] = Pipeline(graph, step_router, signatures, record=record)
+    targets = {
         name: RouteTarget(
             build_chain("pipeline", pipeline),
-            _all_ready(inside, pipeline.graph),
+            _all_ready(step_router, pipeline.graph),
         )
         for name, pipeline in pipelines.items()
     }
-    return BuiltPipelines(pipelines, places, inside)
+    return BuiltPipelines(pipelines, targets, step_router)
 
 
-def _all_ready(inside: StepRouter, graph: Graph) -> Callable[[], bool]:
+def _all_ready(step_router: StepRouter, graph: Graph) -> Callable[[], bool]:
     models = tuple(dict.fromkeys(step.model for step in graph.steps))
-    return lambda: all(inside.ready(model) for model in models)
+    return lambda: all(step_router.ready(model) for model in models)
 
 
 def _runs_here(config: Config, step: Step) -> bool:
-    found = config.models.get(step.model.name)
-    return step.model.name in config.pipelines or (found is not None and found.backend is not None)
+    model = config.models.get(step.model.name)
+    return step.model.name in config.pipelines or (model is not None and model.backend is not None)

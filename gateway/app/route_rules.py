@@ -1,4 +1,4 @@
-"""Which rules a configuration makes, in order: shared by the gateway itself and by `explain`."""
+"""The routing rules of a configuration, in order, for the gateway and for `gateway explain`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.routing.match import Matcher, Rule
 
 @dataclass(frozen=True, slots=True)
 class RuledRoute:
-    """A route of the configuration, or one made for a configuration that has none.
+    """A route of the configuration, or a default route if the configuration has none.
 
     Attributes:
-        rules: Any of them takes a call.
-        config: None for a made route.
-        model: The gateway's own model that a made route serves; "" where it discovers.
+        rules: The route matches a call if any of them does.
+        config: None for a default route.
+        model: The in-process model of a default route; "" if it looks for the model's upstream.
     """
 
     name: str
@@ -31,45 +31,40 @@ class RuledRoute:
 def ruled_routes(config: Config) -> list[RuledRoute]:
     """Return the routes of *config* in order of precedence.
 
-    A configuration without routes serves each of its own models and pipelines, and every
-    upstream's models, under their own names.
+    A configuration without routes gets a default route for each of its models and pipelines, and
+    one for the models of all upstreams.
     """
     if config.routes:
         return [
             RuledRoute(route.name or f"route-{number}", _rules(route.match), route)
             for number, route in enumerate(config.routes, start=1)
         ]
-    made = [
-        RuledRoute(name, (Rule(model=_literal(name)),), model=name)
-        for name, model in config.models.items()
-        if model.backend is not None
-    ]
-    made += [
-        RuledRoute(name, (Rule(model=_literal(name)),), model=name) for name in config.pipelines
-    ]
+    names = [name for name, model in config.models.items() if model.backend is not None]
+    names += config.pipelines
+    routes = [RuledRoute(name, (Rule(model=_literal(name)),), model=name) for name in names]
     if config.upstreams:
-        made.append(RuledRoute("upstreams", (Rule(),)))
-    return made
+        routes.append(RuledRoute("upstreams", (Rule(),)))
+    return routes
 
 
 def named_models(config: Config) -> Iterator[str]:
-    """Yield the models that the configuration names exactly."""
+    """Yield the models that the configuration names without a wildcard."""
     for route in ruled_routes(config):
         if route.model:
             yield route.model
         elif route.config is not None and route.config.match is not None:
             for pattern in route.config.match.model or ():
-                if not any(mark in pattern for mark in "*?["):
+                if not any(char in pattern for char in "*?["):
                     yield pattern
 
 
 def own_models(route: RuledRoute) -> list[str]:
-    """Return the gateway's own models that are all that a route has; none where it has more."""
+    """Return the in-process models of a route; none if the route also has other targets."""
     if route.config is None:
         return [route.model] if route.model else []
-    names = [target.model for target in route.config.targets if target.upstream is None]
-    found = [name for name in names if name is not None]
-    return found if len(found) == len(route.config.targets) else []
+    targets = route.config.targets
+    names = [target.model for target in targets if target.upstream is None and target.model]
+    return names if len(names) == len(targets) else []
 
 
 def _rules(match: MatchConfig | None) -> tuple[Rule, ...]:
@@ -87,18 +82,18 @@ def _rules(match: MatchConfig | None) -> tuple[Rule, ...]:
 
 
 def _literal(name: str) -> str:
-    """Return a glob that matches *name* alone."""
-    return "".join(f"[{mark}]" if mark in "*?[" else mark for mark in name)
+    """Return a glob that matches only *name*."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which route a call would take, and why.
+    """The route of a call, and why.
 
     Attributes:
-        route: None when no route takes the call.
-        verdicts: Route, whether it matches, and why, for each rule up to the one that is taken.
-        targets: What the route does with the call, a line for each target.
+        route: None if no route matches.
+        verdicts: Route, whether it matches, and why, for each rule up to the first that matches.
+        targets: One line of text for each target of the route, and for each pipeline step.
     """
 
     route: str | None
@@ -109,7 +104,7 @@ class Explanation:
 def explain_call(
     config: Config, *, model: str, version: str, protocol: str, headers: dict[str, str]
 ) -> Explanation:
-    """Judge a call by the rules of *config*; nothing is connected to."""
+    """Match a call against the rules of *config*, without connecting to anything."""
     routes = ruled_routes(config)
     owners = [(route, rule) for route in routes for rule in route.rules]
     metadata = tuple((name.lower(), value) for name, value in headers.items())
@@ -132,8 +127,8 @@ def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
             if route.model in config.pipelines:
                 yield from _steps(config, route.model)
         else:
-            shares = _shared_text(config, model, own=False)
-            yield f"the first of {', '.join(config.upstreams)} that serves the model{shares}"
+            text = _shared_text(config, model, own=False)
+            yield f"the first of {', '.join(config.upstreams)} that serves the model{text}"
         return
     total = sum(target.weight for target in route.config.targets)
     for target in route.config.targets:
@@ -157,21 +152,21 @@ def _target_text(config: Config, target: TargetConfig, model: str) -> str:
 
 
 def model_of(name: str, step: StepConfig) -> ModelRef:
-    """Return the model that the step *name* of a pipeline asks."""
+    """Return the model that the step *name* of a pipeline calls."""
     return ModelRef(step.model or name, step.version or "")
 
 
 def _steps(config: Config, name: str) -> Iterator[str]:
-    """Yield a line for each step of a pipeline: which model it asks, and by which route."""
+    """Yield a line for each step of a pipeline: the model it calls, and the route."""
     routes = ruled_routes(config)
     matcher = Matcher([rule for route in routes for rule in route.rules])
     owners = [route for route in routes for _ in route.rules]
-    for step, given in config.pipelines[name].steps.items():
-        model = model_of(step, given)
+    for step, step_config in config.pipelines[name].steps.items():
+        model = model_of(step, step_config)
         index = matcher.find(InferRequest(model=model))
-        way = "directly" if index is None else f"by route {owners[index].name}"
-        sources = ", ".join(f"{key} from {source}" for key, source in given.inputs.items())
-        yield f"  step {step!r} asks model {str(model)!r} {way}, with {sources}"
+        route = "directly" if index is None else f"by route {owners[index].name}"
+        sources = ", ".join(f"{key} from {source}" for key, source in step_config.inputs.items())
+        yield f"  step {step!r} calls model {str(model)!r} {route}, with {sources}"
 
 
 def _own_text(config: Config, name: str) -> str:
@@ -179,21 +174,21 @@ def _own_text(config: Config, name: str) -> str:
 
 
 def _shared_text(config: Config, model: str, *, own: bool) -> str:
-    """Return what callers of a model, the gateway's *own* or an upstream's, share."""
-    found = config.models.get(model)
-    if found is None or (found.backend is not None) is not own:
+    """Describe the batching and caching of a model, the gateway's *own* or an upstream's."""
+    entry = config.models.get(model)
+    if entry is None or (entry.backend is not None) is not own:
         return ""
     text = ""
-    if found.batching is not None:
-        most = found.batching.max_batch_size
-        text += f", in batches of up to {most} rows" if most else ", in batches"
-    if found.cache is not None:
-        text += f", answers kept for {found.cache.max_age:g} s"
+    if entry.batching is not None:
+        rows = entry.batching.max_batch_size
+        text += f", in batches of up to {rows} rows" if rows else ", in batches"
+    if entry.cache is not None:
+        text += f", replies cached for {entry.cache.max_age:g} s"
     return text
 
 
 def target_name(target: TargetConfig) -> str:
-    """Return how logs and metrics call a target."""
+    """Return the name of a target in logs and metrics."""
     name = target.upstream or "local"
     if target.model:
         name += f"/{target.model}"

@@ -1,8 +1,8 @@
-"""Routes of the configuration -> services, in the fixed order of layers.
+"""Builds the service of each route, in a fixed order of layers.
 
-From the outside in: observe and router (`listeners`), guard (a place, a deadline, a second
-attempt), balance, and for each target rename and the upstream or model, which has its own forward
-and complete.
+From the outside in: `CallLimits` (concurrency limit, timeout, retry), `Balance`, and for each
+target `Rename` and the upstream or model. `gateway.py` puts the router and `Observe` outside them;
+`upstreams.py` and `models.py` build the layers of a target.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ready = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class RouteTarget:
-    """Something a route can send calls to: an upstream, or a model of the gateway's own."""
+    """A target of routes: an upstream, an in-process model or a pipeline."""
 
     service: Service
     ready: Ready
@@ -37,14 +37,14 @@ class RouteTarget:
 
 @dataclass(frozen=True, slots=True)
 class BuiltRoute:
-    """A route with its service, and its readiness by its own rule."""
+    """A route with its service and its readiness."""
 
     ruled: RuledRoute
     service: Service
     ready: Ready
 
     def routes(self) -> Iterator[Route]:
-        """Yield one route for the router for each rule."""
+        """Yield a `Route` of the router for each rule."""
         for rule in self.ruled.rules:
             yield Route(self.ruled.name, rule, self.service)
 
@@ -55,14 +55,14 @@ def build_route(
     upstreams: Mapping[str, RouteTarget],
     models: Mapping[str, RouteTarget],
 ) -> BuiltRoute:
-    """Build one route over what has been built already."""
+    """Build one route to upstreams and models that exist already."""
     if ruled.config is not None:
         targets = [
             Target(
                 target_name(target),
                 _target_service(target, upstreams, models),
                 target.weight,
-                _place(target, upstreams, models).ready,
+                _resolve_target(target, upstreams, models).ready,
             )
             for target in ruled.config.targets
         ]
@@ -72,20 +72,20 @@ def build_route(
         inner: Service = balance
         ready: Ready = balance.ready
     elif ruled.model:
-        place = models[ruled.model]
-        balance = Balance(ruled.name, [Target(f"local/{ruled.model}", place.service)])
-        inner, ready = balance, place.ready
+        model = models[ruled.model]
+        balance = Balance(ruled.name, [Target(f"local/{ruled.model}", model.service)])
+        inner, ready = balance, model.ready
     else:
-        inner = Discover({name: place.service for name, place in upstreams.items()})
+        inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    return BuiltRoute(ruled, _guarded(inner, ruled.name, ruled.config, config.policies), ready)
+    return BuiltRoute(ruled, _limit_calls(inner, ruled.name, ruled.config, config.policies), ready)
 
 
-def _any_ready(places: tuple[RouteTarget, ...]) -> bool:
-    return any(place.ready() for place in places)
+def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
+    return any(target.ready() for target in targets)
 
 
-def _guarded(
+def _limit_calls(
     inner: Service, name: str, route: RouteConfig | None, policies: PoliciesConfig
 ) -> Service:
     in_flight, timeout, retry = policies.in_flight, policies.timeout, policies.retry
@@ -107,7 +107,7 @@ def _guarded(
     return build_chain("route", inner, parts)
 
 
-def _place(
+def _resolve_target(
     target: TargetConfig, upstreams: Mapping[str, RouteTarget], models: Mapping[str, RouteTarget]
 ) -> RouteTarget:
     if target.upstream is not None:
@@ -118,7 +118,7 @@ def _place(
 def _target_service(
     target: TargetConfig, upstreams: Mapping[str, RouteTarget], models: Mapping[str, RouteTarget]
 ) -> Service:
-    service = _place(target, upstreams, models).service
+    service = _resolve_target(target, upstreams, models).service
     tensors = target.tensors
     if target.model is None and target.version is None and not (tensors.inputs or tensors.outputs):
         return service
@@ -134,23 +134,23 @@ def _target_service(
 def ready_unless_unloaded(
     built: BuiltRoute, models: Mapping[str, ReloadableModel], pipelines: Mapping[str, Pipeline]
 ) -> Ready:
-    """Return a route's readiness, true also where all that it leads to has been unloaded.
+    """Return a route's readiness, which is also true if all its models are unloaded.
 
     Args:
         built: The route.
-        models: The gateway's own, by name.
-        pipelines: By name; one of whose models is unloaded is as good as unloaded.
+        models: The in-process models, by name.
+        pipelines: The pipelines, by name; a pipeline counts as unloaded if one of its models is.
     """
 
-    def unloaded(name: str) -> bool:
+    def is_unloaded(name: str) -> bool:
         if name in models:
             return models[name].unloaded
         pipeline = pipelines.get(name)
         return pipeline is not None and any(
-            unloaded(step.model.name) for step in pipeline.graph.steps
+            is_unloaded(step.model.name) for step in pipeline.graph.steps
         )
 
     names = own_models(built.ruled)
     if not names:
         return built.ready
-    return lambda: built.ready() or all(map(unloaded, names))
+    return lambda: built.ready() or all(map(is_unloaded, names))

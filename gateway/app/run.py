@@ -1,4 +1,4 @@
-"""Running a gateway until it is told to stop."""
+"""Runs a gateway in this process until a signal stops it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.app.gateway import Gateway, default_budget
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, workers_of
-from gateway.app.workers.supervisor import supervise
+from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry import log as logs
@@ -18,21 +17,19 @@ from gateway.telemetry import log as logs
 def run(
     loaded: LoadedConfig, *, started: Callable[[Gateway], Awaitable[None]] | None = None
 ) -> int:
-    """Run a gateway until SIGTERM or SIGINT; return the exit status.
+    """Run a gateway in this process until SIGTERM or SIGINT; return the exit status.
 
-    The second signal ends the process at once. With several workers, this process supervises them.
+    The second signal ends the process at once. `workers` of the configuration is ignored: see
+    `workers.supervisor.supervise`.
 
     Args:
-        loaded: Its configuration.
-        started: Called once it listens; with several workers nobody is.
+        loaded: The configuration.
+        started: Called when the gateway listens.
 
     Raises:
-        ConfigError: The configuration is wrong.
-        StartError: It cannot start.
+        ConfigError: The configuration is invalid.
+        StartError: The gateway cannot start.
     """
-    count = workers_of(loaded.config.workers)
-    if count > 1:
-        return supervise(loaded, count)
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
     prepare(SINGLE_PROCESS)
@@ -40,34 +37,45 @@ def run(
         return runner.run(_run(loaded, started))
 
 
-def prepare(seat: WorkerSlot) -> None:
-    """Make this process one that serves; to be called before its loop is made."""
+def prepare(slot: WorkerSlot) -> None:
+    """Configure this process for serving; call it before the event loop exists."""
     require_fast_runtime()
-    keep_large_buffers(default_budget(seat) // 4)
+    keep_large_buffers(default_budget(slot) // 4)
     shorten_switch_interval()
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the loop of a process that serves; None for asyncio's own."""
+    """Return the factory of the event loop; None for the default of asyncio."""
     try:
-        import uvloop  # noqa: PLC0415  # not everywhere
+        import uvloop  # noqa: PLC0415  # optional
     except ImportError:
         return None
     return uvloop.new_event_loop
 
 
-async def _run(loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+def stop_event(kill: Callable[[], None] | None = None) -> asyncio.Event:
+    """Return an event that SIGTERM or SIGINT sets; the second signal ends the process.
 
-    def stopped() -> None:
+    Args:
+        kill: Called before the second signal ends the process.
+    """
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
         if stop.is_set():
+            if kill is not None:
+                kill()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return stop
+
+
+async def _run(loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None) -> int:
+    stop = stop_event()
     gateway = Gateway(loaded)
     await gateway.start()
     freeze_startup_objects()

@@ -1,4 +1,4 @@
-"""Signatures: metadata from YAML, for models whose server tells too little or wrong."""
+"""Signatures: metadata from YAML, for models whose server reports none, or the wrong ones."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ R = TypeVar("R")
 
 log = structlog.get_logger(__name__)
 
-# A target that does not answer must not hold up what the signature tells.
-_PATIENCE_S: Final = 1.0
+# The target's metadata is optional for a complete signature, so the wait for it is short.
+_OPTIONAL_TIMEOUT_S: Final = 1.0
 
 
 class Signatures:
-    """Answers metadata calls about configured models; everything else goes through.
+    """Replies to metadata calls about configured models; passes all other calls on.
 
-    What a signature leaves out comes from the target. One with inputs and outputs takes only the
-    versions and kind of the model from there, and does without where the target does not tell.
+    Fields that a signature does not set come from the target. A signature with inputs and outputs
+    needs only the versions and the platform of the model, and works without them if the target
+    does not reply.
 
     Args:
         inner: The target.
-        signatures: By the model's name at the target.
+        signatures: By model name at the target.
         clock: Monotonic seconds.
 
     Raises:
@@ -47,19 +48,19 @@ class Signatures:
     ) -> None:
         self._inner = inner
         self._clock = clock
-        self._whole = {
+        self._complete = {
             name: metadata_of(name, signature)
             for name, signature in signatures.items()
             if signature.is_whole
         }
-        self._parts = {
-            name: _given(signature)
+        self._partial = {
+            name: _fields(signature)
             for name, signature in signatures.items()
             if not signature.is_whole
         }
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*; metadata are completed from the configuration."""
+        """Return the metadata of the configuration, or pass the call on."""
         if isinstance(call, ModelMetadataRequest):
             # The reply to a ModelMetadataRequest is ModelMetadata, which is its R.
             return cast("ReplyCoroutine[R]", self._metadata(call))
@@ -67,19 +68,22 @@ class Signatures:
 
     async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
         name = "" if call.model is None else call.model.name
-        if name in self._whole:
-            return await self._declared(self._whole[name], call)
+        if name in self._complete:
+            return await self._with_target_fields(self._complete[name], call)
         found = await self._inner(call)
-        return found.changed(**self._parts[name]) if name in self._parts else found
+        return found.changed(**self._partial[name]) if name in self._partial else found
 
-    async def _declared(self, declared: ModelMetadata, call: ModelMetadataRequest) -> ModelMetadata:
-        """Return *declared* with what the target tells besides.
+    async def _with_target_fields(
+        self, declared: ModelMetadata, call: ModelMetadataRequest
+    ) -> ModelMetadata:
+        """Return *declared* with the versions and the kind of the model at the target.
 
         Raises:
             VersionNotFound: The model has no such version.
         """
         try:
-            found = await self._inner(call.with_deadline(self._soon(call.context.deadline)))
+            deadline = self._optional_deadline(call.context.deadline)
+            found = await self._inner(call.with_deadline(deadline))
         except VersionNotFound:
             raise
         except GatewayError as error:
@@ -92,23 +96,22 @@ class Signatures:
             decoupled=found.decoupled,
         )
 
-    def _soon(self, deadline: float | None) -> float:
-        """Return the deadline of a question that can be done without."""
-        soon = self._clock() + _PATIENCE_S
-        return soon if deadline is None else min(deadline, soon)
+    def _optional_deadline(self, deadline: float | None) -> float:
+        optional = self._clock() + _OPTIONAL_TIMEOUT_S
+        return optional if deadline is None else min(deadline, optional)
 
 
 def metadata_of(name: str, signature: SignatureConfig) -> ModelMetadata:
-    """Return a signature from YAML as metadata; what it leaves out is empty.
+    """Return a signature from YAML as metadata; fields that it does not set are empty.
 
     Raises:
         ValueError: A datatype does not exist.
     """
-    return ModelMetadata(name=name, **_given(signature))
+    return ModelMetadata(name=name, **_fields(signature))
 
 
-def _given(signature: SignatureConfig) -> dict[str, Any]:
-    """Return the fields of metadata that a signature gives."""
+def _fields(signature: SignatureConfig) -> dict[str, Any]:
+    """Return the fields of metadata that a signature sets."""
     found: dict[str, Any] = {}
     if signature.inputs is not None:
         found["inputs"] = tuple(map(_tensor, signature.inputs))
@@ -127,8 +130,9 @@ def _tensor(config: TensorConfig) -> TensorMetadata:
     try:
         datatype = Datatype(config.datatype)
     except ValueError:
-        known = ", ".join(datatype.value for datatype in Datatype)
+        names = ", ".join(datatype.value for datatype in Datatype)
         raise ValueError(
-            f"tensor {config.name!r} has datatype {config.datatype!r}, there is {known}"
+            f"tensor {config.name!r} has an unknown datatype {config.datatype!r}; "
+            f"expected one of {names}"
         ) from None
     return TensorMetadata(config.name, datatype, config.shape)

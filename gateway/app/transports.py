@@ -1,4 +1,7 @@
-"""Which make of a transport carries what: the reference make's libraries, or our own code."""
+"""Builds servers and clients of the transport implementation that the configuration names.
+
+`native` is the gateway's own code; `reference` uses aiohttp and grpcio.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,11 @@ HTTP_SERVERS: Final[Mapping[TransportImplementation, type[HttpListener]]] = {
     "native": native_http_server.HttpServer,
     "reference": reference_http_server.HttpServer,
 }
-"""The HTTP server of each make; both take the same arguments."""
+"""The HTTP server of each implementation; both accept the same arguments."""
 
 
-def grpc_server(  # noqa: PLR0913  # all by name but the first two
-    make: TransportImplementation,
+def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
+    implementation: TransportImplementation,
     address: str,
     *,
     mounts: Sequence[GrpcMount],
@@ -54,15 +57,24 @@ def grpc_server(  # noqa: PLR0913  # all by name but the first two
     refused: Callable[[GatewayError], None],
     reuse_port: bool = False,
 ) -> Server:
-    """Return a gRPC server of *make*; *refused* is told of calls that reach no frontend.
+    """Return a gRPC server.
 
-    The reference make cannot tell of those.
+    Args:
+        implementation: Native or reference.
+        address: HOST:PORT to listen on.
+        mounts: The frontends, by method.
+        extras: Health and reflection.
+        limits: Limits on connections, calls and messages.
+        budget: The memory budget of requests.
+        tls: Certificate files; None for plaintext.
+        refused: Called for each call that reaches no frontend; never by the reference server.
+        reuse_port: Share the port with other processes.
 
     Raises:
         OSError: A TLS file cannot be read.
-        ValueError: A TLS file is not what it should be.
+        ValueError: A TLS file is invalid.
     """
-    if make == "native":
+    if implementation == "native":
         context = None if tls is None else server_context(tls)
         return native_server.GrpcServer(
             address,
@@ -87,10 +99,14 @@ def grpc_server(  # noqa: PLR0913  # all by name but the first two
 
 
 def grpc_client(
-    make: TransportImplementation, target: str, limits: ClientLimits, *, tls: ClientTls | None
+    implementation: TransportImplementation,
+    target: str,
+    limits: ClientLimits,
+    *,
+    tls: ClientTls | None,
 ) -> GrpcClient:
-    """Return a gRPC client of *make*. Raises as `grpc_server`."""
-    if make == "native":
+    """Return a gRPC client; raise the same errors as `grpc_server`."""
+    if implementation == "native":
         context = None if tls is None else client_context(tls)
         return native_client.GrpcClient(target, limits, ssl_context=context)
     credentials = None if tls is None else grpc_channel_credentials(tls)
@@ -98,11 +114,22 @@ def grpc_client(
 
 
 def http_client(
-    make: TransportImplementation, url: str, limits: ClientLimits, *, tls: ClientTls | None
+    implementation: TransportImplementation,
+    authority: str,
+    limits: ClientLimits,
+    *,
+    tls: ClientTls | None,
 ) -> HttpClient:
-    """Return an HTTP client of *make*; *url* is without its scheme. Raises as `grpc_server`."""
+    """Return an HTTP client; raise the same errors as `grpc_server`.
+
+    Args:
+        implementation: Native or reference.
+        authority: HOST:PORT, with a path if the upstream has one.
+        limits: Limits on connections and messages.
+        tls: Certificate files; None for plaintext.
+    """
     context = None if tls is None else client_context(tls)
-    whole = f"{'http' if tls is None else 'https'}://{url}"
-    if make == "native":
-        return native_http_client.HttpClient(whole, limits, ssl_context=context)
-    return reference_http_client.HttpClient(whole, limits, ssl_context=context)
+    url = f"{'http' if tls is None else 'https'}://{authority}"
+    if implementation == "native":
+        return native_http_client.HttpClient(url, limits, ssl_context=context)
+    return reference_http_client.HttpClient(url, limits, ssl_context=context)

@@ -1,4 +1,4 @@
-"""Upstreams of the configuration -> services: clients, codecs, endpoints, probes."""
+"""Builds the service of each upstream: clients, codecs, endpoints and probes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, 
 
 Close = Callable[[], Awaitable[None]]
 
-# A peer on this machine that does not answer at once is not there.
+# A server on this machine accepts connections at once, or is not running.
 _LOOPBACK_CONNECT_S = 1.0
 
 
 def overridden(defaults: Any, config: Model) -> Any:
-    """Return the dataclass *defaults* with every value that *config* gives.
+    """Return the dataclass *defaults* with the values that *config* sets.
 
-    A duration is called `queue_wait` in YAML, where its unit is written beside it, and
-    `queue_wait_s` in code.
+    Durations have the suffix `_s` in code only: `queue_wait` in YAML is `queue_wait_s` here.
     """
     fields = {field.name for field in dataclasses.fields(defaults)}
     changes = {}
@@ -50,7 +49,7 @@ def overridden(defaults: Any, config: Model) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """One client with the service it carries."""
+    """A service that sends calls to one server, and its client."""
 
     service: Service
     needs: frozenset[Need]
@@ -68,30 +67,37 @@ def connect(
     directory: Path | None = None,
     transport: TransportImplementation = "native",
 ) -> Connected:
-    """Make the service that asks the server at *url*; nothing is sent yet.
+    """Build a service that sends calls to the server at *url*, without connecting yet.
 
     Raises:
-        LookupError: No such protocol, or it has no such carrier.
-        ValueError: An option or a TLS file is wrong.
+        LookupError: The protocol does not exist, or does not support the carrier.
+        ValueError: An option or a TLS file is invalid.
     """
     spec = protocol(url.protocol)
     binding = spec.carriers.get(url.carrier)
     if binding is None:
-        raise LookupError(f"protocol {url.protocol!r} is not carried by {url.carrier!r}")
+        carriers = ", ".join(spec.carriers)
+        raise LookupError(
+            f"protocol {url.protocol!r} does not support {url.carrier!r}; expected {carriers}"
+        )
     name = str(url)
     if isinstance(binding, HttpBinding) and binding.path_option and url.path:
-        # There a URL is a model, and nothing is asked below it.
+        # In this protocol the URL of a model is complete, so the path is an option, not a prefix.
         options = {binding.path_option: url.path, **(options or {})}
         url = Url(url.protocol, url.carrier, url.host, url.port)
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
-    carried = client_limits or _client_limits(url, ClientLimitsConfig())
+    if client_limits is None:
+        client_limits = _client_limits(url, ClientLimitsConfig())
     files = None if tls is None else _tls_files(tls, directory)
-    client = _client(url, binding, carried, limits, (files, transport))
+    client: Any = _client(url, binding, client_limits, limits, files, transport)
     codec: Any = binding.codec
-    make = partial(_upstream, name, codec, limits, client)
-    service = _settled(spec, checked, make)
-    needs = codec(limits, _plain_options(spec, checked)).needs
+
+    def build(options: Options) -> Service:
+        return Upstream(name, codec(limits, options), client)
+
+    service = _with_dialect_detection(spec, checked, build)
+    needs = codec(limits, _default_dialect(spec, checked)).needs
     http = cast("HttpClient", client) if isinstance(binding, HttpBinding) else None
     return Connected(service, needs, client.close, http)
 
@@ -99,49 +105,45 @@ def connect(
 def _client(
     url: Url,
     binding: HttpBinding | GrpcBinding | StreamBinding,
-    carried: ClientLimits,
+    client_limits: ClientLimits,
     limits: MessageLimits,
-    how: tuple[ClientTls | None, TransportImplementation],
+    tls: ClientTls | None,
+    transport: TransportImplementation,
 ) -> HttpClient | GrpcClient | StreamClient:
-    tls, transport = how
     if isinstance(binding, GrpcBinding):
-        return grpc_client(transport, url.authority, carried, tls=tls)
+        return grpc_client(transport, url.authority, client_limits, tls=tls)
     if isinstance(binding, HttpBinding):
-        return http_client(transport, f"{url.authority}{url.path}", carried, tls=tls)
+        return http_client(transport, f"{url.authority}{url.path}", client_limits, tls=tls)
     context = None if tls is None else client_context(tls)
     return StreamClient(
         url.authority,
         partial(binding.client_framer, limits),
-        carried,
+        client_limits,
         ordered=binding.ordered,
         ssl_context=None if url.carrier == UNIX else context,
     )
 
 
-def _upstream(
-    name: str, codec: Any, limits: MessageLimits, client: Any, options: Options
-) -> Service:
-    return Upstream(name, codec(limits, options), client)
-
-
-def _plain_options(spec: ProtocolSpec, options: Options) -> Options:
+def _default_dialect(spec: ProtocolSpec, options: Options) -> Options:
     return options if spec.resolve_dialect is None else spec.resolve_dialect(options, "")
 
 
-def _settled(spec: ProtocolSpec, options: Options, make: Callable[[Options], Service]) -> Service:
-    plain = make(_plain_options(spec, options))
-    settle = spec.resolve_dialect
-    if settle is None or settle(options, "") == options:
-        return plain
-    return DialectDetectingUpstream(plain, lambda server: make(settle(options, server)))
+def _with_dialect_detection(
+    spec: ProtocolSpec, options: Options, build: Callable[[Options], Service]
+) -> Service:
+    service = build(_default_dialect(spec, options))
+    resolve = spec.resolve_dialect
+    if resolve is None or resolve(options, "") == options:
+        return service
+    return DialectDetectingUpstream(service, lambda server: build(resolve(options, server)))
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltUpstream:
-    """An upstream, ready to be started.
+    """An upstream whose probes have not started yet.
 
     Attributes:
-        http: The client of its first endpoint, for what passes through; None where it is gRPC.
+        http: The HTTP client of its first endpoint, for passthrough; None if it has none.
     """
 
     name: str
@@ -175,8 +177,8 @@ def build_upstream(
     """Build one upstream of the configuration.
 
     Raises:
-        LookupError: No such protocol or carrier.
-        ValueError: An option or a TLS file is wrong.
+        LookupError: The protocol does not exist, or does not support the carrier.
+        ValueError: An option or a TLS file is invalid.
     """
     endpoints: list[Endpoint] = []
     probers: list[Prober] = []
@@ -223,15 +225,11 @@ def build_upstream(
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:
-    """Return the limits on what a message may hold, as a listener or upstream sets them."""
+    """Return the limits on the content of a message that a listener or upstream configures."""
     limits: MessageLimits = overridden(MessageLimits(), config)
     if message_bytes is not None:
-        limits = overridden(limits, _OnlySize(message_bytes=message_bytes))
+        limits = dataclasses.replace(limits, message_bytes=message_bytes)
     return limits
-
-
-class _OnlySize(Model):
-    message_bytes: int
 
 
 def _client_limits(url: Url, config: ClientLimitsConfig) -> ClientLimits:

@@ -1,7 +1,7 @@
-"""What several workers cannot do right, because one of them knows what the others do not.
+"""Checks for settings that need all calls in one process, because workers share no state.
 
-Refused before anything starts, and for every number of workers but 1: whether a file is right does
-not depend on how many cores a machine has.
+They apply to every `workers` setting except 1, `auto` included: whether a configuration is valid
+does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.config.models import Config, ListenerConfig, ModelConfig
+from gateway.config.models import Config, ListenerConfig
 from gateway.config.units import AUTO
-from gateway.config.yaml_tree import KeyPath
-
-Found = tuple[KeyPath, str]
+from gateway.config.yaml_tree import Finding, KeyPath
 
 STATELESS: Final = frozenset({"onnx", "torch"})
-"""Backends whose models keep nothing from one request to the next."""
+"""Backends whose models keep no state between requests."""
 
 _YES: Final = frozenset({True, "true"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option of a protocol whose effect would stay in one process."""
+    """An option of a protocol whose effect is limited to one process."""
 
     protocol: str
     key: str
@@ -33,55 +31,53 @@ class _Option:
 
 
 _OPTIONS: Final = (
-    _Option("oip", "logging", frozenset({"gateway"}), "would change the log of one worker alone"),
-    _Option("oip", "statistics", frozenset({"gateway"}), "would tell what one worker has counted"),
-    _Option("grps", "switch", _YES, "would set one worker alone online or offline"),
+    _Option("oip", "logging", frozenset({"gateway"}), "would change the log of one worker only"),
+    _Option("oip", "statistics", frozenset({"gateway"}), "would report one worker's counts only"),
+    _Option("grps", "switch", _YES, "would set one worker only online or offline"),
 )
 
 
-def shared_state(config: Config) -> Iterator[Found]:
-    """Yield what a configuration asks for that needs all calls in one process, and why."""
+def check_workers(config: Config) -> Iterator[Finding]:
+    """Yield each setting that does not work with several processes, with the reason."""
     if config.workers == 1:
         return
     count = "auto" if config.workers == AUTO else config.workers
-    for path, reason in _found(config):
+    for path, reason in _findings(config):
         yield path, f"with 'workers: {count}' this {reason}; it needs 'workers: 1'"
 
 
-def _found(config: Config) -> Iterator[Found]:
+def _findings(config: Config) -> Iterator[Finding]:
     for index, listener in enumerate(config.listeners):
-        yield from _in_listener(("listeners", index), listener, config)
+        yield from _check_listener(("listeners", index), listener, config)
     if not config.lifecycle.online:
-        yield ("lifecycle", "online"), "waits for a call that would reach one worker alone"
+        yield ("lifecycle", "online"), "waits for a call that would reach one worker only"
     for name, model in config.models.items():
         if model.backend is not None and model.signature is not None and model.signature.stateful:
             path: KeyPath = ("models", name, "signature", "stateful")
-            yield path, "would keep parts of a sequence in different workers"
+            yield path, "would send parts of a sequence to different workers"
 
 
-def _in_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Found]:
+def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     if listener.shared_memory == "map":
-        yield (*at, "shared_memory"), "would make a region known to one worker alone"
+        yield (*at, "shared_memory"), "would register a region in one worker only"
     for option in _OPTIONS:
         value = listener.options.get(option.protocol, {}).get(option.key)
         if isinstance(value, str | bool) and value in option.values:
             yield (*at, "options", option.protocol, option.key), option.reason
-    yield from _about_models((*at, "options", "oip"), listener.options.get("oip", {}), config)
+    yield from _check_models((*at, "options", "oip"), listener.options.get("oip", {}), config)
 
 
-def _about_models(at: KeyPath, options: Mapping[str, Any], config: Config) -> Iterator[Found]:
-    own = next((name for name, model in config.models.items() if _is_own(model)), None)
-    kept = next((name for name, model in config.models.items() if model.cache is not None), None)
+def _check_models(at: KeyPath, options: Mapping[str, Any], config: Config) -> Iterator[Finding]:
+    models = config.models.items()
+    in_process = next((name for name, model in models if model.backend is not None), None)
+    cached = next((name for name, model in models if model.cache is not None), None)
     if options.get("model_control") in _YES:
-        if own is not None:
-            yield (*at, "model_control"), f"would load or unload model {own!r} in one worker alone"
-        elif kept is not None:
-            reason = f"would leave old answers of model {kept!r} in all workers but one"
+        if in_process is not None:
+            reason = f"would load or unload model {in_process!r} in one worker only"
             yield (*at, "model_control"), reason
-    if options.get("statistics") == "target" and own is not None:
-        reason = f"would tell what one worker has counted of model {own!r}"
+        elif cached is not None:
+            reason = f"would leave outdated replies of model {cached!r} in all other workers"
+            yield (*at, "model_control"), reason
+    if options.get("statistics") == "target" and in_process is not None:
+        reason = f"would report one worker's counts of model {in_process!r} only"
         yield (*at, "statistics"), reason
-
-
-def _is_own(model: ModelConfig) -> bool:
-    return model.backend is not None

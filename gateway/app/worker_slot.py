@@ -1,4 +1,4 @@
-"""A process's place among those that serve together, and what each gets of what all share."""
+"""The number of a worker among all workers, and its share of limits that all workers divide."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """One worker of several, or the one process there is.
+    """One worker of several, or the only process.
 
     Attributes:
-        number: Which one, from 1.
-        count: How many there are.
+        number: The worker's number, from 1.
+        count: The number of workers.
     """
 
     number: int = 1
     count: int = 1
 
     @property
-    def is_alone(self) -> bool:
-        """Whether this process serves alone, and answers operators itself."""
+    def is_single(self) -> bool:
+        """Whether this is the only process, which serves the admin pages itself."""
         return self.count == 1
 
     def share(self, total: int) -> int:
-        """Return this worker's part of *total*; nobody is left with none where there is any."""
+        """Return this worker's part of *total*, at least 1 unless *total* is 0."""
         if total == 0:
             return 0
         return max(1, total // self.count + (self.number <= total % self.count))
@@ -39,16 +39,16 @@ class WorkerSlot:
 SINGLE_PROCESS = WorkerSlot()
 
 
-def workers_of(configured: int, quota: Path = _QUOTA) -> int:
-    """Return how many processes `workers` in the configuration means on this machine."""
+def resolve_workers(configured: int, quota: Path = _QUOTA) -> int:
+    """Return the number of processes for `workers` of the configuration on this machine."""
     return available_cores(quota) if configured == AUTO else configured
 
 
 def available_cores(quota: Path = _QUOTA) -> int:
-    """Return how many cores this process may use: its affinity, and its cgroup's share of time."""
+    """Return how many cores this process may use, by its CPU affinity and its cgroup quota."""
     cores = len(os.sched_getaffinity(0))
     try:
-        granted, period = quota.read_text().split()
-        return max(1, min(cores, math.ceil(int(granted) / int(period))))
+        limit, period = quota.read_text().split()
+        return max(1, min(cores, math.ceil(int(limit) / int(period))))
     except (OSError, ValueError):  # no cgroup, or "max"
         return cores

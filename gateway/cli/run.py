@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.app import Gateway, StartError, run
+from gateway.app.worker_slot import resolve_workers
+from gateway.app.workers.supervisor import supervise
 from gateway.cli.configuration import checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, LoadedConfig
@@ -31,7 +33,9 @@ def run_loaded(
         typer.Exit: The configuration is wrong (2), or the gateway cannot start (1).
     """
     try:
-        return run(load(), started=started)
+        loaded = load()
+        workers = resolve_workers(loaded.config.workers)
+        return supervise(loaded, workers) if workers > 1 else run(loaded, started=started)
     except ConfigError as error:
         fail(f"the configuration cannot be used:\n{error}", WRONG_USAGE)
     except StartError as error:

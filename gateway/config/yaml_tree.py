@@ -22,6 +22,9 @@ Position = tuple[int, int]
 KeyPath = tuple[str | int, ...]
 """Keys and list indexes from the top of the file to a value."""
 
+Finding = tuple[KeyPath, str]
+"""The key of a wrong value, and the error text."""
+
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_ALIASES = 100

@@ -83,7 +83,7 @@ def test_a_killed_worker_takes_only_its_own_with_it(lasting: Running) -> None:
     for connection in (kept, lost, fresh, again):
         connection.close()
     died = kit.events(lasting, "worker died")
-    assert [(1, "was ended by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
+    assert [(1, "was killed by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
 
 
 def test_stops_with_nothing_lost(two: Running, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_workers_are_replaced_one_by_one(
             kit.eventually(lambda: len(kit.events(running, "worker started")) > births)  # noqa: B023
     assert [] == load.lost
     assert load.answered > 0
-    assert [1, 2] == [line["worker"] for line in kit.events(running, "worker left")]
+    assert [1, 2] == [line["worker"] for line in kit.events(running, "worker exited")]
 
 
 def test_a_taken_port_is_one_clear_line(lasting: Running, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     path.write_text(missing.replace("transport: native", "shared_memory: map"))
     done = gateway("serve", str(path))
     assert 2 == done.returncode
-    assert 1 == done.stderr.count("with 'workers: 2' this would make a region known"), done.stderr
+    assert 1 == done.stderr.count("with 'workers: 2' this would register a region"), done.stderr
 
 
 class OverUnix(HTTPConnection):
@@ -209,7 +209,7 @@ def test_a_unix_socket_is_shared(lasting: Running, folder: Path) -> None:
     kit.eventually(lambda: _asked(socket_file) and both_have_answered())
     births = len(kit.events(lasting, "worker started"))
     kit.end(kit.pids(lasting)[1], signal.SIGTERM)
-    kit.eventually(lambda: len(kit.events(lasting, "worker left")) == 1)
+    kit.eventually(lambda: len(kit.events(lasting, "worker exited")) == 1)
     assert _asked(socket_file)
     kit.eventually(lambda: len(kit.events(lasting, "worker started")) > births)
 
@@ -245,7 +245,7 @@ def test_one_that_keeps_dying_ends_the_gateway(tmp_path: Path) -> None:
         flag.touch()
         kit.end(kit.pids(running)[1], signal.SIGKILL)
         assert 1 == running.process.wait(90)
-    given_up = kit.events(running, "worker given up")
+    given_up = kit.events(running, "worker not restarted")
     assert [1] == [line["worker"] for line in given_up]
 
 

@@ -1,7 +1,6 @@
-"""Several processes behind the same addresses, and the supervisor that keeps them there.
+"""Several worker processes that share the same addresses, and their supervisor.
 
-The supervisor is the process that was started. It serves no traffic: it holds the addresses, starts
-the workers, starts again those that die, passes on what it is told to do, and answers operators for
-all of them. A worker is a gateway as it is without workers, but for its place in the row
-(`place`) and the line to its supervisor (`channel`).
+Read `supervisor.py` first. The supervisor serves no traffic: it reserves the addresses, starts and
+restarts the workers, forwards signals to them, and serves the admin pages with the metrics of all.
+Each worker (`worker.py`) runs a complete gateway and talks to the supervisor over a `channel`.
 """

@@ -1,7 +1,7 @@
-"""The line between a supervisor and one worker: messages over a pair of sockets of their own.
+"""The channel between the supervisor and one worker: messages over a socket pair.
 
-The first message is the worker's orders, a pickle; all others are JSON. The end of the line is a
-message too: to the supervisor, that the worker has gone; to the worker, that it is left alone.
+The first message is the worker's setup, as a pickle; all others are JSON. End of file means that
+the other process has exited.
 """
 
 from __future__ import annotations
@@ -25,90 +25,85 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What a worker is told at its birth.
+class WorkerSetup:
+    """The first message to a worker.
 
     Attributes:
-        loaded: The configuration, with the ports that were settled.
-        seat: Its place.
-        sockets: Descriptors of the unix sockets that all workers have, by address.
-        first: Nobody has started with this configuration before: warnings about it are for its log.
+        loaded: The configuration; each port 0 is replaced by the reserved port.
+        slot: The number of the worker.
+        logs_warnings: Whether this worker logs warnings about the configuration.
+        sockets: Descriptors of the unix sockets that the workers share, by address.
     """
 
     loaded: LoadedConfig
-    seat: WorkerSlot
-    first: bool
+    slot: WorkerSlot
+    logs_warnings: bool
     sockets: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_orders(line: socket.socket) -> Orders:
-    """Read a worker's orders, waiting for them; nothing of what follows is read.
+def read_setup(sock: socket.socket) -> WorkerSetup:
+    """Block until the setup arrives, and read nothing after it.
 
     Raises:
-        EOFError: The supervisor has gone.
+        EOFError: The supervisor has exited.
     """
-    with line.makefile("rb", buffering=0) as file:
-        (size,) = _SIZE.unpack(_exactly(file, _SIZE.size))
-        # Written by `Channel.order` in the process that started this one, on a socket of its own.
-        found = pickle.loads(_exactly(file, size))  # noqa: S301
-    assert isinstance(found, Orders)  # noqa: S101  # nobody else writes here
-    return found
+    with sock.makefile("rb", buffering=0) as file:
+        (size,) = _SIZE.unpack(_read_exactly(file, _SIZE.size))
+        # The parent process wrote it, with `WorkerChannel.send_setup`, on a private socket pair.
+        setup = pickle.loads(_read_exactly(file, size))  # noqa: S301
+    assert isinstance(setup, WorkerSetup)  # noqa: S101  # only the parent process writes here
+    return setup
 
 
-def _exactly(file: Any, size: int) -> bytes:
+def _read_exactly(file: Any, size: int) -> bytes:
     parts = []
     while size:
         part: bytes = file.read(size)
         if not part:
-            raise EOFError("the supervisor has gone")
+            raise EOFError("the supervisor has exited")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
 
 
 class WorkerChannel:
-    """One end of the line.
-
-    Args:
-        reader: Where messages come from.
-        writer: Where they go.
-    """
+    """One end of the channel."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
-    def order(self, orders: Orders) -> None:
-        """Send a worker its orders, before anything else."""
-        self._writer.write(_framed(pickle.dumps(orders)))
+    def send_setup(self, setup: WorkerSetup) -> None:
+        """Send the worker its setup; this is the first message."""
+        self._writer.write(_frame(pickle.dumps(setup)))
 
     def send(self, message: Message) -> None:
-        """Send a message; nothing happens when the other side has gone."""
+        """Send a message; do nothing if the other process has exited."""
         if not self._writer.is_closing():
-            self._writer.write(_framed(orjson.dumps(message)))
+            self._writer.write(_frame(orjson.dumps(message)))
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None at the end of the line."""
+        """Return the next message; None if the other process has exited."""
         try:
             (size,) = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))
-            found: dict[str, Any] = orjson.loads(await self._reader.readexactly(size))
+            message: dict[str, Any] = orjson.loads(await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, OSError):
             return None
-        return found
+        return message
 
     async def close(self) -> None:
-        """Send what was said, and end the line; harmless the second time."""
+        """Flush pending messages and close the socket; idempotent."""
         self._writer.close()
         try:
             await self._writer.wait_closed()
         except OSError:
-            return  # the other side went first
+            return  # the other process closed first
 
 
-async def open_channel(line: socket.socket) -> WorkerChannel:
-    """Return the end of a line that *line* is."""
-    return WorkerChannel(*await asyncio.open_unix_connection(sock=line))
+async def open_channel(sock: socket.socket) -> WorkerChannel:
+    """Return the channel over one socket of the pair."""
+    return WorkerChannel(*await asyncio.open_unix_connection(sock=sock))
 
 
-def _framed(payload: bytes) -> bytes:
+def _frame(payload: bytes) -> bytes:
     return _SIZE.pack(len(payload)) + payload

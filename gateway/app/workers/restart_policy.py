@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and when that is given up."""
+"""When to restart a worker that exited, and when to stop restarting it."""
 
 from __future__ import annotations
 
@@ -7,50 +7,46 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How patient a supervisor is.
+    """The backoff between restarts of a worker.
 
     Attributes:
-        first_s: Wait after a first death: less than a client's patience, more than no pause at all.
-        factor: By which each further wait is longer.
-        longest_s: A wait is never longer, so that a worker is back soon after the cause has gone.
-        well_s: A worker that served so long has recovered: its deaths before are forgotten.
-        most: Deaths in a row after which it is given up: with these numbers, after half a minute.
-            By then it is no accident, and whoever watches the gateway should see it.
+        first_wait_s: Backoff after the first failure.
+        factor: Each further backoff is longer by this factor.
+        max_wait_s: The longest backoff.
+        stable_s: A worker that served for this time resets its failures.
+        max_failures: Consecutive failures after which the worker is not restarted; with the
+            default backoff they take about half a minute.
     """
 
-    first_s: float = 0.2
+    first_wait_s: float = 0.2
     factor: float = 2.0
-    longest_s: float = 10.0
-    well_s: float = 30.0
-    most: int = 7
+    max_wait_s: float = 10.0
+    stable_s: float = 30.0
+    max_failures: int = 7
 
 
-class Restarts:
-    """The deaths of one worker.
+class RestartBackoff:
+    """Counts the consecutive failures of one worker."""
 
-    Args:
-        pace: How patient to be.
-    """
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._failures = 0
 
-    def __init__(self, pace: RestartPolicy) -> None:
-        self._pace = pace
-        self._deaths = 0
-
-    def ended(self, *, served_s: float, in_order: bool) -> float | None:
-        """Return how long to wait before the worker is started again; None to give up.
+    def next_wait(self, *, served_s: float, is_clean: bool) -> float | None:
+        """Return the backoff after an exit of the worker; None if it is not to be restarted.
 
         Args:
-            served_s: How long it was ready; 0 for one that never was.
-            in_order: It was told to leave, by an operator, and left with nothing in flight.
+            served_s: How long the worker was ready; 0 if it never was.
+            is_clean: It exited with status 0, because an operator sent it SIGTERM.
         """
-        pace = self._pace
-        if served_s >= pace.well_s:
-            self._deaths = 0
-        # One that leaves before it has served at all is told so again and again, or wrong.
-        if in_order and served_s >= pace.first_s:
+        policy = self._policy
+        if served_s >= policy.stable_s:
+            self._failures = 0
+        # A clean exit before the worker could serve counts as a failure, or it would loop.
+        if is_clean and served_s >= policy.first_wait_s:
             return 0.0
-        self._deaths += 1
-        if self._deaths >= pace.most:
+        self._failures += 1
+        if self._failures >= policy.max_failures:
             return None
-        wait_s: float = pace.first_s * pace.factor ** (self._deaths - 1)
-        return min(wait_s, pace.longest_s)
+        wait_s: float = policy.first_wait_s * policy.factor ** (self._failures - 1)
+        return min(wait_s, policy.max_wait_s)

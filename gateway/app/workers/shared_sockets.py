@@ -1,4 +1,4 @@
-"""The addresses that workers share: had once, by the supervisor, before any worker starts."""
+"""The addresses that workers share; the supervisor reserves them before it starts a worker."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from gateway.transports.net.unix_socket import UnixSocket
 _BACKLOG = 1024
 
 
-class Addresses:
-    """Holds every address that listeners name, and knows which port each 0 has become.
+class SharedSockets:
+    """Reserves the TCP ports of all listeners, and opens their unix sockets.
 
     Args:
         loaded: The configuration as it was read.
 
     Raises:
-        OSError: An address cannot be had.
+        OSError: An address is not available.
 
     Attributes:
-        loaded: The configuration for the workers.
+        loaded: The configuration for the workers, with a reserved port instead of each port 0.
     """
 
     def __init__(self, loaded: LoadedConfig) -> None:
-        self._guards: list[PortReservation] = []
+        self._reservations: list[PortReservation] = []
         self._files: list[UnixSocket] = []
         self._sockets: dict[str, socket.socket] = {}
         try:
-            listeners = [_settled(each, self._hold) for each in loaded.config.listeners]
-            for each in loaded.config.listeners:
-                for stream in each.streams:
+            listeners = [_with_ports(each, self._reserve) for each in loaded.config.listeners]
+            for listener in loaded.config.listeners:
+                for stream in listener.streams:
                     self._open(stream)
         except BaseException:
             self.close()
@@ -43,10 +43,10 @@ class Addresses:
         self.loaded = loaded.changed(listeners=tuple(listeners))
 
     def close(self) -> None:
-        """Let go of all of them; harmless the second time."""
-        for guard in self._guards:
-            guard.close()
-        self._guards.clear()
+        """Release all addresses; idempotent."""
+        for reservation in self._reservations:
+            reservation.close()
+        self._reservations.clear()
         for sock in self._sockets.values():
             sock.close()
         self._sockets.clear()
@@ -56,10 +56,9 @@ class Addresses:
 
     @property
     def sockets(self) -> dict[str, int]:
-        """Descriptors of unix sockets, by address.
+        """Descriptors of the unix sockets, by address.
 
-        All workers take connections from one queue, which is there from the start: clients that
-        come before the first worker wait.
+        The workers share one accept queue. Connections wait in it until the first worker starts.
         """
         return {address: sock.fileno() for address, sock in self._sockets.items()}
 
@@ -71,22 +70,23 @@ class Addresses:
         self._files.append(file)
         sock.listen(_BACKLOG)
 
-    def _hold(self, address: Address) -> Address:
-        guard = PortReservation(address.host, address.port)
-        self._guards.append(guard)
-        return Address(address.host, guard.port)
+    def _reserve(self, address: Address) -> Address:
+        reservation = PortReservation(address.host, address.port)
+        self._reservations.append(reservation)
+        return Address(address.host, reservation.port)
 
 
-def _settled(listener: ListenerConfig, hold: Callable[[Address], Address]) -> ListenerConfig:
+def _with_ports(listener: ListenerConfig, reserve: Callable[[Address], Address]) -> ListenerConfig:
+    """Return *listener* with reserved addresses."""
     changes: dict[str, Any] = {}
     if listener.http is not None:
-        changes["http"] = hold(listener.http)
+        changes["http"] = reserve(listener.http)
     if listener.grpc is not None:
-        changes["grpc"] = hold(listener.grpc)
+        changes["grpc"] = reserve(listener.grpc)
     changes["streams"] = tuple(
         stream
         if stream.address.tcp is None
-        else stream.model_copy(update={"address": StreamAddress(tcp=hold(stream.address.tcp))})
+        else stream.model_copy(update={"address": StreamAddress(tcp=reserve(stream.address.tcp))})
         for stream in listener.streams
     )
     return listener.model_copy(update=changes)

@@ -1,4 +1,4 @@
-"""Keeps workers there: starts them, starts again those that die, passes on what it is told."""
+"""Supervises the workers: starts, restarts and stops them, and collects their metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from gateway import __version__
 from gateway.app.admin import start_pages
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.run import stop_event
 from gateway.app.worker_slot import WorkerSlot
-from gateway.app.workers.channel import Orders
-from gateway.app.workers.restart_policy import RestartPolicy, Restarts
-from gateway.app.workers.shared_sockets import Addresses
-from gateway.app.workers.worker_process import WorkerProcess, ending, launch
+from gateway.app.workers.channel import WorkerSetup
+from gateway.app.workers.restart_policy import RestartBackoff, RestartPolicy
+from gateway.app.workers.shared_sockets import SharedSockets
+from gateway.app.workers.worker_process import WorkerProcess, describe_exit, launch
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.telemetry import log as logs
 from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
@@ -28,25 +29,25 @@ from gateway.transports.contract import Server
 
 log = structlog.get_logger(__name__)
 
-Launch = Callable[[Orders], Awaitable[WorkerProcess]]
+Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 
-# Beyond what the configuration gives a worker to end in good order.
+# A worker may take this time longer to stop than `pre_stop` and `drain` of the configuration.
 _GRACE_S: Final = 10.0
-# So much of what a worker has counted may be lost when it is killed.
-_COUNT_S: Final = 2.0
-_CALLS: Final = "gateway_requests_total"
+# A worker that is killed loses the counts since the last poll.
+_POLL_S: Final = 2.0
+_REQUESTS: Final = "gateway_requests_total"
 
 
 class Supervisor:
-    """A row of workers.
+    """Runs a fixed number of workers.
 
     Args:
-        loaded: Their configuration, every address settled.
-        count: How many there are to be.
-        launch: Starts one.
-        sockets: Descriptors of the unix sockets they share, by address.
-        pace: How patient to be with those that die.
-        clock: Monotonic seconds; the loop's by default.
+        loaded: Their configuration, without any port 0.
+        count: The number of workers.
+        launch: Starts a worker process.
+        sockets: Descriptors of the unix sockets that the workers share, by address.
+        restart_policy: The backoff between restarts.
+        clock: Monotonic seconds; the event loop's clock by default.
     """
 
     def __init__(
@@ -56,19 +57,20 @@ class Supervisor:
         launch: Launch,
         *,
         sockets: Mapping[str, int] = MappingProxyType({}),
-        pace: RestartPolicy | None = None,
+        restart_policy: RestartPolicy | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._loaded = loaded
         self._launch = launch
         self._sockets = dict(sockets)
-        self._pace = pace or RestartPolicy()
+        self._restart_policy = restart_policy or RestartPolicy()
         self._clock = clock or asyncio.get_running_loop().time
-        self._seats = [WorkerSlot(number, count) for number in range(1, count + 1)]
-        self._children: dict[int, WorkerProcess] = {}
+        self._slots = [WorkerSlot(number, count) for number in range(1, count + 1)]
+        self._workers: dict[int, WorkerProcess] = {}
         self._serving: set[int] = set()
         self._restarts: dict[int, int] = dict.fromkeys(range(1, count + 1), 0)
-        self._calls: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
+        # Requests of the earlier processes of each worker.
+        self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
         self._totals = MetricsAggregator()
         self._stopping = asyncio.Event()
         self._failed = asyncio.Event()
@@ -77,159 +79,153 @@ class Supervisor:
 
     @property
     def count(self) -> int:
-        """How many workers there are to be."""
-        return len(self._seats)
+        """The number of workers."""
+        return len(self._slots)
 
     async def start(self) -> Mapping[str, str]:
-        """Start all workers, and return where they listen once each of them does.
+        """Start all workers, and return their addresses when each of them listens.
 
         Raises:
-            StartError: One of them cannot start; the others have been ended.
+            StartError: A worker cannot start; the others are killed.
         """
-        began = [asyncio.ensure_future(self._begin(seat, first=True)) for seat in self._seats]
+        tasks = [
+            asyncio.ensure_future(self._start_worker(slot, is_first=True)) for slot in self._slots
+        ]
         try:
-            addresses = [await each for each in asyncio.as_completed(began)]
+            addresses = [await task for task in asyncio.as_completed(tasks)]
         except BaseException:
-            for each in began:
-                each.cancel()
-            await asyncio.gather(*began, return_exceptions=True)
-            await self._end_all()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._kill_all()
             raise
-        self._tasks = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
-        self._tasks.append(asyncio.create_task(self._count_now_and_then()))
-        for task in self._tasks:
-            task.add_done_callback(self._note_failure)
+        self._tasks = [asyncio.create_task(self._run_worker(slot)) for slot in self._slots]
+        self._tasks.append(asyncio.create_task(self._poll_metrics()))
+        for supervising in self._tasks:
+            supervising.add_done_callback(self._on_task_done)
         return addresses[0]
 
-    async def failed(self) -> None:
-        """Wait until a worker is given up, or cannot be kept; the others are left to `stop`."""
+    async def wait_failed(self) -> None:
+        """Wait until a worker fails for good; `stop` then stops the others."""
         await self._failed.wait()
 
     async def stop(self) -> int:
-        """Let every worker finish what is in flight and end; return the exit status.
+        """Drain and stop every worker; return the exit status.
 
-        It is 0 unless a worker was given up, did not end in time, or died on the way.
+        The status is 0 unless a worker failed for good, did not stop in time, or failed to stop.
         """
         self._stopping.set()
-        for child in self._children.values():
-            child.stop()
+        for worker in self._workers.values():
+            worker.stop()
         lifecycle = self._loaded.config.lifecycle
-        await self._ended(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
+        await self._wait_all(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
         return self._status
 
     def kill(self) -> None:
-        """End every worker at once."""
+        """Kill every worker at once."""
         self._stopping.set()
-        for child in self._children.values():
-            child.kill()
+        for worker in self._workers.values():
+            worker.kill()
 
     async def ready(self) -> bool:
-        """Return whether any worker takes requests: those that come go to it, or wait for it."""
+        """Return whether any worker is ready."""
         if self._stopping.is_set():
             return False
-        asked = [self._children[number].ready() for number in self._serving]
-        return any(await asyncio.gather(*asked))
+        replies = [self._workers[number].ready() for number in self._serving]
+        return any(await asyncio.gather(*replies))
 
     async def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics of all, and its content type."""
-        await self._count()
-        return write_page([*self._totals.collect(), *self._own()], accept)
+        """Return the metrics page of all workers, and its content type."""
+        await self._update_metrics()
+        return write_page([*self._totals.collect(), *self._own_metrics()], accept)
 
-    def _own(self) -> Iterable[Metric]:
-        served = {str(seat.number): float(seat.number in self._serving) for seat in self._seats}
-        yield gauge("gateway_worker_up", "1 where the worker serves.", served, "worker")
-        restarts = {str(number): float(count) for number, count in self._restarts.items()}
-        yield counter(
-            "gateway_worker_restarts", "Times a worker was started again.", restarts, "worker"
+    def _own_metrics(self) -> Iterable[Metric]:
+        up = {str(slot.number): float(slot.number in self._serving) for slot in self._slots}
+        yield gauge(
+            "gateway_worker_up", "Whether the worker is serving (1) or not (0).", up, "worker"
         )
-        calls = {str(number): self._called(number) for number in self._calls}
-        yield counter("gateway_worker_requests", "Calls that a worker answered.", calls, "worker")
+        restarts = {str(number): float(count) for number, count in self._restarts.items()}
+        yield counter("gateway_worker_restarts", "Restarts of the worker.", restarts, "worker")
+        requests = {str(number): self._request_count(number) for number in self._past_requests}
+        yield counter(
+            "gateway_worker_requests", "Calls that the worker completed.", requests, "worker"
+        )
 
-    def _called(self, number: int) -> float:
-        child = self._children.get(number)
-        now = 0.0 if child is None else total_of(child.figures, _CALLS)
-        return self._calls[number] + now
+    def _request_count(self, number: int) -> float:
+        worker = self._workers.get(number)
+        current = 0.0 if worker is None else total_of(worker.metrics, _REQUESTS)
+        return self._past_requests[number] + current
 
-    async def _begin(self, seat: WorkerSlot, *, first: bool) -> Mapping[str, str]:
-        """Start a worker and wait until it listens.
+    async def _start_worker(self, slot: WorkerSlot, *, is_first: bool) -> Mapping[str, str]:
+        """Start a worker, wait until it listens, and return its addresses.
 
         Raises:
-            StartError: It cannot, or died.
+            StartError: The worker cannot start.
         """
-        # One tells of what is wrong with the configuration: the same is so in all.
-        orders = Orders(self._loaded, seat, first and seat.number == 1, self._sockets)
+        # Every worker would log the same warnings about the configuration: one of them does.
+        setup = WorkerSetup(self._loaded, slot, is_first and slot.number == 1, self._sockets)
         try:
-            child = await self._launch(orders)
+            worker = await self._launch(setup)
         except OSError as error:  # no memory, no descriptors, no more processes
-            raise StartError(f"no process can be started: {reason_of(error)}") from error
-        self._children[seat.number] = child
+            raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
+        self._workers[slot.number] = worker
         if self._stopping.is_set():
-            child.stop()
-        said = await child.started()
-        if isinstance(said, str):
-            raise StartError(said)
-        self._serving.add(seat.number)
-        log.info("worker started", worker=seat.number, pid=child.pid)
-        return said
+            worker.stop()
+        addresses = await worker.wait_started()
+        self._serving.add(slot.number)
+        log.info("worker started", worker=slot.number, pid=worker.pid)
+        return addresses
 
-    async def _keep(self, seat: WorkerSlot) -> None:
-        """Wait for the end of a worker and start it again, over and over."""
-        restarts = Restarts(self._pace)
-        since: float | None = self._clock()
+    async def _run_worker(self, slot: WorkerSlot) -> None:
+        """Restart a worker each time it exits, until `stop` or the last failure."""
+        backoff = RestartBackoff(self._restart_policy)
+        started_at: float | None = self._clock()
         while True:
-            status = await self._over(seat)
+            status = await self._wait_exit(slot)
             if self._stopping.is_set():
                 return
-            served_s = 0.0 if since is None else self._clock() - since
-            wait_s = restarts.ended(served_s=served_s, in_order=status == 0)
+            served_s = 0.0 if started_at is None else self._clock() - started_at
+            wait_s = backoff.next_wait(served_s=served_s, is_clean=status == 0)
             if wait_s is None:
-                log.error("worker given up", worker=seat.number, ended=ending(status))
+                log.error("worker not restarted", worker=slot.number, ended=describe_exit(status))
                 self._status = 1
                 self._failed.set()
                 return
             if status == 0:
-                log.info("worker left", worker=seat.number)
+                log.info("worker exited", worker=slot.number)
             else:
-                log.error(
-                    "worker died", worker=seat.number, ended=ending(status), restart_in_s=wait_s
-                )
+                ended = describe_exit(status)
+                log.error("worker died", worker=slot.number, ended=ended, restart_in_s=wait_s)
             if await self._stopped_within(wait_s):
                 return
-            self._restarts[seat.number] += 1
-            since = await self._again(seat)
+            self._restarts[slot.number] += 1
+            started_at = None
+            try:
+                await self._start_worker(slot, is_first=False)
+                started_at = self._clock()
+            except StartError as error:
+                log.error("worker cannot start", worker=slot.number, reason=str(error))  # noqa: TRY400
 
-    async def _again(self, seat: WorkerSlot) -> float | None:
-        """Start a worker again and return since when it listens; None for one that cannot."""
-        reason = ""
-        try:
-            await self._begin(seat, first=False)
-        except StartError as error:
-            reason = str(error)
-        if reason:
-            log.error("worker cannot start", worker=seat.number, reason=reason)
-            return None
-        return self._clock()
-
-    async def _over(self, seat: WorkerSlot) -> int:
-        """Wait for a worker's end, and keep what it has counted; 1 for one that never was."""
-        child = self._children.get(seat.number)
-        if child is None:
+    async def _wait_exit(self, slot: WorkerSlot) -> int:
+        """Wait until a worker exits, and save its metrics; return 1 if it never started."""
+        worker = self._workers.get(slot.number)
+        if worker is None:
             return 1
-        status = await child.wait()
-        # One that is told to end before it hears the signal has nothing in flight.
-        unheard = status == -signal.SIGTERM and seat.number not in self._serving
-        self._serving.discard(seat.number)
-        self._calls[seat.number] = self._called(seat.number)
-        self._totals.update(child, child.figures)
-        self._totals.process_ended(child)
-        del self._children[seat.number]
-        if self._stopping.is_set() and status != 0 and not unheard:
-            log.error("worker did not end in good order", worker=seat.number, ended=ending(status))
+        status = await worker.wait()
+        # SIGTERM may kill a worker before it handles signals; then no call is in flight.
+        killed_early = status == -signal.SIGTERM and slot.number not in self._serving
+        self._serving.discard(slot.number)
+        self._past_requests[slot.number] = self._request_count(slot.number)
+        self._totals.update(worker, worker.metrics)
+        self._totals.process_ended(worker)
+        del self._workers[slot.number]
+        if self._stopping.is_set() and status != 0 and not killed_early:
+            log.error("worker failed to stop", worker=slot.number, ended=describe_exit(status))
             self._status = 1
         return status
 
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        """End all, if what keeps one of them there has failed; `stop` raises what it was."""
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Stop the gateway if a supervising task failed; `stop` raises its exception."""
         if not task.cancelled() and task.exception() is not None:
             self._failed.set()
 
@@ -241,55 +237,52 @@ class Supervisor:
             return False
         return True
 
-    async def _count_now_and_then(self) -> None:
-        while not await self._stopped_within(_COUNT_S):
-            await self._count()
+    async def _poll_metrics(self) -> None:
+        while not await self._stopped_within(_POLL_S):
+            await self._update_metrics()
 
-    async def _count(self) -> None:
-        children = list(self._children.values())
-        await asyncio.gather(*(child.count() for child in children))
-        for child in self._children.values():
-            self._totals.update(child, child.figures)
+    async def _update_metrics(self) -> None:
+        workers = list(self._workers.values())
+        await asyncio.gather(*(worker.update_metrics() for worker in workers))
+        for worker in self._workers.values():
+            self._totals.update(worker, worker.metrics)
 
-    async def _ended(self, patience_s: float) -> None:
-        """Wait for the end of all, and end those that take too long."""
+    async def _wait_all(self, timeout_s: float) -> None:
+        """Wait until all workers exit, and kill those that take longer."""
         if not self._tasks:
             return
-        _, late = await asyncio.wait(self._tasks, timeout=patience_s)
-        if late:
-            for number, child in self._children.items():
-                log.error("worker takes too long to end", worker=number, pid=child.pid)
-                child.kill()
-            await asyncio.wait(late)
+        _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
+        if pending:
+            for number, worker in self._workers.items():
+                log.error("worker stop timed out", worker=number, pid=worker.pid)
+                worker.kill()
+            await asyncio.wait(pending)
         for task in self._tasks:
             task.result()
 
-    async def _end_all(self) -> None:
-        """End what was started, where not all of it could be."""
-        self._stopping.set()
-        for child in self._children.values():
-            child.kill()
-        await asyncio.gather(*(child.wait() for child in self._children.values()))
-        self._children.clear()
+    async def _kill_all(self) -> None:
+        """Kill the workers that started, because another one could not."""
+        self.kill()
+        await asyncio.gather(*(worker.wait() for worker in self._workers.values()))
+        self._workers.clear()
 
 
-log = structlog.get_logger(__name__)
-
-
-def supervise(loaded: LoadedConfig, count: int, *, pace: RestartPolicy | None = None) -> int:
+def supervise(
+    loaded: LoadedConfig, count: int, *, restart_policy: RestartPolicy | None = None
+) -> int:
     """Run *count* workers until SIGTERM or SIGINT; return the exit status.
 
-    The second signal ends all of them at once. The status is 1 when a worker keeps dying, or does
-    not end in good order.
+    The second signal kills all of them. The status is 1 if a worker fails for good, or does not
+    stop in time.
 
     Args:
-        loaded: Their configuration.
-        count: At least 2.
-        pace: How patient to be with workers that die.
+        loaded: The configuration.
+        count: The number of workers, at least 2.
+        restart_policy: The backoff between restarts.
 
     Raises:
-        ConfigError: The configuration is wrong.
-        StartError: They cannot start.
+        ConfigError: The configuration is invalid.
+        StartError: The workers cannot start.
     """
     problems = check(loaded)
     if problems:
@@ -297,62 +290,53 @@ def supervise(loaded: LoadedConfig, count: int, *, pace: RestartPolicy | None = 
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
     try:
-        addresses = Addresses(loaded)
+        sockets = SharedSockets(loaded)
     except OSError as error:
         raise StartError(reason_of(error)) from error
-    with contextlib.closing(addresses), asyncio.Runner() as runner:
-        return runner.run(_run(addresses, count, pace))
+    with contextlib.closing(sockets), asyncio.Runner() as runner:
+        return runner.run(_run(sockets, count, restart_policy))
 
 
-async def _run(addresses: Addresses, count: int, pace: RestartPolicy | None) -> int:
-    loaded = addresses.loaded
-    supervisor = Supervisor(loaded, count, launch, sockets=addresses.sockets, pace=pace)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stopped() -> None:
-        if stop.is_set():
-            supervisor.kill()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped)
+async def _run(sockets: SharedSockets, count: int, restart_policy: RestartPolicy | None) -> int:
+    loaded = sockets.loaded
+    supervisor = Supervisor(
+        loaded, count, launch, sockets=sockets.sockets, restart_policy=restart_policy
+    )
+    stop = stop_event(supervisor.kill)
     try:
         pages = await start_pages(loaded.config.admin, supervisor.page, supervisor.ready)
     except REASONS as error:
         raise StartError(reason_of(error)) from error
     try:
-        return await _serve(supervisor, addresses, stop, pages)
+        return await _serve(supervisor, sockets, stop, pages)
     finally:
         for page in pages.values():
             await page.stop()
 
 
 async def _serve(
-    supervisor: Supervisor, addresses: Addresses, stop: asyncio.Event, pages: dict[str, Server]
+    supervisor: Supervisor, sockets: SharedSockets, stop: asyncio.Event, pages: dict[str, Server]
 ) -> int:
-    starting = asyncio.create_task(supervisor.start())
-    await _first(starting, stop.wait())
-    if not starting.done():
-        starting.cancel()
-        await asyncio.wait({starting})
+    start = asyncio.create_task(supervisor.start())
+    await _wait_first(start, stop.wait())
+    if not start.done():
+        start.cancel()
+        await asyncio.wait({start})
         return 0
-    where = {**starting.result(), **{name: page.address for name, page in pages.items()}}
-    log.info("started", version=__version__, workers=supervisor.count, **where)
-    await _first(asyncio.create_task(supervisor.failed()), stop.wait())
+    addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
+    log.info("started", version=__version__, workers=supervisor.count, **addresses)
+    await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
-    # When workers take no more connections, none is to wait for them.
-    pre_stop_s = addresses.loaded.config.lifecycle.pre_stop
-    asyncio.get_running_loop().call_later(pre_stop_s, addresses.close)
+    # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.
+    pre_stop_s = sockets.loaded.config.lifecycle.pre_stop
+    asyncio.get_running_loop().call_later(pre_stop_s, sockets.close)
     status = await supervisor.stop()
     log.info("stopped")
     return status
 
 
-async def _first(task: asyncio.Task[Any], other: Coroutine[Any, Any, Any]) -> None:
-    """Wait until either is over; the second is ended then."""
-    beside = asyncio.create_task(other)
-    await asyncio.wait({task, beside}, return_when=asyncio.FIRST_COMPLETED)
-    beside.cancel()
+async def _wait_first(task: asyncio.Task[Any], other: Coroutine[Any, Any, Any]) -> None:
+    """Wait until either completes, then cancel *other*."""
+    other_task = asyncio.create_task(other)
+    await asyncio.wait({task, other_task}, return_when=asyncio.FIRST_COMPLETED)
+    other_task.cancel()

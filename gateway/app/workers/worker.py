@@ -1,8 +1,8 @@
-"""The process of one worker: a gateway that takes its configuration from its supervisor.
+"""The main module of a worker process: a gateway that gets its configuration from the supervisor.
 
-`python -m gateway.app.workers.worker NUMBER/COUNT DESCRIPTOR`, started by `child.launch` and nobody
-else. It ends at SIGTERM, after what is in flight; and when its supervisor has gone, then without
-waiting for load balancers, since nobody starts it again or tells how it is.
+`worker_process.launch` runs `python -m gateway.app.workers.worker NUMBER/COUNT DESCRIPTOR`. The
+worker drains and exits at SIGTERM. If the supervisor exits, the worker drains too, but skips
+`pre_stop`: without the supervisor there is no readiness probe for load balancers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_startup_objects
 from gateway.app.run import loop_factory, prepare
-from gateway.app.workers.channel import Orders, WorkerChannel, open_channel, read_orders
+from gateway.app.workers.channel import WorkerChannel, WorkerSetup, open_channel, read_setup
 from gateway.config.load import ConfigError
 from gateway.telemetry import log as logs
 from gateway.telemetry.aggregation import snapshot
@@ -29,84 +29,86 @@ _FAILED = 1
 
 
 def main() -> int:
-    """Serve until the supervisor says otherwise; return the exit status."""
-    line = socket.socket(fileno=int(sys.argv[2]))
+    """Serve until a signal or the exit of the supervisor; return the exit status."""
+    sock = socket.socket(fileno=int(sys.argv[2]))
     try:
-        orders = read_orders(line)
+        setup = read_setup(sock)
     except EOFError:
         return _FAILED
-    settings = orders.loaded.config.telemetry.log
-    logs.configure(settings.level, settings.format, worker=orders.seat.number)
-    logs.set_level(level_at_start(settings.level, first=orders.first))
-    prepare(orders.seat)
+    settings = setup.loaded.config.telemetry.log
+    logs.configure(settings.level, settings.format, worker=setup.slot.number)
+    logs.set_level(level_at_start(settings.level, logs_warnings=setup.logs_warnings))
+    prepare(setup.slot)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_run(orders, line))
+        return runner.run(_run(setup, sock))
 
 
-def level_at_start(level: str, *, first: bool) -> str:
-    """Return from which level a worker logs until it listens, where it is to be *level* then.
+def level_at_start(level: str, *, logs_warnings: bool) -> str:
+    """Return the log level of a worker until it listens, when the configured level applies.
 
-    What each of them would say of the configuration is said by the first, once.
+    Warnings about the configuration are the same in all workers, so only one of them logs these.
     """
     if level in {"debug", "error"}:
         return level
-    return "warning" if first else "error"
+    return "warning" if logs_warnings else "error"
 
 
-async def _run(orders: Orders, line: socket.socket) -> int:
-    told = asyncio.Event()
+async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    channel = await open_channel(line)
+        loop.add_signal_handler(number, stop.set)
+    channel = await open_channel(sock)
     try:
-        sockets = {where: socket.socket(fileno=number) for where, number in orders.sockets.items()}
-        gateway = Gateway(orders.loaded, orders.seat, sockets)
+        sockets = {
+            address: socket.socket(fileno=number) for address, number in setup.sockets.items()
+        }
+        gateway = Gateway(setup.loaded, setup.slot, sockets)
     except (ConfigError, StartError) as error:
-        return await _refused(channel, error)
-    answering = asyncio.create_task(_answer(channel, gateway))
-    starting = asyncio.create_task(gateway.start())
-    await asyncio.wait({starting, answering}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # the supervisor has gone
+        return await _report_failure(channel, error)
+    requests = asyncio.create_task(_handle_requests(channel, gateway))
+    start = asyncio.create_task(gateway.start())
+    await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():  # the supervisor has exited
         return _FAILED
     try:
-        starting.result()
+        start.result()
     except StartError as error:
-        return await _refused(channel, error)
+        return await _report_failure(channel, error)
     freeze_startup_objects()
-    logs.set_level(orders.loaded.config.telemetry.log.level)
+    logs.set_level(setup.loaded.config.telemetry.log.level)
     channel.send({"started": gateway.addresses})
-    waiting = asyncio.create_task(told.wait())
-    await asyncio.wait({waiting, answering}, return_when=asyncio.FIRST_COMPLETED)
-    if waiting.done():
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
         await gateway.stop()
     else:
-        log.error("the supervisor has gone")
+        log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
-        answering.result()  # or what made it impossible to answer
-    channel.send(_figures(gateway))
+        requests.result()  # raises if handling a request failed
+    channel.send(_metrics(gateway))
     await channel.close()
     return 0
 
 
-async def _refused(channel: WorkerChannel, error: Exception) -> int:
+async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
     channel.send({"failed": str(error)})
     await channel.close()
     return _FAILED
 
 
-async def _answer(channel: WorkerChannel, gateway: Gateway) -> None:
-    """Answer the supervisor's questions until it has gone."""
+async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
+    """Reply to the supervisor's requests until it exits."""
     while (message := await channel.receive()) is not None:
-        if message["ask"] == "ready":
-            answer: dict[str, object] = {"ready": await gateway.ready()}
+        if message["request"] == "ready":
+            reply: dict[str, object] = {"ready": await gateway.ready()}
         else:
-            answer = _figures(gateway)
-        channel.send({**answer, "number": message["number"]})
+            reply = _metrics(gateway)
+        channel.send({**reply, "number": message["number"]})
 
 
-def _figures(gateway: Gateway) -> dict[str, object]:
-    return {"figures": snapshot(gateway.metrics.registry)}
+def _metrics(gateway: Gateway) -> dict[str, object]:
+    return {"metrics": snapshot(gateway.metrics.registry)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A worker as its supervisor sees it: a process, and the line to it."""
+"""A worker process from the supervisor's side: the process, and the channel to it."""
 
 from __future__ import annotations
 
@@ -11,164 +11,172 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from gateway.app.workers.channel import Orders, WorkerChannel, open_channel
+from gateway.app.errors import StartError
+from gateway.app.workers.channel import WorkerChannel, WorkerSetup, open_channel
 from gateway.telemetry.aggregation import Figures
 
 MODULE: Final = "gateway.app.workers.worker"
-_ANSWER_S: Final = 1.0
+_REPLY_TIMEOUT_S: Final = 1.0
 
 
 class WorkerProcess(Protocol):
-    """A worker.
+    """The supervisor's interface to a worker process.
 
     Attributes:
-        pid: Of its process.
-        figures: What it last said it had counted.
+        pid: The process id.
+        metrics: The last metrics that the worker sent.
     """
 
     pid: int
-    figures: Figures
+    metrics: Figures
 
-    async def started(self) -> Mapping[str, str] | str:
-        """Wait until it listens and return where; or what kept it from starting."""
+    async def wait_started(self) -> Mapping[str, str]:
+        """Wait until the worker listens, and return its addresses.
+
+        Raises:
+            StartError: The worker cannot start.
+        """
         ...
 
     async def ready(self) -> bool:
-        """Ask whether it takes requests; one that does not answer soon does not."""
+        """Request the readiness of the worker; return False on timeout."""
         ...
 
-    async def count(self) -> None:
-        """Ask for its figures; one that does not answer soon keeps those it gave."""
+    async def update_metrics(self) -> None:
+        """Request the metrics of the worker; keep the last ones on timeout."""
         ...
 
     def stop(self) -> None:
-        """Tell it to finish what is in flight, and end."""
+        """Send SIGTERM: the worker drains and exits."""
         ...
 
     def kill(self) -> None:
-        """End it at once."""
+        """Send SIGKILL."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit status, negative for a signal."""
+        """Wait until the process exits; return its status, negative for a signal."""
         ...
 
 
-async def launch(orders: Orders) -> SpawnedWorker:
-    """Start a worker in a new process; the one that calls is not copied, only its environment."""
+async def launch(setup: WorkerSetup) -> SpawnedWorker:
+    """Start a worker in a new process, without a fork of this one."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # the folder we are in is not among those that modules come from
+            "-P",  # do not import modules from the working directory
             "-m",
             MODULE,
-            f"{orders.seat.number}/{orders.seat.count}",
+            f"{setup.slot.number}/{setup.slot.count}",
             str(theirs.fileno()),
             stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), *orders.sockets.values()),
-            # What a terminal sends to all of a group is the supervisor's to pass on, once.
+            pass_fds=(theirs.fileno(), *setup.sockets.values()),
+            # A terminal signals the whole process group; the supervisor forwards the signal once.
             process_group=0,
-            # Models may come from wherever this process would find them.
+            # The worker imports models from the same paths as this process.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )
     channel = await open_channel(ours)
-    channel.order(orders)
+    channel.send_setup(setup)
     return SpawnedWorker(process, channel)
 
 
 class SpawnedWorker:
-    """A worker in a process of its own; see `Child`.
-
-    Args:
-        process: It.
-        channel: The line to it, over which it has had its orders.
-    """
+    """A real worker process; see `WorkerProcess`."""
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
-        self.figures: Figures = ()
+        self.metrics: Figures = ()
         self._process = process
         self._channel = channel
-        self._questions: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = 0
-        self._said: asyncio.Future[Mapping[str, str] | str] = (
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._last_number = 0
+        # The addresses, or the reason why the worker cannot start.
+        self._startup: asyncio.Future[Mapping[str, str] | str] = (
             asyncio.get_running_loop().create_future()
         )
-        self._listening = asyncio.create_task(self._listen())
+        self._receiver = asyncio.create_task(self._receive())
 
-    async def started(self) -> Mapping[str, str] | str:
-        """Wait until it listens and return where; or what kept it from starting."""
-        return await asyncio.shield(self._said)
+    async def wait_started(self) -> Mapping[str, str]:
+        """Wait until the worker listens, and return its addresses.
+
+        Raises:
+            StartError: The worker cannot start.
+        """
+        result = await asyncio.shield(self._startup)
+        if isinstance(result, str):
+            raise StartError(result)
+        return result
 
     async def ready(self) -> bool:
-        """Ask whether it takes requests; one that does not answer soon does not."""
-        return bool(await self._ask("ready"))
+        """Request the readiness of the worker; return False on timeout."""
+        return bool(await self._request("ready"))
 
-    async def count(self) -> None:
-        """Ask for its figures; one that does not answer soon keeps those it gave."""
-        await self._ask("figures")
+    async def update_metrics(self) -> None:
+        """Request the metrics of the worker; keep the last ones on timeout."""
+        await self._request("metrics")
 
     def stop(self) -> None:
-        """Tell it to finish what is in flight, and end."""
+        """Send SIGTERM: the worker drains and exits."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit status, negative for a signal."""
+        """Wait until the process exits; return its status, negative for a signal."""
         status = await self._process.wait()
-        await self._listening
+        await self._receiver
         await self._channel.close()
         return status
 
-    async def _ask(self, what: str) -> Any:
-        self._numbers += 1
-        number = self._numbers
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._questions[number] = answer
-        self._channel.send({"ask": what, "number": number})
+    async def _request(self, name: str) -> Any:
+        self._last_number += 1
+        number = self._last_number
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[number] = reply
+        self._channel.send({"request": name, "number": number})
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                return await answer
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                return await reply
         except TimeoutError:
             return None
         finally:
-            del self._questions[number]
+            del self._pending[number]
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         while (message := await self._channel.receive()) is not None:
-            if "figures" in message:
-                self.figures = message["figures"]
+            if "metrics" in message:
+                self.metrics = message["metrics"]
             if "started" in message:
-                self._say(message["started"])
+                self._set_startup(message["started"])
             elif "failed" in message:
-                self._say(str(message["failed"]))
-            answer = self._questions.get(message.get("number", 0))
-            if answer is not None and not answer.done():
-                answer.set_result(message.get("ready"))
-        for answer in self._questions.values():
-            if not answer.done():
-                answer.set_result(None)
+                self._set_startup(str(message["failed"]))
+            reply = self._pending.get(message.get("number", 0))
+            if reply is not None and not reply.done():
+                reply.set_result(message.get("ready"))
+        for reply in self._pending.values():
+            if not reply.done():
+                reply.set_result(None)
         status = await self._process.wait()
-        self._say(f"worker process {self.pid} {ending(status)} before it was ready")
+        self._set_startup(f"worker process {self.pid} {describe_exit(status)} before it was ready")
 
-    def _say(self, said: Mapping[str, str] | str) -> None:
-        if not self._said.done():
-            self._said.set_result(said)
+    def _set_startup(self, result: Mapping[str, str] | str) -> None:
+        if not self._startup.done():
+            self._startup.set_result(result)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
 
-def ending(status: int) -> str:
-    """Return in words how a process ended."""
+def describe_exit(status: int) -> str:
+    """Return a text such as "exited with status 1" or "was killed by SIGKILL"."""
     if status >= 0:
-        return f"ended with status {status}"
+        return f"exited with status {status}"
     try:
-        return f"was ended by {signal.Signals(-status).name}"
+        return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # a real-time signal has no name
-        return f"was ended by signal {-status}"
+        return f"was killed by signal {-status}"

@@ -15,7 +15,7 @@ from gateway.app.batching import (
     PerModelService,
     is_shared,
     model_parts,
-    shared_upstream,
+    share_upstream_calls,
 )
 from gateway.app.layers import build_chain
 from gateway.app.models import build_models
@@ -73,7 +73,7 @@ def metrics() -> Metrics:
 
 def upstream(target: Service, metrics: Metrics, **models: ModelConfig) -> Service:
     config = UpstreamConfig(url=parse_url("grpc://h:1"), forward_headers=("x-tenant",))
-    return shared_upstream(target, config, models, metrics)
+    return share_upstream_calls(target, config, models, metrics)
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -187,7 +187,7 @@ async def own(text: str, metrics: Metrics) -> AsyncIterator[Service]:
     models = build_models(load_text(OWN % text).config, Path(), metrics)
     await models.load()
     try:
-        yield models.places["simple"].service
+        yield models.targets["simple"].service
     finally:
         await models.close()
 

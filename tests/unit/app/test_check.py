@@ -30,11 +30,16 @@ def test_a_good_file_has_no_problems() -> None:
         ("[oip]", "[oops]", 4, "there is no protocol 'oops'"),
         ("409", "410", 5, "not_ready_status is '410': expected one of 503, 409"),
         ("{oip:", "{oops:", 5, "there is no protocol 'oops'"),
-        ("http://h:8000", "grpc://h:8000", 6, "'up' does not speak HTTP"),
+        (
+            "http://h:8000",
+            "grpc://h:8000",
+            6,
+            "'up' uses 'grpc'; passthrough needs an HTTP upstream",
+        ),
         ("http://h:8000", "oops+http://h:8000", 8, "there is no protocol 'oops'"),
         ("kserve", "klingon", 8, "dialect is 'klingon': expected one of auto"),
         ("python", "cobol", 10, "there is no backend 'cobol'"),
-        ("FP32", "FP31", 11, "tensor 'x' has datatype 'FP31'"),
+        ("FP32", "FP31", 11, "tensor 'x' has an unknown datatype 'FP31'"),
     ],
 )
 def test_names_that_stand_for_nothing_are_found(
@@ -50,15 +55,19 @@ def test_a_carrier_that_a_protocol_lacks() -> None:
     """The error lists the carriers there are."""
     text = GOOD.replace("http://h:8000", "oip+tcp://h:8000").replace("    passthrough: up\n", "")
     (problem,) = check(load_text(text))
-    assert "protocol 'oip' is not carried by 'tcp', only by http, grpc" == problem.message
+    assert "protocol 'oip' does not support 'tcp'; expected http, grpc" == problem.message
 
 
 @pytest.mark.parametrize(
     ("path", "protocols", "message"),
     [
         ("/v1/score", "[grps, oip]", ""),
-        ("/v2", "[grps, oip]", "path '/v2' belongs to oip, which is spoken here too"),
-        ("/v2/chat", "[grps, oip]", "path '/v2/chat' belongs to oip, which is spoken here too"),
+        ("/v2", "[grps, oip]", "path '/v2' belongs to oip, which this listener serves too"),
+        (
+            "/v2/chat",
+            "[grps, oip]",
+            "path '/v2/chat' belongs to oip, which this listener serves too",
+        ),
         ("/v2/chat", "[grps]", ""),
         ("/v2/chat", "[oip]", ""),
         ("/", "[grps]", "customized[0].path is '/': expected a plain path"),
@@ -104,7 +113,7 @@ def test_a_stream_whose_requests_name_models_needs_no_default() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("protocol: graphpipe", "protocol: oip", "'oip' has no form for byte streams"),
+        ("protocol: graphpipe", "protocol: oip", "'oip' does not support byte streams"),
         ("protocol: graphpipe", "protocol: oops", "there is no protocol 'oops'"),
         ("    default_model: digits\n", "", "a graphpipe stream names no model"),
     ],
@@ -135,7 +144,7 @@ def test_batches_that_fit_the_signature() -> None:
     ("old", "new", "message"),
     [
         ("max_batch_size: 8", "max_batch_size: 0", "the model does not batch"),
-        ("[4, 8]", "[4, 9]", "preferred size 9: the signature says 'max_batch_size' 8"),
+        ("[4, 8]", "[4, 9]", "preferred size 9 exceeds 'max_batch_size' 8 of the signature"),
     ],
 )
 def test_batches_that_cannot_be(old: str, new: str, message: str) -> None:

@@ -68,24 +68,24 @@ def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
         (
             "model: own, version",
             "model: other, version",
-            "10:21: pipelines.p.steps.more.model: no route takes model 'other', and there is none in",
+            "10:21: pipelines.p.steps.more.model: no route matches model 'other', and this file does not",
         ),
         (
             "      own: {inputs",
             "      owner: {inputs",
-            "9:14: pipelines.p.steps.owner: no route takes model 'owner'",
+            "9:14: pipelines.p.steps.owner: no route matches model 'owner'",
         ),
         (
             "model: own, version",
             "model: q, version",
-            "10:21: pipelines.p.steps.more.model: the pipeline would ask itself: p -> q -> p",
+            "10:21: pipelines.p.steps.more.model: the pipeline would call itself: p -> q -> p",
         ),
         (
             "first: {model: p",
             "first: {model: q",
-            "15:22: pipelines.q.steps.first.model: the pipeline would ask itself: q -> q",
+            "15:22: pipelines.q.steps.first.model: the pipeline would call itself: q -> q",
         ),
-        ("  q:\n", "  own:\n", "13:5: pipelines.own: the name 'own' is taken by a model"),
+        ("  q:\n", "  own:\n", "13:5: pipelines.own: the name 'own' is also the name of a model"),
         ("    version: 7\n", "    versions: 7\n", "13:5: pipelines.q.versions: unknown key"),
         (
             "    outputs: {sum: first.sum}\n",
@@ -95,12 +95,12 @@ def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
         (
             "    version: 7\n",
             "    signature: {inputs: [{name: a, datatype: INT32, shape: [-1]}]}\n",
-            "13:25: pipelines.q.signature.inputs: the pipeline's inputs are a, b",
+            "13:25: pipelines.q.signature.inputs: the signature names inputs a; the pipeline has a, b",
         ),
         (
             "    version: 7\n",
             "    signature: {outputs: [{name: sum, datatype: INT33, shape: [-1]}]}\n",
-            "13:16: pipelines.q.signature: tensor 'sum' has datatype 'INT33'",
+            "13:16: pipelines.q.signature: tensor 'sum' has an unknown datatype 'INT33'",
         ),
     ],
     ids=[
@@ -136,9 +136,9 @@ routes:
     [
         ("own", []),
         ("any-far", []),
-        ("sums-1", ["the pipeline would ask itself: p -> p"]),
-        ("q", ["the pipeline would ask itself: p -> q -> p"]),
-        ("nowhere", ["no route takes model 'nowhere', and there is none in this file"]),
+        ("sums-1", ["the pipeline would call itself: p -> p"]),
+        ("q", ["the pipeline would call itself: p -> q -> p"]),
+        ("nowhere", ["no route matches model 'nowhere', and this file does not define it"]),
     ],
 )
 def test_steps_are_found_by_the_routes(model: str, expected: list[str]) -> None:
@@ -157,7 +157,7 @@ def test_routes_may_lead_to_pipelines() -> None:
 
 
 MORE = (
-    "  step 'more' asks model 'own version 1' directly, "
+    "  step 'more' calls model 'own version 1' directly, "
     "with INPUT0 from own.OUTPUT0, INPUT1 from request.b"
 )
 
@@ -170,14 +170,14 @@ def test_explain_tells_the_steps() -> None:
     )
     assert (
         "100% to pipeline 'p' of this gateway",
-        "  step 'own' asks model 'own' directly, with INPUT0 from request.a, INPUT1 from request.b",
+        "  step 'own' calls model 'own' directly, with INPUT0 from request.a, INPUT1 from request.b",
         MORE,
     ) == found.targets
     config = load_text(HEAD + GOOD).config
     found = explain_call(config, model="q", version="", protocol="oip.http", headers={})
     assert (
         "pipeline 'q' of this gateway",
-        "  step 'first' asks model 'p' by route p, with a from request.a, b from request.b",
+        "  step 'first' calls model 'p' by route p, with a from request.a, b from request.b",
     ) == found.targets
 
 
@@ -190,5 +190,5 @@ def test_pipelines_are_not_nested_without_end() -> None:
     )
     found = problems(text)
     assert 1 == len(found)
-    assert "pipelines.r14: pipelines are nested 17 deep here, at most 16 are allowed" in found[0]
+    assert "pipelines.r14: pipelines are nested 17 deep; the maximum is 16" in found[0]
     assert [] == problems(text.replace("model: r13", "model: q"))

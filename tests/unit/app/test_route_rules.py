@@ -109,7 +109,7 @@ models:
 
 def test_what_callers_share_is_told() -> None:
     """Batches and kept answers of the model that would be asked, the gateway's own or not."""
-    own = "model 'own' of this gateway, in batches, answers kept for 120 s"
+    own = "model 'own' of this gateway, in batches, replies cached for 120 s"
     assert ("own", (own,)) == explain(SHARED, "own")
     far = "the first of a that serves the model, in batches of up to 8 rows"
     assert ("upstreams", (far,)) == explain(SHARED, "far")

@@ -122,7 +122,7 @@ async def test_labels_of_a_model_in_this_process() -> None:
     models = build_models(load_text(text).config, Path(), Metrics("test"))
     await models.load()
     try:
-        found = await models.places["m"].service(ASKED)
+        found = await models.targets["m"].service(ASKED)
     finally:
         await models.close()
     assert ["INPUT0", "INPUT1"] == [tensor.name for tensor in found.inputs]
@@ -132,7 +132,9 @@ async def test_labels_of_a_model_in_this_process() -> None:
 def test_half_of_a_signature_is_refused_here() -> None:
     """A model here cannot be told its inputs without its outputs."""
     text = MODEL.replace("SIGNATURE", "{inputs: []}")
-    with pytest.raises(ValueError, match=r"model 'm' runs here.*inputs and outputs, or neither"):
+    with pytest.raises(
+        ValueError, match=r"in-process model 'm' has only .*inputs and outputs, or neither"
+    ):
         build_models(load_text(text).config, Path(), Metrics("test"))
 
 

@@ -38,14 +38,14 @@ def test_what_upstreams_know_is_right_with_workers() -> None:
 REFUSED = [
     ("shared_memory: forward", "shared_memory: map", "5:20: listeners[0].shared_memory", "region"),
     ("logging: target", "logging: gateway", "7:", "the log of one worker"),
-    ("statistics: target", "statistics: gateway", "7:", "what one worker has counted"),
+    ("statistics: target", "statistics: gateway", "7:", "report one worker's counts only"),
     (
         "switch: false",
         "switch: true",
         "8:22: listeners[0].options.grps.switch",
         "online or offline",
     ),
-    ("online: true", "online: false", "12:11: lifecycle.online", "reach one worker alone"),
+    ("online: true", "online: false", "12:11: lifecycle.online", "reach one worker only"),
     ("lifecycle:", STATEFUL + "lifecycle:", "15:27: models.own.signature.stateful", "sequence"),
 ]
 
@@ -71,8 +71,8 @@ def test_one_process_may_do_all_of_it(old: str, new: str, place: str, reason: st
 @pytest.mark.parametrize(
     ("models", "messages"),
     [
-        (MODEL, ["would load or unload model 'own'", "has counted of model 'own'"]),
-        (CACHED, ["would leave old answers of model 'far'"]),
+        (MODEL, ["would load or unload model 'own'", "one worker's counts of model 'own'"]),
+        (CACHED, ["would leave outdated replies of model 'far'"]),
     ],
 )
 def test_models_of_the_process_make_the_difference(models: str, messages: list[str]) -> None:
@@ -87,4 +87,4 @@ def test_auto_is_refused_as_several_are() -> None:
     """Whether a file is right does not depend on the machine."""
     text = GOOD.replace("workers: 2", "workers: auto").replace("forward", "map")
     (problem,) = check(load_text(text))
-    assert problem.message.startswith("with 'workers: auto' this would make a region known")
+    assert problem.message.startswith("with 'workers: auto' this would register a region")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, available_cores, workers_of
+from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, available_cores, resolve_workers
 from gateway.config.units import AUTO
 
 
@@ -22,8 +22,8 @@ def test_shares_add_up(total: int, count: int, shares: list[int]) -> None:
 
 def test_one_alone_has_all() -> None:
     """A process that serves alone has everything to itself."""
-    assert (True, 7) == (SINGLE_PROCESS.is_alone, SINGLE_PROCESS.share(7))
-    assert not WorkerSlot(1, 2).is_alone
+    assert (True, 7) == (SINGLE_PROCESS.is_single, SINGLE_PROCESS.share(7))
+    assert not WorkerSlot(1, 2).is_single
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_without_a_bound_all_cores_count(tmp_path: Path, quota: str | None) -> N
 
 def test_auto_is_as_many_as_cores(tmp_path: Path) -> None:
     """A number is what it says; auto asks the machine."""
-    assert 3 == workers_of(3)
-    assert available_cores(tmp_path / "none") == workers_of(AUTO, tmp_path / "none")
+    assert 3 == resolve_workers(3)
+    assert available_cores(tmp_path / "none") == resolve_workers(AUTO, tmp_path / "none")

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from gateway.app.worker_slot import WorkerSlot
-from gateway.app.workers.channel import Message, Orders, WorkerChannel, open_channel, read_orders
+from gateway.app.workers.channel import (
+    Message,
+    WorkerChannel,
+    WorkerSetup,
+    open_channel,
+    read_setup,
+)
 from gateway.config.load import load_file, load_text
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
 EXAMPLES = sorted((Path(__file__).parents[4] / "config").glob("*.yaml"))
-ORDERS = Orders(LOADED, WorkerSlot(2, 2), first=True)
+SETUP = WorkerSetup(LOADED, WorkerSlot(2, 2), logs_warnings=True)
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ async def ends() -> AsyncIterator[tuple[WorkerChannel, WorkerChannel]]:
 async def test_messages_come_as_they_were_sent(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
     """One after the other, whatever their size, both ways."""
     one, other = ends
-    sent: list[Message] = [{"ask": "ready", "number": 1}, {"figures": ["x" * 1_000_000]}, {}]
+    sent: list[Message] = [{"ask": "ready", "number": 1}, {"metrics": ["x" * 1_000_000]}, {}]
     for message in sent:
         one.send(message)
     assert sent == [await other.receive() for _ in sent]
@@ -53,10 +59,14 @@ async def test_orders_come_first() -> None:
     """A worker reads its orders, and what is said after them stays on the line."""
     ours, theirs = socket.socketpair()
     supervisor = await open_channel(ours)
-    supervisor.order(ORDERS)
+    supervisor.send_setup(SETUP)
     supervisor.send({"ask": "ready"})
-    found = read_orders(theirs)
-    assert (ORDERS.seat, True, LOADED.config) == (found.seat, found.first, found.loaded.config)
+    found = read_setup(theirs)
+    assert (SETUP.slot, True, LOADED.config) == (
+        found.slot,
+        found.logs_warnings,
+        found.loaded.config,
+    )
     assert ("some.yaml", LOADED.directory) == (found.loaded.source, found.loaded.directory)
     worker = await open_channel(theirs)
     assert {"ask": "ready"} == await worker.receive()
@@ -70,9 +80,9 @@ async def test_any_configuration_can_be_ordered(path: Path) -> None:
     loaded = load_file(path, environment={})
     ours, theirs = socket.socketpair()
     supervisor = await open_channel(ours)
-    supervisor.order(Orders(loaded, WorkerSlot(1, 2), first=False))
+    supervisor.send_setup(WorkerSetup(loaded, WorkerSlot(1, 2), logs_warnings=False))
     with theirs:
-        assert loaded.config == read_orders(theirs).loaded.config
+        assert loaded.config == read_setup(theirs).loaded.config
     await supervisor.close()
 
 
@@ -82,5 +92,5 @@ def test_a_supervisor_that_goes_before_its_orders() -> None:
     with theirs:
         ours.sendall(b"\0\0")
         ours.close()
-        with pytest.raises(EOFError, match="the supervisor has gone"):
-            read_orders(theirs)
+        with pytest.raises(EOFError, match="the supervisor has exited"):
+            read_setup(theirs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.workers.shared_sockets import Addresses
+from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.config.load import load_text
 
 TEXT = """
@@ -27,7 +27,7 @@ def test_every_port_is_settled_and_held() -> None:
     """Workers are told which ports the zeros have become, and nobody else can have them."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         chosen = free.getsockname()[1]
-    addresses = Addresses(load_text(TEXT.replace("PORT", str(chosen))))
+    addresses = SharedSockets(load_text(TEXT.replace("PORT", str(chosen))))
     first, second = addresses.loaded.config.listeners
     assert first.http is not None
     assert first.grpc is not None
@@ -54,7 +54,7 @@ def test_one_that_cannot_be_had_frees_the_others() -> None:
         probe.close()
         text = TEXT.replace("PORT", str(port)).replace('grpc: "127.0.0.1:0"', f"grpc: {mine}")
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: "):
-            Addresses(load_text(text))
+            SharedSockets(load_text(text))
     socket.create_server(("127.0.0.1", mine)).close()
 
 
@@ -62,7 +62,7 @@ def test_unix_sockets_are_opened_once(tmp_path: Path) -> None:
     """Workers are given the one socket there is; its file goes when it is closed."""
     file = tmp_path / "g.sock"
     text = TEXT.replace('address: "127.0.0.1:0"', f'address: "unix:{file}", mode: "0600"')
-    addresses = Addresses(load_text(text.replace("PORT", "0")))
+    addresses = SharedSockets(load_text(text.replace("PORT", "0")))
     ((where, descriptor),) = addresses.sockets.items()
     assert f"unix:{file}" == where
     assert 0o600 == stat.S_IMODE(file.stat().st_mode)
@@ -73,7 +73,7 @@ def test_unix_sockets_are_opened_once(tmp_path: Path) -> None:
         client.connect(str(file))
         worker.accept()[0].close()
     with pytest.raises(OSError, match="a server listens on it already"):
-        Addresses(load_text(text.replace("PORT", "0")))
+        SharedSockets(load_text(text.replace("PORT", "0")))
     addresses.close()
     assert not file.exists()
     assert {} == addresses.sockets

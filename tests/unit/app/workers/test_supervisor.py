@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from gateway.app.errors import StartError
-from gateway.app.workers.channel import Orders
+from gateway.app.workers.channel import WorkerSetup
 from gateway.app.workers.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Supervisor
 from gateway.config.load import LoadedConfig, load_text
@@ -19,7 +19,7 @@ from gateway.telemetry.aggregation import Figures
 from tests.fakes import FakeClock, settle
 
 LOADED = load_text("version: 1\nlisteners: [{http: 0}]\nlifecycle: {pre_stop: 0s, drain: 0s}\n")
-AT_ONCE = RestartPolicy(first_s=0.0, longest_s=0.0, most=3)
+AT_ONCE = RestartPolicy(first_wait_s=0.0, max_wait_s=0.0, max_failures=3)
 ADDRESSES = {"main.http": "127.0.0.1:8000"}
 KILLED = -signal.SIGKILL
 
@@ -27,37 +27,40 @@ KILLED = -signal.SIGKILL
 class FakeChild:
     """A worker whose life the test decides."""
 
-    def __init__(self, pid: int, orders: Orders, *, listens: bool) -> None:
+    def __init__(self, pid: int, setup: WorkerSetup, *, listens: bool) -> None:
         self.pid = pid
-        self.orders = orders
-        self.figures: Figures = ()
+        self.setup = setup
+        self.metrics: Figures = ()
         self.is_ready = True
         self.heard: list[str] = []
-        self.said: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
+        self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
         self.ends_when_told = True
         if listens:
-            self.said.set_result(ADDRESSES)
+            self.startup.set_result(ADDRESSES)
 
     def answered(self, calls: int) -> None:
         """Let it have answered so many calls."""
         samples = [["gateway_requests_total", {"model": "m"}, calls]]
-        self.figures = [["gateway_requests", "Calls.", "counter", samples]]
+        self.metrics = [["gateway_requests", "Calls.", "counter", samples]]
 
     def end(self, status: int) -> None:
         """Let it end."""
         if not self.over.done():
             self.over.set_result(status)
-        if not self.said.done():
-            self.said.set_result("it ended before it was ready")
+        if not self.startup.done():
+            self.startup.set_result("it ended before it was ready")
 
-    async def started(self) -> Mapping[str, str] | str:
-        return await self.said
+    async def wait_started(self) -> Mapping[str, str]:
+        result = await self.startup
+        if isinstance(result, str):
+            raise StartError(result)
+        return result
 
     async def ready(self) -> bool:
         return self.is_ready
 
-    async def count(self) -> None:
+    async def update_metrics(self) -> None:
         self.heard.append("count")
 
     def stop(self) -> None:
@@ -82,11 +85,11 @@ class Nursery:
         self.failures = 0
         self._more = asyncio.Condition()
 
-    async def launch(self, orders: Orders) -> FakeChild:
+    async def launch(self, setup: WorkerSetup) -> FakeChild:
         if self.failures:
             self.failures -= 1
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-        child = FakeChild(100 + len(self.born), orders, listens=self.listen)
+        child = FakeChild(100 + len(self.born), setup, listens=self.listen)
         self.born.append(child)
         async with self._more:
             self._more.notify_all()
@@ -113,7 +116,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 async def supervisor(nursery: Nursery, clock: FakeClock) -> AsyncIterator[Supervisor]:
     """A supervisor of two workers, which have not been started."""
-    made = Supervisor(LOADED, 2, nursery.launch, pace=AT_ONCE, clock=clock)
+    made = Supervisor(LOADED, 2, nursery.launch, restart_policy=AT_ONCE, clock=clock)
     yield made
     await made.stop()
 
@@ -123,24 +126,24 @@ async def test_starts_each_with_its_seat(supervisor: Supervisor, nursery: Nurser
     nursery.listen = False
     starting = asyncio.ensure_future(supervisor.start())
     await nursery.reached(2)
-    nursery.born[0].said.set_result(ADDRESSES)
+    nursery.born[0].startup.set_result(ADDRESSES)
     await settle()
     assert not starting.done()
-    nursery.born[1].said.set_result(ADDRESSES)
+    nursery.born[1].startup.set_result(ADDRESSES)
     assert ADDRESSES == await starting
-    orders = [child.orders for child in nursery.born]
-    assert [(1, 2), (2, 2)] == [(each.seat.number, each.seat.count) for each in orders]
-    assert [True, False] == [each.first for each in orders]
+    setup = [child.setup for child in nursery.born]
+    assert [(1, 2), (2, 2)] == [(each.slot.number, each.slot.count) for each in setup]
+    assert [True, False] == [each.logs_warnings for each in setup]
 
 
 async def test_one_that_cannot_start_ends_the_others(
     supervisor: Supervisor, nursery: Nursery
 ) -> None:
-    """What keeps one from starting is said once, and nobody is left running."""
+    """The reason why one cannot start is reported once, and nobody is left running."""
     nursery.listen = False
     starting = asyncio.ensure_future(supervisor.start())
     await nursery.reached(2)
-    nursery.born[1].said.set_result("model 'm': no such file")
+    nursery.born[1].startup.set_result("model 'm': no such file")
     with pytest.raises(StartError, match="model 'm': no such file"):
         await starting
     assert [["kill"], ["kill"]] == [child.heard for child in nursery.born]
@@ -152,17 +155,17 @@ async def test_one_that_died_is_started_again(supervisor: Supervisor, nursery: N
     with structlog.testing.capture_logs() as lines:
         nursery.born[0].end(KILLED)
         again = await nursery.reached(3)
-    assert (1, False) == (again.orders.seat.number, again.orders.first)
+    assert (1, False) == (again.setup.slot.number, again.setup.logs_warnings)
     assert [] == nursery.born[1].heard
     died = next(line for line in lines if line["event"] == "worker died")
-    assert (1, "was ended by SIGKILL") == (died["worker"], died["ended"])
+    assert (1, "was killed by SIGKILL") == (died["worker"], died["ended"])
     assert 'gateway_worker_restarts_total{worker="1"} 1.0' in await page(supervisor)
 
 
 async def test_one_that_keeps_dying_is_given_up(supervisor: Supervisor, nursery: Nursery) -> None:
     """After so many deaths in a row the gateway ends; the others may finish what they have."""
     await supervisor.start()
-    failed = asyncio.ensure_future(supervisor.failed())
+    failed = asyncio.ensure_future(supervisor.wait_failed())
     for born in (1, 3, 4):
         child = nursery.born[0] if born == 1 else await nursery.reached(born)
         assert not failed.done()
@@ -182,7 +185,7 @@ async def test_one_that_cannot_start_again_is_told_of(
     with structlog.testing.capture_logs() as lines:
         nursery.born[0].end(KILLED)
         child = await nursery.reached(3)
-        child.said.set_result("the model has gone")
+        child.startup.set_result("the model has gone")
         await settle()
         child.end(1)
         await nursery.reached(4)
@@ -201,7 +204,7 @@ async def test_a_machine_without_room_for_processes_is_told_of(
         nursery.born[0].end(KILLED)
         await nursery.reached(3)
     reasons = [line["reason"] for line in lines if line["event"] == "worker cannot start"]
-    assert ["no process can be started: Resource temporarily unavailable"] == reasons
+    assert ["cannot start a worker process: Resource temporarily unavailable"] == reasons
     assert 'gateway_worker_up{worker="1"} 1.0' in await page(supervisor)
 
 

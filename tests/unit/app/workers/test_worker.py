@@ -18,5 +18,5 @@ from gateway.app.workers.worker import level_at_start
 )
 def test_the_first_warns_for_all(level: str, first: str, others: str) -> None:
     """Warnings of the start are logged once; nobody logs more than is configured."""
-    found = [level_at_start(level, first=one) for one in (True, False)]
+    found = [level_at_start(level, logs_warnings=one) for one in (True, False)]
     assert [first, others] == found
