@@ -146,7 +146,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
                   inner.calls, at.record, inference=inner.inference, lines_per_s=at.lines_per_s)),
         Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",
               lambda inner, _: ServerStatusLayer(inner.calls), inference=False),
-        Layer("UsageStatistics", "counts the calls of each model, if a listener has `statistics` on",
+        Layer("UsageStatistics", "counts calls of each model, if a listener has `statistics` on",
               lambda inner, at: None if at.usage is None else UsageStatistics(
                   inner.calls, at.usage)),
         Layer("RefreshModelIndex", "updates the model index after a load or unload",
@@ -164,7 +164,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "target": (
         Layer("Rename", "translates names of models and tensors, if the route configures it"),
-        Layer("PerModelService", "sends models with batching or a cache to the chain 'upstream model'"),
+        Layer("PerModelService", "sends batched or cached models to the chain 'upstream model'"),
     ),
     "upstream model": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded",
@@ -198,7 +198,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("RejectSequences", "rejects sequences, whose requests would go to different workers",
               lambda inner, at: RejectSequences(inner.calls, at.workers)
               if at.workers > 1 else None),
-        Layer("ForwardHeaders", "drops headers, so that requests with different headers share calls",
+        Layer("ForwardHeaders", "drops headers, which would separate requests",
               lambda inner, at: ForwardHeaders(inner.calls, (), {}) if at.is_shared else None),
         Layer("BufferBody", "waits for the whole body of a request",
               lambda inner, _: BufferBody(inner.calls)),
