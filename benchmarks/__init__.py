@@ -1,1 +1,1 @@
-"""Speed of the gateway beside direct calls and real peers; see README.md."""
+"""Benchmarks of the gateway, next to direct calls and real peers. README.md explains them."""

@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _measured(name: str, arguments: Namespace, store: Store) -> bool:
-    """Measure one section; tell whether all of it could be."""
+    """Measure one section, and return whether it is complete."""
     if name in store.done(name):
         return True
     try:
@@ -140,7 +140,7 @@ def _held(_arguments: Namespace, store: Store) -> bool:
 
 
 def _keep(store: Store, name: str, rows: Any, table: str) -> bool:
-    """Print and keep what a section has; it needs no more."""
+    """Print and store a complete section."""
     print(table, end="\n\n", flush=True)
     store.put(name, [row.document() for row in rows], table, [name])
     return True

@@ -1,8 +1,8 @@
-"""Batching: 64 clients of four protocols, each with one row at a time, before one costly model.
+"""Batching: 64 clients of four protocols with one row each, and one slow model.
 
-The model's call costs 2 ms and 0.05 ms for each row, and one call runs at a time (`costly`).
-Without batches that is all that counts; with them the gateway's own cost does. All load generators
-run at once; figures are medians over rounds.
+A call of the model takes 2 ms and 0.05 ms for each row, and one call runs at a time (`costly`).
+Without batches the model is the bottleneck. With them it is the CPU time of the gateway. All load
+generators run at once. Figures are medians over rounds.
 """
 
 import statistics
@@ -34,13 +34,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """One system's medians.
+    """Medians of one system.
 
     Attributes:
-        way: How clients reach it: the listener's transport.
+        way: Transport of the listener.
         rate: Requests per second of all clients.
-        speedup: In units of the rate without batches, the median over rounds.
-        p50_us: Median latency, of the protocol where it is worst.
+        speedup: The rate in units of the rate without batches, the median over rounds.
+        p50_us: Median latency of the slowest protocol.
         cpu: Share of its core that the gateway used.
     """
 
@@ -70,14 +70,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Question:
-    """A row asked for in one protocol, and how its answer is read."""
+    """A request with one row in one protocol, and the reader of its response."""
 
     protocol: str
     target: Target
     read: Callable[[Message], Arrays]
 
     def check(self, answer: Message) -> None:
-        """Refuse an answer that is not the model's."""
+        """Check that a response is the one of the model."""
         found = self.read(answer)
         if not messages.same(found, CASE.outputs):
             raise RuntimeError(f"{self.protocol} answers otherwise than the model: {found}")
@@ -85,10 +85,10 @@ class Question:
 
 @dataclass(frozen=True)
 class System:
-    """A gateway that is up.
+    """A running gateway.
 
     Attributes:
-        sample: Measures it for so many seconds.
+        sample: Measures it for a number of seconds.
     """
 
     way: str
@@ -97,12 +97,12 @@ class System:
 
 
 def run(rounds: int, seconds: float, say: Say) -> list[Row]:
-    """Measure gateways without batches and with them, in turn."""
+    """Measure gateways with and without batches in turn."""
     with ExitStack() as stack:
         both = (False, True)
         up = [_reached(way, batches, stack) for way in TRANSPORTS for batches in both]
         for system in up:
-            system.sample(1)  # warms
+            system.sample(1)  # warm-up
         samples: list[list[Sample]] = [[] for _ in up]
         for number in range(1, rounds + 1):
             say(f"  round {number} of {rounds}: batching")
@@ -117,7 +117,7 @@ def run(rounds: int, seconds: float, say: Say) -> list[Row]:
 
 
 def models(*, batches: bool) -> dict[str, object]:
-    """Return what the configuration says of models."""
+    """Return the section `models` of the configuration."""
     said = {"batching": BATCHING} if batches else {}
     return {MODEL: {"backend": "python", "options": {"callable": CALLABLE}, **said}}
 
@@ -129,7 +129,7 @@ def _reached(transport: str, batches: bool, stack: ExitStack) -> System:
 
 
 def questions(running: Running) -> list[Question]:
-    """Return the same question in each protocol."""
+    """Return the same request in each protocol."""
     http = partial(Target, "http", running.http_port)
     grpc = partial(Target, "grpc", running.grpc_port)
     return [
@@ -143,7 +143,7 @@ def questions(running: Running) -> list[Question]:
 
 
 def _targets(running: Running) -> list[Target]:
-    """Return each question's target; it is asked once and its answer checked."""
+    """Return a target for each request, after one checked response."""
     found = []
     for question in questions(running):
         question.check(load.ask(question.target))

@@ -1,9 +1,9 @@
-"""The load generator for brpc: so many connections, one question at a time on each.
+"""Load generator for brpc: a number of connections, with one request at a time on each.
 
     python -m benchmarks.brpcload QUESTION-AS-JSON
 
-Plain protocols on uvloop that know nothing but a frame's length; an answer is an error unless it is
-as long as the first.
+It uses plain protocols on uvloop that parse only the length of a frame. A response counts as an
+error if its length differs from that of the first one.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from benchmarks.grps import bytes_of_frame
 
 
 class Asking(asyncio.Protocol):
-    """A connection that asks again as soon as it is answered, until the end."""
+    """A connection that sends a request again after each response, until the end."""
 
     def __init__(self, frame: bytes, end: float, latencies: list[int]) -> None:
         self._frame = frame

@@ -1,11 +1,11 @@
-"""A model server that does nothing: it takes requests and gives one canned answer.
+"""A model server that does nothing: it returns one canned response.
 
     python -m benchmarks.canned http|grpc ANSWER-FILE [FIELDS-AS-JSON]
 
-Prints its port. As little Python as can be, on uvloop, because it shares its core with the load
-generator: heads are searched for a length, HTTP/2 header blocks are not even decoded. For trusted
-peers on the loopback only. An empty question (GET, or an empty gRPC message) is one about health
-and is answered yes.
+It prints its port. It uses as little Python as possible, on uvloop, because it shares its core with
+the load generator. It searches HTTP heads for a length, and does not decode HTTP/2 header blocks.
+Use it for trusted peers on the loopback only. An empty request (GET, or an empty gRPC message) asks
+for health, and gets a positive response.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class Grpc(asyncio.Protocol):
         return len(message) <= self._window
 
     def _reply(self, stream: int, message: bytes) -> None:
-        # Answers are shorter than any stream's first window, so only the connection's counts.
+        # Responses fit into the first window of a stream, so only the connection's window matters.
         if self._waiting or not self._fits(message):
             self._waiting.append((stream, message))
         else:

@@ -1,11 +1,12 @@
-"""`card`: what a gateway of the same libraries costs when it does nothing but translate.
+"""`card`: the cost of a gateway of the same libraries that does nothing but translate.
 
     python -m benchmarks.card HTTP-PORT GRPC-PORT UPSTREAM-CARRIER UPSTREAM-PORT
 
-aiohttp's low-level server, orjson or simdjson, a protobuf codec by hand, grpc.aio with raw bytes,
-aiohttp's client, uvloop. It parses, checks sizes against shapes, routes on the model's name and
-writes again, both ways. It has no limits, deadlines, policies, metrics or logs, and trusts its
-peers. The goal of the gateway on its reference transports is at most 1.3 times this cost.
+It uses the low-level server and the client of aiohttp, orjson or simdjson, a hand-written protobuf
+codec, grpc.aio with raw bytes, and uvloop. It parses, compares sizes with shapes, routes by the
+name of the model and encodes again, in both directions. It has no limits, deadlines, policies,
+metrics or logs, and trusts its peers. The goal of the gateway on its reference transports is at
+most 1.3 times this cost.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ def read_http(body: bytes, length: str | None, members: str) -> tuple[dict[str, 
 
 
 def write_http_json(model: str, tensors: list[Tensor]) -> bytes:
-    """Write an answer with `data` lists."""
+    """Encode a response with `data` lists."""
     outputs = [
         {
             "name": name,
@@ -87,7 +88,7 @@ def write_http_json(model: str, tensors: list[Tensor]) -> bytes:
 def write_http_binary(
     tensors: list[Tensor], document: dict[str, Any], members: str
 ) -> list[Buffer]:
-    """Write a message with binary tensors; the first buffer is the JSON."""
+    """Encode a message with binary tensors. The first buffer is the JSON."""
     document[members] = [
         {
             "name": name,
@@ -101,7 +102,7 @@ def write_http_binary(
 
 
 def read_proto(message: bytes, raw_field: int) -> tuple[str, list[Tensor]]:
-    """Read a ModelInferRequest or ModelInferResponse; the data are views of it."""
+    """Decode a ModelInferRequest or ModelInferResponse. The data are views of it."""
     model, described, raws = "", [], []
     for field, value in _fields(memoryview(message)):
         if field == 1:
@@ -146,7 +147,7 @@ def _read_tensor(view: memoryview) -> tuple[str, str, list[int]]:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the length-delimited fields of a message; there are no others in what comes here."""
+    """Yield the length-delimited fields of a message. These messages have no others."""
     at = 0
     while at < len(view):
         key, at = _read_varint(view, at)
@@ -197,7 +198,7 @@ class ToGrpc:
         self._infer = self._channel.unary_unary(_METHOD)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
+        """Handle one request."""
         model = _routed(request.path)
         body = await request.content.read()  # `request.read` has a limit of 1 MiB
         _, tensors = read_http(body, request.headers.get(_LENGTH), "inputs")
@@ -219,14 +220,14 @@ class ToHttp:
         self._session = aiohttp.ClientSession(auto_decompress=False)
 
     async def grpc(self, message: bytes, _context: Any) -> bytes:
-        """Answer one gRPC call."""
+        """Handle one gRPC call."""
         model, tensors = read_proto(message, 7)
         _routed(f"/v2/models/{model}/infer")
         name, outputs = await self._ask(model, tensors)
         return write_proto(name, outputs, 6)
 
     async def http(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one HTTP request with binary tensors."""
+        """Handle one HTTP request with binary tensors."""
         model = _routed(request.path)
         body = await request.content.read()  # `request.read` has a limit of 1 MiB
         _, tensors = read_http(body, request.headers.get(_LENGTH), "inputs")

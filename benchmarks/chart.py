@@ -1,8 +1,8 @@
-"""The chart of a run: what each peer costs in units of the gateway, as an SVG of our own writing.
+"""The chart of a run: the CPU time of each peer in units of the gateway's, as an SVG.
 
-Bars on a logarithmic axis, from 1, where the gateway stands: to the right costs more CPU time per
-request, to the left less. The same results give the same bytes. Colours follow the reader's choice
-of a light or a dark page.
+The axis is logarithmic and begins at 1, the gateway. Bars to the right cost more CPU time for each
+request, bars to the left less. The same results give the same bytes. The colours follow the light
+or dark mode of the page.
 """
 
 import math
@@ -63,14 +63,14 @@ text { fill: #e6edf3; } .small { fill: #9198a1; } .grid { stroke: #3d444d; }
 
 @dataclass(frozen=True)
 class Bar:
-    """What one system costs in units of the gateway."""
+    """The cost of one system in units of the gateway's."""
 
     system: str
     ratio: float
 
 
 def bars(sections: Mapping[str, Any]) -> dict[str, list[Bar]]:
-    """Return the bars of each job, by its title; jobs that were not measured are left out."""
+    """Return the bars of each measured job, by its title."""
     results = Results(sections)
     found: dict[str, list[Bar]] = {}
     for job, (title, systems) in SHOWN.items():
@@ -85,7 +85,7 @@ def svg(sections: Mapping[str, Any]) -> str:
     """Return the chart.
 
     Raises:
-        ValueError: Nothing that it shows was measured.
+        ValueError: The run has no job that the chart shows.
     """
     groups = bars(sections)
     if not groups:
@@ -107,10 +107,10 @@ def svg(sections: Mapping[str, Any]) -> str:
 
 
 class _Axis:
-    """Where a ratio stands.
+    """The position of a ratio.
 
     Args:
-        ratios: All that must find a place.
+        ratios: All ratios of the chart.
     """
 
     def __init__(self, ratios: Sequence[float]) -> None:

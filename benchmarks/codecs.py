@@ -1,8 +1,8 @@
-"""The codecs alone: reading and writing one request, small, of 602,112 bytes and of 16 MiB.
+"""Codecs alone: decoding and encoding one request, small, of 602,112 bytes and of 16 MiB.
 
-Every registered codec takes part by itself; a peer stands beside those that have one: the protobuf
-library, flatbuffers' own builder and reader, json with numpy. Tensors are not to be touched, so
-16 MiB may cost 1.2 times what 602,112 bytes cost and no more; JSON has to look at every number.
+The table has every registered codec, and a peer for some: the protobuf library, the builder and
+reader of flatbuffers, and json with numpy. Tensors must not be touched, so 16 MiB may cost at most
+1.2 times as much as 602,112 bytes. JSON must parse every number.
 """
 
 import json
@@ -47,12 +47,12 @@ _PEERS = {
 
 @dataclass(frozen=True)
 class Timing:
-    """What one step of a codec costs.
+    """The cost of one step of a codec.
 
     Attributes:
-        micros: Small, 602,112 bytes, 16 MiB; nan where it was not measured.
-        growth: The last over the one before.
-        peer_us: A peer's, at 602,112 bytes; None without a peer.
+        micros: Small, 602,112 bytes, 16 MiB; nan if not measured.
+        growth: The last value divided by the one before.
+        peer_us: The value of a peer at 602,112 bytes, if there is one.
     """
 
     codec: str
@@ -63,7 +63,7 @@ class Timing:
     peer_us: float | None
 
     def document(self) -> dict[str, object]:
-        """Return it for JSON, which has no nan."""
+        """Return the row for JSON, which has no nan."""
         fields = asdict(self)
         fields["micros"] = [None if math.isnan(value) else value for value in self.micros]
         fields["growth"] = None if math.isnan(self.growth) else self.growth
@@ -71,7 +71,7 @@ class Timing:
 
 
 def measure(only: str) -> list[Timing]:
-    """Time every codec whose name holds *only*."""
+    """Time every codec whose name contains *only*."""
     cases = [small(), image(), huge()]
     found: list[Timing] = []
     for name, codec in _codecs():
@@ -100,7 +100,7 @@ def _codecs() -> Iterator[tuple[str, Any]]:
 
 
 def _request_steps(name: str, codec: Any, case: Case) -> dict[str, Step] | None:
-    """Return the steps of one request; None where the codec cannot carry it."""
+    """Return the steps of one request, or None if the codec cannot represent it."""
     request = InferRequest(
         model=ModelRef(case.model),
         inputs=tuple(_tensor(name, array) for name, array in case.inputs.items()),
@@ -124,7 +124,7 @@ def _tensor(name: str, array: npt.NDArray[Any]) -> Any:
 
 
 def _as_received(sent: Any) -> Any:
-    """Return a message as a server gets it: its body in one read-only view."""
+    """Return a message as a server receives it, with its body in one read-only view."""
     if isinstance(sent, HttpRequest):
         body = (memoryview(b"".join(sent.body)),)
         return HttpRequest(sent.method, sent.path, sent.query, sent.headers, body)
@@ -140,7 +140,7 @@ def _json_step(codec: Any, case: Case) -> dict[str, Step]:
 
 
 def _parse_step(case: Case) -> dict[str, Step] | None:
-    """Return parsing alone, down to the numbers of the first input as a buffer."""
+    """Return the parsing step alone, down to the numbers of the first input as a buffer."""
     if case.name == HUGE:
         return None
     body, parser = json_request(case).body, simdjson.Parser()
@@ -205,7 +205,7 @@ def _by_json(text: bytes) -> list[npt.NDArray[Any]]:
 
 
 def micros(step: Step) -> float:
-    """Return what *step* costs in CPU time: the least of several batches, in microseconds."""
+    """Return the CPU time of *step* in microseconds, the minimum of several batches."""
     step()
     begun = time.process_time()
     step()

@@ -1,11 +1,11 @@
-"""What compiling the hot modules with mypyc would gain: both builds in turn, in copies.
+"""The gain of compiling the hot modules with mypyc: both builds in turn, in copies.
 
-    python -m benchmarks.compiled                       # all of MODULES; minutes of compiling
+    python -m benchmarks.compiled            # all of MODULES; compiling takes minutes
     python -m benchmarks.compiled gateway/wire/metadata.py --only json-grpc --rounds 1
 
-NOTES.md says what was found, and why the gateway is not compiled. Needs a C compiler. Each round
-runs `stages` once for each build, in a process of its own; what is compared is a whole small
-request on connections of memory, the least of the rounds.
+NOTES.md has the results, and why the gateway is not compiled. It needs a C compiler. Each round
+runs `stages` once for each build, in a process of its own. It compares the whole of a small request
+on connections in memory, the minimum of the rounds.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from gateway.telemetry import log
 
 _ROOT = Path(__file__).parent.parent
 
-# The hot path: folder, then its modules.
+# The modules of the hot path, by folder.
 _HOT_MODULES = {
     "ir": ("streams",),
     "policies": (
@@ -117,12 +117,12 @@ children of asyncio's classes (net/write_drain).
 """
 
 _FUTURE = "from __future__ import annotations\n"
-# mypyc looks for the types of a data class's fields among the names of its module alone.
+# mypyc resolves the field types of a dataclass with the names of its own module only.
 _NAMED = f"{_FUTURE}import builtins\n\nglobals()['memoryview'] = builtins.memoryview\n"
 
 
 def main() -> int:
-    """Build, run in turn, print a line for each way."""
+    """Build, measure in turn, and print a line for each way."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
     parser.add_argument("modules", nargs="*", default=MODULES)
     parser.add_argument("--only", default="", metavar="TEXT", help="ways named so in part")
@@ -156,11 +156,11 @@ def main() -> int:
 
 
 def build(folder: Path, modules: Sequence[str]) -> None:
-    """Compile *modules* of the sources in *folder*, beside them.
+    """Compile *modules* in *folder*, next to their sources.
 
     Raises:
-        RuntimeError: mypyc or the compiler failed, or left something out; the text ends with what
-            they said.
+        RuntimeError: mypyc or the compiler failed, or left out a module. The text ends with their
+            output.
     """
     for name in modules:
         file = folder / name
@@ -204,7 +204,7 @@ def _asked(folder: Path, way: str, batches: int) -> float:
 
 
 def _whole(way: str, batches: int) -> float:
-    """Return what a small request costs here, microseconds of CPU time."""
+    """Return the CPU time of a small request in this process, in microseconds."""
     found = importlib.util.find_spec("gateway")
     if found is None or Path(str(found.origin)).parent.parent != Path.cwd():
         raise RuntimeError(f"{found} is not the build in {Path.cwd()}")

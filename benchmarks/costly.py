@@ -1,6 +1,6 @@
-"""A model as an accelerator is: a call costs much, a row little, and one call runs at a time.
+"""A model with the cost of an accelerator: expensive calls, cheap rows, one call at a time.
 
-It sleeps on its thread: no CPU is used, so that what is measured is what the gateway makes of it.
+It sleeps on its thread and uses no CPU, so the benchmark measures the gateway.
 """
 
 import time
@@ -20,7 +20,7 @@ WIDTH = 16
     outputs=(TensorMetadata("Y", Datatype.FP32, (-1, WIDTH)),),
 )
 def costly(inputs: Arrays) -> Arrays:
-    """Double each row, in 2 ms and 0.05 ms for each of them."""
+    """Double each row, in 2 ms and 0.05 ms for each row."""
     rows = inputs["X"]
     time.sleep(CALL_S + ROW_S * len(rows))
     return {"Y": 2 * rows}

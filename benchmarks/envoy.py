@@ -1,4 +1,4 @@
-"""Envoy's configuration: a plain proxy, or its JSON transcoder before a gRPC server."""
+"""Envoy's configuration: a plain proxy, or its JSON transcoder with a gRPC server."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ _SERVICE = "inference.GRPCInferenceService"
 
 
 def proxy(port: int, carrier: str, upstream_port: int) -> dict[str, Any]:
-    """Return the configuration of a proxy that only passes on."""
+    """Return the configuration of a proxy that only forwards."""
     return _config(port, carrier, carrier, upstream_port, [])
 
 

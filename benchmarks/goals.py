@@ -42,7 +42,7 @@ class Results:
         )
 
     def row(self, job: str, system: str = BASE) -> Row | None:
-        """Return a system's row; None if it was not measured or had errors."""
+        """Return the row of a system, or None if it was not measured or had errors."""
         return self._rows.get((job, system))
 
     def times(self, job: str, peer: str) -> float | None:
@@ -60,7 +60,7 @@ class Results:
         return [one for one in self._codecs if one["codec"] == name and step in one["step"]]
 
     def held(self, what: str) -> Mapping[str, Any] | None:
-        """Return what large requests held; None if it was not measured."""
+        """Return the memory of large requests, or None if it was not measured."""
         return next((one for one in self._held if one["what"] == what), None)
 
 
@@ -125,7 +125,7 @@ def judged(sections: Mapping[str, Any]) -> list[Judged]:
 
 
 def _peer(job: str, peer: str, required: float | None, stretch: float | None) -> Goal:
-    """Return the goal that *peer* costs so many times what the gateway costs."""
+    """Return the goal that *peer* costs at least a multiple of the gateway."""
     return Goal(
         f"{job}: {peer}",
         lambda results: results.times(job, peer),
@@ -136,7 +136,7 @@ def _peer(job: str, peer: str, required: float | None, stretch: float | None) ->
 
 
 def _no_more(job: str, peer: str, stretch: float) -> Goal:
-    """Return the goal that the gateway costs at most so many times what *peer* costs."""
+    """Return the goal that the gateway costs at most a multiple of *peer*."""
 
     def measure(results: Results) -> float | None:
         times = results.times(job, peer)

@@ -1,7 +1,7 @@
-"""GraphPipe: its messages alone beside flatbuffers' own code, and a question through the gateway.
+"""GraphPipe: its messages alone, compared with flatbuffers, and a request through the gateway.
 
-The peers do what the gateway's reader and writer do and no more: the same fields are read, names as
-text, and the same answer is built in a buffer of the right size from the start.
+The peers do the same work as the gateway's reader and writer: they read the same fields, decode
+names as text, and build the same response in a buffer of the right size.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ Step = Callable[[], object]
 
 
 def steps(case: Case) -> dict[str, Step]:
-    """Return the gateway's own: a request is read, and the same tensors are answered."""
+    """Return the gateway's steps: read a request, and build a response with the same tensors."""
     received = memoryview(request(case).body)
     tensors = tuple(_tensor(name, array) for name, array in case.inputs.items())
     reply = InferResponse(model=ModelRef(case.model), outputs=tensors)
@@ -49,13 +49,13 @@ def steps(case: Case) -> dict[str, Step]:
 
 
 def peers(case: Case) -> dict[str, Step]:
-    """Return the same with flatbuffers' Builder and the code that its compiler writes."""
+    """Return the same steps with the Builder of flatbuffers and its generated code."""
     body = request(case).body
     return {BUILD: lambda: built_answer(case.inputs), READ: lambda: read_request(body)}
 
 
 def request(case: Case) -> Message:
-    """Write the request as the Python client does: every input and output by name, no config."""
+    """Encode the request as the Python client does: every input and output by name, no config."""
     builder = _builder(case.inputs)
     tensors = _tensors(builder, case.inputs, fb.InferRequestStartInputTensorsVector)
     outputs = _names(builder, case.outputs, fb.InferRequestStartOutputNamesVector)
@@ -75,7 +75,7 @@ def request(case: Case) -> Message:
 
 
 def read(case: Case) -> Callable[[Message], Arrays]:
-    """Return what reads an answer's outputs, which are named by their places."""
+    """Return a reader for the outputs of a response, which have positions and no names."""
 
     def outputs(message: Message) -> Arrays:
         answer: Any = fb.InferResponse.GetRootAs(message.body)
@@ -89,9 +89,9 @@ def read(case: Case) -> Callable[[Message], Arrays]:
 
 
 def start(case: Case) -> Any:
-    """Return what starts a gateway that has been told what the model takes and gives.
+    """Return a function that starts a gateway with the signature of the model.
 
-    The canned upstream does not know; a real one is asked once in 30 s.
+    The canned upstream has no metadata. A real one is asked for it once in 30 s.
     """
     return partial(systems.gateway, models={case.model: {"signature": signature(case)}})
 
@@ -110,7 +110,7 @@ def built_answer(arrays: Arrays) -> object:
 
 
 def read_request(body: bytes) -> object:
-    """Read every field of an InferRequest by the generated code; tensors are not copied."""
+    """Read every field of an InferRequest with the generated code. Tensors are not copied."""
     message: Any = fb.Request.GetRootAs(body)
     if message.ReqType() != fb.Req.InferRequest:
         raise ValueError("no InferRequest")

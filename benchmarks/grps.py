@@ -1,4 +1,4 @@
-"""grps: a question through the gateway over gRPC and over brpc, as its clients send it."""
+"""grps: a request through the gateway over gRPC and over brpc, as its clients send it."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ _ANSWERS = {4: ("<i4", "flat_int32"), 7: ("<f4", "flat_float32")}
 
 
 def grpc_request(case: Case) -> Message:
-    """Write a GrpsMessage with named tensors."""
+    """Encode a GrpsMessage with named tensors."""
     message = GrpsMessage(model=case.model)
     for name, array in case.inputs.items():
         dtype, member = _FIELDS[array.dtype.name]
@@ -34,7 +34,7 @@ def grpc_request(case: Case) -> Message:
 
 
 def brpc_request(case: Case) -> Message:
-    """Write the frame of the same, as the C++ client does: not compressed, numbered."""
+    """Encode its frame as the C++ client does: not compressed, numbered."""
     meta = RpcMeta(compress_type=0, correlation_id=1)
     meta.request.service_name = _BRPC_SERVICE
     meta.request.method_name = "Predict"
@@ -46,7 +46,7 @@ def read_grpc(message: Message) -> Arrays:
     """Return the outputs of a GrpsMessage.
 
     Raises:
-        RuntimeError: It says that something failed.
+        RuntimeError: It reports a failure.
     """
     answer = GrpsMessage.FromString(message.body)
     if answer.status.status != answer.status.SUCCESS:
@@ -58,7 +58,7 @@ def read_brpc(message: Message) -> Arrays:
     """Return the outputs of a frame.
 
     Raises:
-        RuntimeError: It has an error code, or says that something failed.
+        RuntimeError: It has an error code, or reports a failure.
     """
     _, _, size = _HEADER.unpack_from(message.body)
     start = _HEADER.size + size
@@ -69,7 +69,7 @@ def read_brpc(message: Message) -> Arrays:
 
 
 def ask_brpc(port: int, frame: bytes, timeout_s: float) -> bytes:
-    """Send a frame and return the answer's."""
+    """Send a frame and return the frame of the response."""
     with socket.create_connection(("127.0.0.1", port), timeout_s) as sock:
         sock.sendall(frame)
         answer = bytearray()
@@ -82,7 +82,7 @@ def ask_brpc(port: int, frame: bytes, timeout_s: float) -> bytes:
 
 
 def bytes_of_frame(begun: bytes | bytearray) -> int:
-    """Return how many bytes the frame has that begins so; 0 until its header is there."""
+    """Return the size of the frame that begins like this, or 0 before its header is complete."""
     return 0 if len(begun) < _HEADER.size else _HEADER.size + _HEADER.unpack_from(begun)[1]
 
 

@@ -1,4 +1,4 @@
-"""What is measured: each job is a question, the systems that answer it, and how it is checked."""
+"""The jobs: each has a request, the systems that process it, and a check of their responses."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,16 +22,15 @@ class Contender:
     """A system in a job.
 
     Attributes:
-        start: None for the canned server itself, asked without anything between; of a job with a
-            server, that server.
-        front: Carrier it is asked by.
+        start: Starts it. None means the canned server itself, or the server of the job.
+        front: Carrier of its clients.
         back: Carrier of its upstream; None for a server that needs none.
-        question: What it is asked.
-        path: Of HTTP; of a gRPC method, "" for Open Inference's.
-        read: Its answer's outputs.
-        others: Asked in turn with the question.
-        exact: Those are the canned ones.
-        with_back: Its upstream's CPU time counts as well.
+        question: The request.
+        path: HTTP path, or gRPC method with "" for Open Inference's.
+        read: Reads the outputs of its response.
+        others: Further requests, sent in turn with the first.
+        exact: The outputs must equal the canned ones.
+        with_back: The CPU time of its upstream counts as well.
     """
 
     name: str
@@ -48,12 +47,12 @@ class Contender:
 
 @dataclass(frozen=True)
 class Job:
-    """A question, and who answers it.
+    """A request and the systems that process it.
 
     Attributes:
-        connections: Of the load.
-        replies: Of the canned server, by carrier.
-        server: Stands behind instead of the canned server, on the core of the systems.
+        connections: Connections of the load.
+        replies: Responses of the canned server, by carrier.
+        server: Replaces the canned server, on the core of the systems.
     """
 
     name: str
@@ -92,7 +91,7 @@ Make = Callable[..., Contender]
 
 
 def _http(case: Case, question: Message) -> Make:
-    """Return what makes contenders that are asked over HTTP."""
+    """Return a function that creates contenders with HTTP clients."""
     return partial(
         Contender,
         front="http",
@@ -103,7 +102,7 @@ def _http(case: Case, question: Message) -> Make:
 
 
 def _json(case: Case) -> Make:
-    """Return the same for JSON, of whose small requests no two in a row are alike."""
+    """Return the same for JSON. Its small requests differ from one to the next."""
     varied = _varied(case, messages.json_request)
     return partial(_http(case, messages.json_request(case)), others=varied)
 
@@ -115,7 +114,7 @@ def _varied(case: Case, write: Callable[[Case], Message]) -> tuple[Message, ...]
 
 
 def _grpc(case: Case) -> Make:
-    """Return what makes contenders that are asked over gRPC."""
+    """Return a function that creates contenders with gRPC clients."""
     question = messages.grpc_request(case)
     return partial(Contender, front="grpc", question=question, path="", read=messages.read_grpc)
 
@@ -159,7 +158,7 @@ def _grpc_to_http(name: str, case: Case, connections: int) -> Job:
 
 
 def _grpc_to_grpc(name: str, case: Case, connections: int) -> Job:
-    """Grps over brpc and over gRPC beside Open Inference, all to Open Inference over gRPC."""
+    """Compare grps over brpc and over gRPC with Open Inference, all to Open Inference over gRPC."""
     grpc = partial(_grpc(case), back="grpc")
     told = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
     over_grpc, over_brpc = grps.grpc_request(case), grps.brpc_request(case)
@@ -203,7 +202,7 @@ def _binary(name: str, case: Case, connections: int, back: str) -> Job:
         http("gateway", systems.gateway, back=back),
         *((graph, tensor) if case.name != messages.HUGE else ()),
         http("gateway, reference", _REFERENCE, back=back),
-        # What passes on has no other end to offer: these stand beside the one way that it goes.
+        # Systems that only forward have one protocol on both sides: they are compared in that job.
         *(others if back == "http" else ()),
         http("direct (nt)", None, back="http"),
     )
@@ -211,7 +210,7 @@ def _binary(name: str, case: Case, connections: int, back: str) -> Job:
 
 
 def _served(name: str, case: Case, connections: int, form: str) -> Job:
-    """Return servers with a model that does nothing: the gateway's within its own process."""
+    """Return servers with a model that does nothing. The one of the gateway runs in its process."""
     make = _asked(case, form)
     servers = {
         "triton": model_servers.triton,
@@ -233,7 +232,7 @@ def _asked(case: Case, form: str) -> Make:
 
 
 def _before_triton(name: str, case: Case, connections: int) -> Job:
-    """Return Triton asked in JSON, and the gateway before it; both share the core."""
+    """Return Triton with JSON clients, and the gateway with Triton. Both share the core."""
     http = _json(case)
     contenders = (
         http("gateway", systems.gateway, back="grpc", with_back=True),
@@ -245,13 +244,13 @@ def _before_triton(name: str, case: Case, connections: int) -> Job:
 
 
 def _noop(case: Case, transport: str | None) -> Start:
-    """Return what starts a gateway whose model does nothing."""
+    """Return a function that starts a gateway whose model does nothing."""
     said = {"models": noop.models(case)}
     return lambda _carrier, _port: systems.serving(said, transport)
 
 
 def _alone(server: Callable[[Case], AbstractContextManager[Running]], case: Case) -> Start:
-    """Return what starts a server that stands before nothing."""
+    """Return a function that starts a server without an upstream."""
     return lambda _carrier, _port: server(case)
 
 

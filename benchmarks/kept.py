@@ -1,11 +1,10 @@
-"""Kept answers: what one costs beside asking a real Triton.
+"""Cached responses: the time of a hit, compared with a real Triton.
 
-Requests that were never made before, and then the same once more, take turns, twenty and twenty,
-one at a time, so that a busy moment of the machine hits both. Measured at the gateway's service
-(the cache, and all that a miss goes through down to Triton and back), at its frontend (which also
-reads the request and writes the answer), and by a client over HTTP. Each answer is compared with
-what the model makes of its request. Two models do next to nothing, a third takes 10 ms: as long as
-many that are worth it.
+New requests and their repetitions take turns, twenty and twenty, one at a time, so that a busy
+moment of the machine affects both. The times are measured at the service of the gateway (the cache,
+and for a miss everything down to Triton and back), at its frontend (which also decodes and
+encodes), and at an HTTP client. Each response is compared with the result of the model. Two models
+do almost nothing. The third takes 10 ms, like many that are worth caching.
 """
 
 import http.client
@@ -53,7 +52,7 @@ class Row:
 
     Attributes:
         at: Where it is measured: service, frontend or client.
-        ratio: A hit's time in units of a miss's, the median over pairs.
+        ratio: Time of a hit in units of the time of a miss, the median over pairs.
     """
 
     size: str
@@ -68,7 +67,7 @@ class Row:
 
 
 def run(requests: int, say: Say) -> list[Row]:
-    """Measure so many hits and misses of each size at each place."""
+    """Measure hits and misses of each size at each place."""
     rows: list[Row] = []
     with _triton() as port:
         for size, model in _MODELS.items():
@@ -92,7 +91,7 @@ def run(requests: int, say: Say) -> list[Row]:
 
 @contextmanager
 def _triton() -> Iterator[int]:
-    """Run Triton with the models of the interop tests; give its gRPC port."""
+    """Run Triton with the models of the interop tests, and yield its gRPC port."""
     if not (SERVERS / "triton" / ".ready").exists():
         raise Absent("Triton is not installed: `make interop` installs it")
     from tests.interop.servers.process import running  # noqa: PLC0415  # optional peer
@@ -103,7 +102,7 @@ def _triton() -> Iterator[int]:
 
 
 def _case(size: str, number: int) -> Case:
-    """Return a question, and its answer."""
+    """Return a request and its response."""
     if size == "small":
         left, right = np.full((1, 16), number, np.int32), np.full((1, 16), 3, np.int32)
         outputs = {"OUTPUT0": left + right, "OUTPUT1": left - right}
@@ -118,7 +117,7 @@ def _case(size: str, number: int) -> Case:
 
 
 async def _inside(size: str, said: dict[str, Any], requests: int) -> list[Row]:
-    """Measure within the gateway's process; each place has a gateway with nothing kept yet."""
+    """Measure within the process of the gateway. Each place has a gateway with an empty cache."""
     places = {"service": _service, "frontend": _frontend}
     rows = []
     for at, place in places.items():
@@ -182,7 +181,7 @@ def _client(port: int) -> Prepare:
         fields = {**dict(question.fields), _TELLS_APART: str(number)}
 
         async def ask() -> Arrays:
-            # It blocks: nothing else goes on meanwhile.
+            # The client blocks the loop, and nothing else runs meanwhile.
             connection.request("POST", f"/v2/models/{case.model}/infer", question.body, fields)
             answer = connection.getresponse()
             return messages.read_http(Message(answer.read(), tuple(answer.getheaders())))
@@ -200,7 +199,7 @@ async def _measured(size: str, at: str, prepare: Prepare, requests: int) -> Row:
             case = _case(size, number)
             asks.append((case, prepare(case, number)))
         times = [[await _timed(case, ask) for case, ask in asks] for _ in ("miss", "hit")]
-        if first >= 0:  # what came before has warmed everything
+        if first >= 0:  # the earlier requests were the warm-up
             misses += times[0]
             hits += times[1]
     return Row(

@@ -1,7 +1,7 @@
-"""Load: so many connections asking again and again for so long; and one question, checked.
+"""Load on a number of connections for a number of seconds, and one checked request.
 
-wrk and h2load where they are installed; else pyload.py, which is slower and says so. brpc is asked
-by brpcload.py.
+It uses wrk and h2load where they are installed, and pyload.py otherwise, which is slower and says
+so. brpcload.py generates the load of brpc.
 """
 
 import http.client
@@ -56,12 +56,12 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Target:
-    """Where to and what: the same question over and over.
+    """The address, and the request to repeat.
 
     Attributes:
         carrier: "http", "grpc" or "brpc".
-        path: Of HTTP; of a gRPC method, "" for Open Inference's.
-        others: Asked in turn with the message, with the same fields; by wrk alone.
+        path: HTTP path, or gRPC method with "" for Open Inference's.
+        others: Further requests with the same fields, sent in turn by wrk only.
     """
 
     carrier: str
@@ -78,7 +78,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run of the load generator saw.
+    """The result of one run of the load generator.
 
     Attributes:
         seconds: How long it took.
@@ -93,7 +93,7 @@ class Measured:
 
 
 def tools() -> dict[str, str]:
-    """Return which program makes the load of each carrier."""
+    """Return the load generator of each carrier."""
     return {
         "http": "wrk" if shutil.which("wrk") else "pyload",
         "grpc": "h2load" if shutil.which("h2load") else "pyload",
@@ -102,10 +102,10 @@ def tools() -> dict[str, str]:
 
 
 def run(target: Target, connections: int, seconds: float, core: int) -> Measured:
-    """Ask *target* on *connections* connections for *seconds*, from *core*.
+    """Send *target* on *connections* connections for *seconds*, from *core*.
 
     Raises:
-        RuntimeError: Nothing was answered, twice.
+        RuntimeError: There was no response, twice.
     """
     for _ in range(2):
         measured = _run(target, connections, seconds, core)
@@ -126,7 +126,7 @@ def _run(target: Target, connections: int, seconds: float, core: int) -> Measure
 
 
 def ask(target: Target) -> Message:
-    """Ask once and return the answer.
+    """Send one request and return the response.
 
     Raises:
         RuntimeError: It is an error.
@@ -199,7 +199,7 @@ def _h2load(target: Target, connections: int, seconds: float, core: int, folder:
     )
 
 
-def _python(  # what the others take, and the program
+def _python(  # the arguments of the others, and the program
     tool: str, target: Target, connections: int, seconds: float, core: int, folder: Path
 ) -> Measured:
     body = folder / "body"
@@ -223,7 +223,7 @@ def _url(target: Target) -> str:
 
 
 def output(words: list[str], core: int, seconds: float) -> str:
-    """Run a program on *core* that takes about so many seconds, and return what it says."""
+    """Run a program on *core* for about a number of seconds, and return its output."""
     done = subprocess.run(
         ["taskset", "-c", str(core), *words],
         check=False,

@@ -1,4 +1,4 @@
-"""Where and with what was measured: cores, kernel, versions, load of others."""
+"""The machine and the software of a run: cores, kernel, versions, other load."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ _PACKAGES = ("aiohttp", "grpcio", "protobuf", "uvloop", "orjson", "pysimdjson", 
 
 
 def describe() -> dict[str, object]:
-    """Return what a reader needs to judge figures."""
+    """Return the facts that a reader needs to judge figures."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _cpu(),
@@ -34,7 +34,7 @@ def describe() -> dict[str, object]:
 
 
 def text(about: Mapping[str, object]) -> str:
-    """Return *about* for people, with a warning where the figures will be poor."""
+    """Return *about* as text, with a warning if the figures will be inaccurate."""
     packages = about["packages"]
     assert isinstance(packages, dict)
     lines = [
@@ -49,7 +49,7 @@ def text(about: Mapping[str, object]) -> str:
 
 
 def _commit() -> str:
-    """Return which commit this is, with a plus sign where files were changed since."""
+    """Return the current commit, with a plus sign if files have changed."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=10)

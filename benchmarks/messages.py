@@ -1,7 +1,7 @@
-"""The requests that are sent and the answers that canned servers give, as bytes.
+"""Requests of the load, and responses of the canned servers, as bytes.
 
-Written with json, numpy and the protobuf library, not with the gateway's codecs, so that a codec
-that loses something is noticed when answers are checked.
+They are written with json, numpy and the protobuf library, not with the codecs of the gateway. So
+the check of the responses notices a codec that loses data.
 """
 
 import base64
@@ -31,11 +31,11 @@ _TYPES = {name: np.dtype(text) for text, name in _NAMES.items()}
 
 @dataclass(frozen=True)
 class Message:
-    """A request or an answer.
+    """A request or a response.
 
     Attributes:
-        body: Of HTTP, or the message of gRPC without its prefix.
-        fields: Of HTTP; the content type among them.
+        body: HTTP body, or gRPC message without its prefix.
+        fields: HTTP fields, with the content type.
     """
 
     body: bytes
@@ -44,7 +44,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Case:
-    """One inference: the model, what is asked, what is answered."""
+    """One inference: the model, its inputs and its outputs."""
 
     name: str
     model: str
@@ -53,7 +53,7 @@ class Case:
 
 
 def small() -> Case:
-    """Two INT32 tensors of 1 x 16 each way, as in Triton's `simple` model."""
+    """Two INT32 tensors of 1 x 16 in each direction, as in Triton's `simple` model."""
     left = np.arange(16, dtype=np.int32).reshape(1, 16)
     right = np.full((1, 16), 3, np.int32)
     return Case(
@@ -65,7 +65,7 @@ def small() -> Case:
 
 
 def image() -> Case:
-    """One FP32 tensor of 602,112 bytes, 4,000 bytes back."""
+    """One FP32 tensor of 602,112 bytes as input, 4,000 bytes as output."""
     pixels = np.random.default_rng(7).random((1, 3, 224, 224), np.float32)
     scores = np.linspace(0, 1, 1000, dtype=np.float32).reshape(1, 1000)
     return Case("602 KB", "sum_and_empty", {"X": pixels}, {"OUTPUT0": scores})
@@ -83,13 +83,13 @@ def variations(case: Case) -> Iterator[Case]:
 
 
 def huge() -> Case:
-    """One FP32 tensor of 16 MiB, 4,000 bytes back."""
+    """One FP32 tensor of 16 MiB as input, 4,000 bytes as output."""
     values = np.zeros((4, 1024, 1024), np.float32)
     return Case(HUGE, image().model, {"X": values}, image().outputs)
 
 
 def signature(case: Case) -> dict[str, object]:
-    """Return what the model takes and gives, as a configuration says it."""
+    """Return the signature of the model for the configuration."""
     return {
         kind: [_described(*pair) for pair in arrays.items()]
         for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs))
@@ -97,20 +97,20 @@ def signature(case: Case) -> dict[str, object]:
 
 
 def json_request(case: Case) -> Message:
-    """Write a request with `data` lists."""
+    """Encode a request with `data` lists."""
     inputs = [_described(*pair) | {"data": _listed(pair[1])} for pair in case.inputs.items()]
     return Message(_dump({"inputs": inputs}), (("Content-Type", JSON_TYPE),))
 
 
 def json_reply(case: Case) -> Message:
-    """Write an answer with `data` lists."""
+    """Encode a response with `data` lists."""
     outputs = [_described(*pair) | {"data": _listed(pair[1])} for pair in case.outputs.items()]
     document = {"model_name": case.model, "model_version": "1", "outputs": outputs}
     return Message(_dump(document), (("Content-Type", JSON_TYPE),))
 
 
 def binary_request(case: Case) -> Message:
-    """Write a request with binary tensors that asks for binary answers."""
+    """Encode a request with binary tensors that asks for binary outputs."""
     document = {
         "parameters": {"binary_data_output": True},
         "inputs": [_sized(*pair) for pair in case.inputs.items()],
@@ -119,7 +119,7 @@ def binary_request(case: Case) -> Message:
 
 
 def binary_reply(case: Case) -> Message:
-    """Write an answer with binary tensors."""
+    """Encode a response with binary tensors."""
     document = {
         "model_name": case.model,
         "model_version": "1",
@@ -129,7 +129,7 @@ def binary_reply(case: Case) -> Message:
 
 
 def grpc_request(case: Case) -> Message:
-    """Write a ModelInferRequest with raw tensors."""
+    """Encode a ModelInferRequest with raw tensors."""
     message = ModelInferRequest(model_name=case.model)
     for name, array in case.inputs.items():
         datatype = _NAMES[array.dtype.name]
@@ -139,7 +139,7 @@ def grpc_request(case: Case) -> Message:
 
 
 def grpc_reply(case: Case) -> Message:
-    """Write a ModelInferResponse with raw tensors."""
+    """Encode a ModelInferResponse with raw tensors."""
     message = ModelInferResponse(model_name=case.model, model_version="1")
     for name, array in case.outputs.items():
         datatype = _NAMES[array.dtype.name]
@@ -149,7 +149,7 @@ def grpc_reply(case: Case) -> Message:
 
 
 def transcoder_request(case: Case) -> Message:
-    """Write a ModelInferRequest in proto3 JSON, typed contents, as Envoy's transcoder takes it."""
+    """Encode a ModelInferRequest in proto3 JSON with typed contents, for Envoy's transcoder."""
     member = {"INT32": "int_contents", "FP32": "fp32_contents"}
     inputs = []
     for name, array in case.inputs.items():
@@ -161,7 +161,7 @@ def transcoder_request(case: Case) -> Message:
 
 
 def read_http(message: Message) -> Arrays:
-    """Return the outputs of an HTTP answer, JSON or binary."""
+    """Return the outputs of an HTTP response, JSON or binary."""
     fields = {name.lower(): value for name, value in message.fields}
     length = int(fields.get(LENGTH_FIELD.lower(), len(message.body)))
     document = json.loads(message.body[:length])
@@ -205,7 +205,7 @@ def read_transcoded(message: Message) -> Arrays:
 
 
 def same(found: Arrays, wanted: Arrays) -> bool:
-    """Tell whether two sets of outputs are equal, shapes and datatypes included."""
+    """Return whether two sets of outputs are equal, with shapes and datatypes."""
     return found.keys() == wanted.keys() and all(
         found[name].dtype == array.dtype and np.array_equal(found[name], array)
         for name, array in wanted.items()
@@ -222,7 +222,7 @@ def _sized(name: str, array: npt.NDArray[Any]) -> dict[str, object]:
 
 def _listed(array: npt.NDArray[Any]) -> Sequence[object]:
     flat = array.reshape(-1)
-    if array.dtype == np.float32:  # the shortest text that is the same number: seven digits or so
+    if array.dtype == np.float32:  # the shortest text of the number, about seven digits
         return [float(str(value)) for value in flat]
     values: list[object] = flat.tolist()
     return values

@@ -1,7 +1,7 @@
 """Real model servers with one model that does nothing: Triton, MLServer and KServe.
 
-They come from the environments of the interop tests. Each answers as the case says, whatever it is
-asked, so that what is measured is the server. Triton's model is a backend in C, compiled here.
+They come from the environments of the interop tests. Each returns the outputs of the case for any
+request, so the benchmark measures the server. The model of Triton is a backend in C, compiled here.
 """
 
 import http.client
@@ -22,13 +22,13 @@ from benchmarks.systems import SERVERS, Absent, Running
 _HERE = Path(__file__).parent / "servers"
 _READY_S = 60.0
 _COMPILE_S = 60.0
-# TRITONSERVER_DataType; names are those of config.pbtxt, too.
+# TRITONSERVER_DataType; config.pbtxt uses the same names.
 _TRITON_TYPES = {"INT32": 8, "FP32": 11}
 
 
 @contextmanager
 def triton(case: Case) -> Iterator[Running]:
-    """Run Triton with a backend in C that gives constants."""
+    """Run Triton with a backend in C that returns constants."""
     _require("triton")
     from tests.interop.servers.triton.start import prepare  # noqa: PLC0415  # optional peer
 
@@ -39,7 +39,7 @@ def triton(case: Case) -> Iterator[Running]:
         ports = _ports()
         folder.mkdir()
         command = prepare(folder, ports)
-        # The interop tests' repository stays unread.
+        # The repository of the interop tests is not used.
         words = [
             f"--model-repository={repository}" if "--model-repository=" in word else word
             for word in command.words
@@ -49,7 +49,7 @@ def triton(case: Case) -> Iterator[Running]:
 
 
 def write_triton_model(folder: Path, case: Case) -> None:
-    """Write configuration and compiled backend of the model."""
+    """Write the configuration and the compiled backend of the model."""
     compiler = shutil.which("cc")
     if compiler is None:
         raise Absent("there is no C compiler (cc) to build Triton's no-op backend with")
@@ -76,7 +76,7 @@ def write_triton_model(folder: Path, case: Case) -> None:
 
 
 def _answer_header(case: Case) -> str:
-    """Return the outputs as C."""
+    """Return the outputs as C code."""
     parts, rows = [], []
     described: Mapping[str, Any] = signature(case)
     for index, each in enumerate(described["outputs"]):
@@ -95,7 +95,7 @@ def _answer_header(case: Case) -> str:
 
 @contextmanager
 def mlserver(case: Case) -> Iterator[Running]:
-    """Run MLServer with a runtime that gives constants."""
+    """Run MLServer with a runtime that returns constants."""
     _require("mlserver")
     with tempfile.TemporaryDirectory() as name:
         folder, ports = Path(name), _ports()
@@ -121,7 +121,7 @@ def mlserver(case: Case) -> Iterator[Running]:
 
 @contextmanager
 def kserve(case: Case) -> Iterator[Running]:
-    """Run KServe's ModelServer with a model that gives constants."""
+    """Run KServe's ModelServer with a model that returns constants."""
     _require("kserve")
     from tests.interop.servers.kserve.start import SERVE  # noqa: PLC0415  # optional peer
 

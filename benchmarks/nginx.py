@@ -1,4 +1,4 @@
-"""nginx's configuration: one worker that passes HTTP/1 or gRPC on, and writes no access log."""
+"""nginx's configuration: one worker that forwards HTTP/1 or gRPC and writes no access log."""
 
 from pathlib import Path
 
@@ -44,13 +44,13 @@ _GRPC = """
 
 
 def proxy(folder: Path, port: int, carrier: str, upstream_port: int) -> str:
-    """Return the configuration of a proxy that only passes on.
+    """Return the configuration of a proxy that only forwards.
 
     Args:
-        folder: For its files.
-        port: Where it listens.
-        carrier: Of clients and of the upstream: "http" or "grpc".
-        upstream_port: Of the upstream.
+        folder: For the files of nginx.
+        port: Port of the proxy.
+        carrier: Of clients and upstream: "http" or "grpc".
+        upstream_port: Port of the upstream.
     """
     grpc = carrier == "grpc"
     return _PAGE.format(

@@ -1,4 +1,4 @@
-"""Models that do nothing: they give the same arrays whatever comes, on the gateway's event loop."""
+"""Models that do nothing: they return the same arrays for any request, on the gateway's loop."""
 
 from collections.abc import Awaitable, Callable
 
@@ -25,6 +25,6 @@ sum_and_empty = _constant(image().outputs)
 
 
 def models(case: Case) -> dict[str, object]:
-    """Return what a configuration says of the case's model, which runs within the gateway."""
+    """Return the section `models` for the model of the case, which runs in the gateway."""
     options = {"callable": f"{MODULE}:{case.model}"}
     return {case.model: {"backend": "python", "options": options, "signature": signature(case)}}

@@ -1,4 +1,4 @@
-"""GraphPipe messages by flatbuffers' own builder and generated readers, for codecs.py."""
+"""GraphPipe messages by the builder and the generated readers of flatbuffers, for codecs.py."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from gateway.schema import graphpipe_fb
 
-fb: Any = graphpipe_fb  # generated, not typed
+fb: Any = graphpipe_fb  # generated, without types
 
 _ROOM = 1024
 
@@ -37,7 +37,7 @@ def flatbuffers_write(array: npt.NDArray[np.float32]) -> bytes:
 
 
 def flatbuffers_read(message: bytes) -> npt.NDArray[np.float32]:
-    """Return the tensor of an InferRequest, by the generated readers; no copy."""
+    """Return the tensor of an InferRequest by the generated readers, without a copy."""
     request: Any = fb.Request.GetRootAs(message)
     table = request.Req()
     infer: Any = fb.InferRequest()

@@ -1,4 +1,4 @@
-"""Child processes: on which core they run, what they burn, and how they end."""
+"""Child processes: their core, their CPU time, and their end."""
 
 import contextlib
 import ctypes
@@ -40,14 +40,14 @@ def child(
     folder: Path | None = None,
     pipe: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program pinned to *core*; it is ended at the exit, and its children with it.
+    """Run a program pinned to *core*, and end it with its children on exit.
 
     Args:
         words: Program and arguments.
-        core: The only one it may use.
+        core: The only core that it may use.
         log: Gets standard error, and standard output unless *pipe*.
         variables: Added to the environment.
-        folder: To run in.
+        folder: Working directory.
         pipe: Standard output can be read from the process.
     """
     with log.open("wb") as err:
@@ -79,7 +79,7 @@ def child(
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when the benchmark is killed and cannot do it."""
+    """Let the kernel end this process when the benchmark is killed."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
@@ -89,7 +89,7 @@ def cpu_seconds(*pids: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the largest resident size *pid* ever had."""
+    """Return the peak resident memory of *pid*."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -97,7 +97,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def _own_seconds(pid: int) -> float:
-    # The kernel's clock of a process's CPU time, in nanoseconds; /proc/PID/stat has hundredths.
+    # The CPU clock of a process, in nanoseconds. /proc/PID/stat has hundredths of a second.
     with contextlib.suppress(OSError):
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     return 0.0
@@ -122,10 +122,10 @@ def free_port() -> int:
 
 
 def wait_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until something accepts connections on *port*.
+    """Wait until a server accepts connections on *port*.
 
     Raises:
-        RuntimeError: The process ended, or took too long; the text ends with its log.
+        RuntimeError: The process ended or was too slow. The text ends with its log.
     """
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""The load generator for machines without wrk and h2load: aiohttp and grpcio.
+"""Load generator for machines without wrk and h2load: aiohttp and grpcio.
 
     python -m benchmarks.pyload QUESTION-AS-JSON
 
-It needs more CPU than some systems it asks, so its requests per second say little; CPU time per
-request of the system under test stays right.
+It needs more CPU than some systems under test, so its requests per second mean little. The CPU time
+of the system for each request is still correct.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Tables of plain text."""
+"""The tables and the page of a run, as plain text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ _GOALS = (
 
 
 def job_table(rows: Sequence[Row]) -> str:
-    """Return the table of jobs; a blank line between one and the next."""
+    """Return the table of jobs, with a blank line between two jobs."""
     head = ["job", "system", "req/s", "cpu us", "x gateway", "+-%", "p50 us", "added us", "p99 us"]
     head.append("errors")
     return _table(head, [*_job_lines(rows)], left=2)
@@ -92,7 +92,7 @@ def batch_table(rows: Sequence[batching.Row]) -> str:
 
 
 def kept_table(rows: Sequence[kept.Row]) -> str:
-    """Return the table of kept answers."""
+    """Return the table of cached responses."""
     head = ["request", "measured at", "hit us", "miss us", "hit/miss"]
     lines = [
         [row.size, row.at, f"{row.hit_us:,.0f}", f"{row.miss_us:,.0f}", f"{row.ratio:.3f}"]
@@ -102,7 +102,7 @@ def kept_table(rows: Sequence[kept.Row]) -> str:
 
 
 def held_table(rows: Sequence[resident.Held]) -> str:
-    """Return the table of what large requests hold."""
+    """Return the table of the memory of large requests."""
     head = ["requests", "MiB each", "answered", "refused", "before MiB", "held MiB", "most MiB"]
     lines = [
         [
@@ -121,7 +121,7 @@ def held_table(rows: Sequence[resident.Held]) -> str:
 
 
 def stage_table(rows: Sequence[stages.Row]) -> str:
-    """Return the table of stages; a blank line between one way and the next."""
+    """Return the table of stages, with a blank line between two ways."""
     lines: list[list[str]] = []
     for row in rows:
         if lines and lines[-1][0] != row.way:
@@ -132,7 +132,7 @@ def stage_table(rows: Sequence[stages.Row]) -> str:
 
 
 def goal_table(goals: Sequence[Judged]) -> str:
-    """Return the table of goals; a dash where the run has no figure."""
+    """Return the table of goals, with a dash for a goal that was not measured."""
     head = ["goal", "required", "met", "stretch", "met", "measured", "by req/s"]
     lines = [
         [
@@ -160,7 +160,7 @@ def _number(value: float | None) -> str:
 
 
 def page(sections: Mapping[str, Any]) -> str:
-    """Return RESULTS.md: the goals, then each section with where and how it was made."""
+    """Return RESULTS.md: the goals, then each section with its command and machine."""
     parts = ["# Results", _HEAD]
     if "jobs" in sections:
         parts += ["## Goals", _GOALS, f"```\n{goal_table(judged(sections))}\n```"]

@@ -1,7 +1,7 @@
-"""How much memory large requests take: those that are passed on as they come, and those that wait.
+"""The memory of large requests: those that are forwarded while they arrive, and those that wait.
 
-The upstream is of this process and reads nothing until it is told to, so that every request is
-caught in the middle, where it holds the most. Resident sizes are the gateway's, of `/proc`.
+The upstream is in this process and reads nothing at first, so every request stops in the middle,
+where it holds the most memory. Resident sizes of the gateway come from `/proc`.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ _LONGEST_S = 60.0
 
 @dataclass(frozen=True)
 class Held:
-    """What requests in flight took.
+    """Memory of requests in flight.
 
     Attributes:
         what: Which requests.
-        answered: With 200.
-        refused: With another status, for want of room.
-        base_mib: Resident before, when the gateway was warm.
-        held_mib: More than that while all of them were caught in the middle.
-        peak_mib: More than that at the most, until all were answered.
-        allowed_mib: Most that `peak_mib` may be.
+        answered: Requests with status 200.
+        refused: Requests with another status, because the memory budget was used up.
+        base_mib: Resident memory of the warm gateway.
+        held_mib: Additional memory while all of them were in the middle.
+        peak_mib: Additional memory at most, until all were complete.
+        allowed_mib: Limit for `peak_mib`.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Held:
 
     @property
     def good(self) -> bool:
-        """Whether it took no more than it may."""
+        """Whether the peak is within its limit."""
         return self.peak_mib <= self.allowed_mib
 
     def document(self) -> dict[str, object]:
@@ -73,7 +73,7 @@ class Held:
 
 
 class Upstream:
-    """Answers inference requests, whose bodies it reads while `reads` is set."""
+    """Serves inference requests, and reads their bodies only while `reads` is set."""
 
     def __init__(self) -> None:
         self.reads = asyncio.Event()
@@ -90,7 +90,7 @@ class Upstream:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the upstream."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -140,7 +140,7 @@ async def _run(say: Say) -> list[Held]:
         limits: dict[str, object] = {"cut_through_bytes": 0}
         budget = 512
         with _gateway(upstream.port, limits) as running:
-            # A buffer for each upstream connection and for the server, and the heap's own slack.
+            # A buffer for each upstream connection and for the server, and free memory of the heap.
             allowed = budget + 32
             kept = await _measured(upstream, running, RECEIVED, KEPT, KEPT_BYTES, allowed)
     return [passed, kept]
@@ -194,7 +194,7 @@ def message(size: int, model: str = "m") -> tuple[bytes, bytes]:
 
 
 async def _asked(port: int, request: tuple[bytes, bytes]) -> int:
-    """Send a request on a connection of its own; return the status of its answer."""
+    """Send a request on its own connection and return the status of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.writelines(request)
@@ -204,7 +204,7 @@ async def _asked(port: int, request: tuple[bytes, bytes]) -> int:
 
 
 async def _settled(pid: int) -> int:
-    """Return the resident size once it grows no more."""
+    """Return the resident size when it stops growing."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _LONGEST_S
     before = -1
@@ -215,7 +215,7 @@ async def _settled(pid: int) -> int:
 
 
 def status(pid: int, key: str) -> int:
-    """Return a size of /proc/PID/status in bytes: VmRSS is now, VmHWM the most there was."""
+    """Return a size of /proc/PID/status in bytes: VmRSS is the current one, VmHWM the peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == key:

@@ -1,4 +1,4 @@
-"""Running a job: every system up at once, rounds in turn (A B C A B C), medians over rounds."""
+"""Running a job: all systems run at once, and get load in turn (A B C A B C)."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how often.
+    """Length and number of measurements.
 
     Attributes:
         seconds: Of one measurement.
@@ -34,17 +34,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """A system's medians in one job.
+    """Medians of a system in one job.
 
     Attributes:
-        rate: Requests per second, all on one core.
-        cpu_us: CPU time of the system per request, microseconds.
-        ratio: Its CPU time per request in units of the gateway's, the median over rounds of
-            the two measured one after the other: 2.0 needs twice as much as the gateway.
-        spread: Largest less smallest `cpu_us` of the rounds, over their median.
+        rate: Requests per second on one core.
+        cpu_us: CPU time of the system for each request, in microseconds.
+        ratio: CPU time in units of the gateway's, the median over pairs of neighbouring
+            measurements: 2.0 is twice the gateway's.
+        spread: Largest minus smallest `cpu_us` of the rounds, divided by their median.
         p50_us: Latency with one connection.
-        added_us: What of it is not the canned server's own; None where there is none.
-        errors: Requests that failed, of all rounds.
+        added_us: The latency without that of the canned server, if there is one.
+        errors: Failed requests of all rounds.
     """
 
     job: str
@@ -78,12 +78,12 @@ class Sample:
 
 
 def run(job: Job, settings: Settings, wanted: frozenset[str], say: Say) -> list[Row]:
-    """Run *job* for the systems whose names hold one of *wanted*; all when that is empty."""
+    """Run *job* for the systems whose names contain one of *wanted*, or for all of them."""
     with ExitStack() as stack:
         up = _start(job, wanted, stack, say)
         samples: dict[str, list[Sample]] = {name: [] for name in up}
         for name, (running, target) in up.items():
-            load.run(target, job.connections, 1, cores()[1])  # warms
+            load.run(target, job.connections, 1, cores()[1])  # warm-up
             if cpu_seconds(*running.pids) <= 0:
                 raise RuntimeError(f"{name} of {job.name} burns no CPU that can be seen")
         for number in range(1, settings.rounds + 1):
@@ -127,7 +127,7 @@ def _start(
 
 
 def _behind(job: Job, chosen: Sequence[Contender], stack: ExitStack) -> dict[str, Running]:
-    """Start what the systems stand before, by its carrier."""
+    """Start the upstreams of the systems, by carrier."""
     if job.server is not None:
         server = stack.enter_context(job.server())
         return {"http": server, "grpc": server}
@@ -175,17 +175,17 @@ def _sample(
     before = cpu_seconds(*running.pids)
     busy = load.run(target, job.connections, settings.seconds, cores()[1])
     cpu_us = (cpu_seconds(*running.pids) - before) * 1e6 / max(1, busy.requests)
-    # Latency is of interest where it is small; one look at the rest will do.
+    # Only small latencies matter; one round is enough for the others.
     return Sample(cpu_us, busy, load.run(target, 1, 1, cores()[1]) if lone else None)
 
 
 def _line(error: Exception) -> str:
-    """Return what went wrong in one line."""
+    """Return the error as one line."""
     return " ".join(str(error).split())[:_LINE]
 
 
 def rows_of(job: Job, samples: Mapping[str, list[Sample]]) -> list[Row]:
-    """Return the medians of each system; of each, the first round has a latency."""
+    """Return the medians of each system. The first round of each has a latency."""
     return [_row(job, name, found, samples) for name, found in samples.items()]
 
 

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.soak`: what large requests hold, then mixed load, and whether memory stays.
+"""`python -m benchmarks.soak`: memory of large requests, then mixed load that must not leak.
 
-Clients of every protocol ask a gateway small and large things; some are wrong, and some clients
-leave in the middle. A third of the models are the gateway's own, the others are behind a second
-gateway, over HTTP and over gRPC. At most so many ask at a time, and so many begin with the largest
-questions at once: then the heap is as large as it need ever be. The resident size of the first
-gateway is noted every few seconds; the slope is that of the straight line through what was noted
-after the first third.
+Clients of every protocol send small and large requests. Some are wrong, and some clients disconnect
+in the middle. A third of the models run in the gateway. The others are behind a second gateway,
+over HTTP and over gRPC. The number of concurrent requests is bounded, and the same number of the
+largest requests runs first, so that the heap reaches its full size. The resident size of the first
+gateway is recorded every few seconds. The slope is that of the regression line after the first
+third.
 """
 
 import argparse
@@ -47,20 +47,20 @@ _FLAT_MIB_PER_HOUR = 16.0
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _DEADLINE_S = 20.0
 _AT_A_TIME = 4
-# What shorter loads say of the slope is chance.
+# The slope of a shorter load is random.
 _LEAST_MINUTES = 10
 _OK = "as it should"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What was seen.
+    """The result of the mixed load.
 
     Attributes:
-        start_mib: Resident when a third of the time was over.
-        slope_mib_per_hour: Of the line from then on.
-        outcomes: How requests ended, by kind and outcome.
-        unexpected: Those that ended as they should not.
+        start_mib: Resident memory after the first third of the time.
+        slope_mib_per_hour: Slope of the line from then on.
+        outcomes: Number of requests, by kind and outcome.
+        unexpected: Number of requests with a wrong outcome.
     """
 
     minutes: float
@@ -75,12 +75,12 @@ class Line:
 
     @property
     def flat(self) -> bool:
-        """Whether the line is flat, and everything ended as it should."""
+        """Whether the line is flat and every request ended as expected."""
         return self.slope_mib_per_hour <= _FLAT_MIB_PER_HOUR and not self.unexpected
 
 
 def run(minutes: float, rate: float, file: Path | None, say: Say) -> Line:
-    """Ask *rate* times a second for *minutes*; sizes go to *file*, as CSV."""
+    """Send *rate* requests a second for *minutes*, and write sizes to *file* as CSV."""
     return uvloop.run(_run(minutes, rate, file, say))
 
 
@@ -97,7 +97,7 @@ async def _run(minutes: float, rate: float, file: Path | None, say: Say) -> Line
 
 @contextmanager
 def _gateways() -> Iterator[Running]:
-    """Run a gateway with models, and the one that is measured in front of it."""
+    """Run a gateway with models, and the measured one in front of it."""
     models: dict[str, dict[str, object]] = {
         name: {"backend": "python", "options": {"callable": f"{_EXAMPLES}:{name}"}}
         for name in ("simple", "identity_fp32", "slow")
@@ -149,7 +149,7 @@ def _urls(running: Running) -> list[str]:
 
 
 class _Load:
-    """Everything that is asked."""
+    """All the requests."""
 
     def __init__(self, running: Running, clients: list[Connected]) -> None:
         self._running = running
@@ -176,7 +176,7 @@ class _Load:
         self._kinds = kinds
 
     async def run(self, minutes: float, rate: float, file: Path | None, say: Say) -> Line:
-        """Ask until the time is over."""
+        """Send requests until the time is over."""
         loop = asyncio.get_running_loop()
         await self._fill()
         begin = loop.time()
@@ -207,7 +207,7 @@ class _Load:
         return self._line(minutes, requests)
 
     async def _fill(self) -> None:
-        """Ask as much at once as will ever be asked."""
+        """Send as many requests at once as the load ever has."""
         inputs = (array_tensor("INPUT0", self._floats),)
         for service in self._services[:2]:
             for end in ("", "-http", "-grpc"):
@@ -263,7 +263,7 @@ class _Load:
         raise RuntimeError("an unknown model has answered")
 
     async def _leave(self, service: Service) -> None:
-        """Ask what takes long, and go."""
+        """Send a slow request and disconnect."""
         wait = array_tensor("INPUT0", np.array([1000], dtype=np.int32))
         asking = asyncio.ensure_future(service(_call(self._model("slow"), (wait,))))
         await asyncio.sleep(0.02)
@@ -272,7 +272,7 @@ class _Load:
             await asking
 
     async def _broken(self) -> None:
-        """Send what is no request of any protocol."""
+        """Send bytes that are a request of no protocol."""
         body = os.urandom(100)
         head = (
             f"POST /v2/models/simple/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
@@ -286,7 +286,7 @@ class _Load:
             writer.close()
 
     async def _half(self) -> None:
-        """Send half of a large body, and go."""
+        """Send half of a large body and disconnect."""
         head, body = message(2 * MIB, self._model("identity_fp32"))
         _, writer = await asyncio.open_connection("127.0.0.1", self._running.http_port)
         writer.write(head + body[:MIB])
@@ -319,7 +319,7 @@ def _text(line: Line) -> str:
 
 
 def main() -> int:
-    """Measure both and print; return 1 where more is held than may be, or the line rises."""
+    """Measure both and print them. Return 1 if memory exceeds its limit or rises."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="of mixed load")
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")

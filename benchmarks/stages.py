@@ -1,12 +1,12 @@
-"""What each stage of a small request costs: transports, frontend, every layer, codecs.
+"""The cost of each stage of a small request: transports, frontend, every layer, codecs.
 
-The whole gateway runs on a loop whose connections are memory, thirty-two requests under way, so
-that what is timed is our own code and the loop's turns, and no system call. CPU time, the least of
-many short batches; the stages take turns, so that a busy moment hits all of them.
+The whole gateway runs on a loop with connections in memory and 32 concurrent requests. The times
+are those of our own code and of the loop, without system calls: CPU time, the minimum of many short
+batches. The stages take turns, so that a busy moment of the machine affects all of them.
 
-A transport's cost is what is left of a larger stage when what it contains, and the same traffic
-over protocols that do nothing, are taken off; a layer's own is its time less that of the layer
-below, which stand on an upstream that answers at once.
+The cost of a transport is a larger stage minus its parts, and minus the same traffic over protocols
+that do nothing. The cost of a layer is its time minus that of the layer below it. The upstream of
+these layers responds at once.
 """
 
 import asyncio
@@ -63,10 +63,10 @@ checks, deadline, limits, metrics and the decision to log.
 
 @dataclass(frozen=True)
 class Row:
-    """What one stage costs.
+    """The cost of one stage.
 
     Attributes:
-        us: CPU time of it alone, microseconds.
+        us: Its own CPU time in microseconds.
     """
 
     way: str
@@ -85,10 +85,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Way:
-    """A protocol in, and one out.
+    """A protocol for input and one for output.
 
     Attributes:
-        back: Carrier of the upstream; None for a model within the gateway.
+        back: Carrier of the upstream; None for a model in the gateway.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Way:
 
 
 def ways() -> list[Way]:
-    """Return what is measured."""
+    """Return the ways to measure."""
     case = messages.small()
     return [
         Way("json-grpc", "http", "grpc", messages.json_request(case)),
@@ -109,7 +109,7 @@ def ways() -> list[Way]:
 
 
 def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Row]:
-    """Measure the ways whose names hold *only*, each stage in so many *batches*."""
+    """Measure the ways whose names contain *only*, each stage in a number of *batches*."""
     rows: list[Row] = []
     for found in _each(only, say, lambda bench: bench.rows(batches)):
         rows += found
@@ -117,15 +117,15 @@ def measure(only: str, say: Callable[[str], None], batches: int = 30) -> list[Ro
 
 
 def profile(only: str, say: Callable[[str], None], requests: int = 10_000) -> str:
-    """Return where the interpreter's profiler sees the time go, of the ways that hold *only*.
+    """Return the profile of the interpreter for the ways whose names contain *only*.
 
-    It makes calls cost more than they do: for who is called how often, not for how long.
+    The profiler makes calls more expensive: it shows how often functions run, not for how long.
     """
     return "\n".join(_each(only, say, lambda bench: bench.profile(requests)))
 
 
 def path(only: str, say: Callable[[str], None]) -> str:
-    """Return the files of the gateway that one request passes, for the ways that hold *only*."""
+    """Return the files that one request passes, for the ways whose names contain *only*."""
     return "\n".join(_each(only, say, lambda bench: bench.path()))
 
 
@@ -145,7 +145,7 @@ def _each(
 async def _asked(
     loop: MemoryLoop, way: Way, ask: Callable[["_Bench"], Coroutine[Any, Any, T]]
 ) -> T:
-    """Start the way's gateway, and ask of it what is wanted."""
+    """Start the gateway of the way, and run a coroutine with it."""
     case = messages.small()
     loop.upstream = lambda: _canned(way.back or "http", case)
     gateway = Gateway(load_text(json.dumps(_said(way, case))))
@@ -155,7 +155,7 @@ async def _asked(
         return await ask(_Bench(loop, gateway, way, case))
     finally:
         await gateway.stop(0, 0)
-        await asyncio.sleep(0)  # for what was closed to be told
+        await asyncio.sleep(0)  # closed connections are notified in the next turn
 
 
 def _canned(carrier: str, case: Case) -> asyncio.Protocol:
@@ -182,14 +182,14 @@ def _said(way: Way, case: Case) -> dict[str, object]:
 
 
 class _Bench:
-    """One way, taken to pieces."""
+    """One way and its parts."""
 
     def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way, case: Case) -> None:
         self._loop = loop
         self._way = way
         self._case = case
         self._path = f"/v2/models/{case.model}/infer"
-        # Transports remember the heads of requests and answers that come again.
+        # Transports cache repeated heads of requests and responses.
         length = ("Content-Length", str(len(way.question.body)))
         self._headers = Headers((*_FIELDS, length, *way.question.fields))
         spec = protocol("oip")
@@ -214,7 +214,7 @@ class _Bench:
             "decode_call": called(lambda: codec.decode_call(self._wire())),
             "call": called(self._call),
         }
-        # Calls and answers remember what was asked of them, so each is asked for the first time.
+        # Calls and responses cache values, so each one is used once.
         inner = {
             "frontend": awaited(lambda: self._frontend.handle(self._wire())),
             "encoded": awaited(self._encoded),
@@ -227,14 +227,14 @@ class _Bench:
             inner = {name: asking(upstream, quick, step) for name, step in inner.items()}
             await inner["frontend"](LANES)
             steps |= self._upstream_steps(upstream, self._way.back, [*quick.wires])
-        # One after the other: the interpreter makes code fast for the client it has met last.
+        # One after the other: the interpreter specialises code for the last client.
         found = await least(steps, batches)
         return [*self._rows(found | await least(inner, batches))]
 
     async def profile(self, requests: int) -> str:
         """Return the profile of the whole."""
         load, profiler, text = self._load(self._connect, self._way.front), Profile(), StringIO()
-        await load(requests // 10)  # warms
+        await load(requests // 10)  # warm-up
         profiler.enable()
         await load(requests)
         profiler.disable()
@@ -242,7 +242,7 @@ class _Bench:
         return f"{self._way.name}, {requests} requests\n{text.getvalue()}"
 
     async def path(self) -> str:
-        """Return the path of one request, once the caches hold its form."""
+        """Return the path of one request, once the caches know its form."""
         load, calls = self._load(self._connect, self._way.front), Calls()
         await load(_WARM_UP)
         with calls:
@@ -252,7 +252,7 @@ class _Bench:
     def _upstream_steps(self, upstream: Any, carrier: str, wires: Sequence[Any]) -> dict[str, Step]:
         codec, client = upstream._codec, upstream._client  # noqa: SLF001  # to look inside
         call, answer = self._call(), self._answer()
-        # As they came to the client, so that each has an id of its own.
+        # As the client received them: each has its own id.
         wire = itertools.cycle(wires)
         server = partial(_canned, carrier, self._case)
         return {
@@ -300,13 +300,13 @@ class _Bench:
             question = messages.grpc_request(self._case)
             return Load(LANES, connect, partial(grpc_requests, question), ends_grpc).run
         question = messages.json_request(self._case)
-        if self._way.front == "grpc":  # then this is the upstream's side
+        if self._way.front == "grpc":  # this is the side of the upstream
             question = messages.binary_request(self._case)
         requests = partial(http_requests, question, self._path)
         return Load(LANES, connect, requests, ends_http).run
 
     async def _recorded(self) -> bytes:
-        """Return the gateway's own answer, as it is written."""
+        """Return a response of the gateway as bytes."""
         came: list[bytes] = []
         ends = ends_grpc if self._way.front == "grpc" else ends_http
 
@@ -328,14 +328,14 @@ class _Bench:
         return self._codec.decode_call(self._wire()).with_context(request_id="1")
 
     def _wire(self) -> Any:
-        """Return the question as a transport hands it on."""
+        """Return the request as a transport passes it on."""
         body = (memoryview(self._way.question.body),)
         if self._way.front == "grpc":
             return GrpcRequest(GRPC_METHOD, body, (("user-agent", "load"),))
         return HttpRequest("POST", self._path, "", self._headers, body)
 
     def _answer(self) -> Callable[[], Any]:
-        """Return what makes the upstream's answer as a transport hands it on."""
+        """Return a function that returns the response as the transport of an upstream does."""
         if self._way.back == "grpc":
             message = messages.grpc_reply(self._case).body
             return lambda: GrpcResponse((memoryview(message),))

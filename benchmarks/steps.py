@@ -1,6 +1,6 @@
-"""Pieces of a gateway as steps that can be timed: who stands below whom, and at what cost.
+"""Parts of a gateway as steps with a cost, and the layers below a service.
 
-A step does something so many times; CPU time, the least of many short batches, is what it costs.
+A step runs a number of times. Its cost is CPU time, the minimum of many short batches.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Step = Callable[[int], Awaitable[None]]
 
 
 class Echo(asyncio.Protocol):
-    """Answers whatever comes with the same bytes."""
+    """Responds to any bytes with the same bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -36,14 +36,14 @@ class Echo(asyncio.Protocol):
 
 
 class Quick:
-    """A client that has the answer to an inference already.
+    """A client that has the response to an inference already.
 
     Args:
-        client: Asked everything else: a probe comes now and then.
-        answer: Makes the answer.
+        client: Handles everything else, such as probes.
+        answer: Creates the response.
 
     Attributes:
-        wires: What it was asked last.
+        wires: The last requests.
     """
 
     def __init__(self, client: Any, answer: Callable[[], Any]) -> None:
@@ -60,7 +60,7 @@ class Quick:
 
 
 def asking(upstream: Any, client: Any, step: Step) -> Step:
-    """Return *step* with *upstream* asking *client* meanwhile."""
+    """Return *step*, with *client* as the client of *upstream* while it runs."""
 
     async def run(count: int) -> None:
         before = upstream._client  # noqa: SLF001  # to look inside
@@ -74,7 +74,7 @@ def asking(upstream: Any, client: Any, step: Step) -> Step:
 
 
 def chain(service: Any) -> Iterator[Any]:
-    """Yield *service* and what it asks, down to the upstream or the model."""
+    """Yield *service* and the services below it, down to the upstream or the model."""
     found: Any = service
     while found is not None:
         yield found
@@ -92,7 +92,7 @@ def _below(service: Any, name: str) -> Any:
 
 
 def awaited(ask: Callable[[], Awaitable[Any]]) -> Step:
-    """Return what asks from as many tasks as there are lanes."""
+    """Return a step that runs as many tasks as there are lanes."""
 
     async def lane(count: int) -> None:
         for _ in range(count):
@@ -113,7 +113,7 @@ def called(step: Callable[[], object]) -> Step:
 
 
 async def tasks(count: int) -> None:
-    """Make as many tasks, each of which waits for a future of its own."""
+    """Create tasks that each wait for a future of their own."""
     loop = asyncio.get_running_loop()
     for _ in range(count // LANES):
         futures = [loop.create_future() for _ in range(LANES)]
@@ -129,7 +129,7 @@ async def _waits(future: asyncio.Future[None]) -> None:
 
 
 async def least(steps: dict[str, Step], batches: int) -> dict[str, float]:
-    """Return microseconds for each step: the least of its batches, which take turns."""
+    """Return the microseconds of each step: the minimum of its batches, which take turns."""
     counts = {}
     for name, step in steps.items():
         await step(LANES)

@@ -1,7 +1,7 @@
-"""What a run has found so far, kept in a file after each step, so that a run can go on later.
+"""The results of a run, written to a file after each step, so that a run can continue later.
 
-A section is one of the things that are measured: its rows, its table as text, where and by which
-command it was made. Sections that a run does not measure stay as they were.
+A section has rows, a table as text, the command and the machine. Sections that a run does not
+measure stay as they were.
 """
 
 import json
@@ -17,10 +17,10 @@ class Store:
     """The sections of a run.
 
     Args:
-        path: Where they are kept at last; None to keep nothing.
+        path: The file of the results; None stores nothing.
         about: The machine of this run.
         words: The command of this run.
-        resume: Go on with what a run that did not end has left.
+        resume: Continue an interrupted run.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Store:
         return self._path.with_name(self._path.name + PART)
 
     def done(self, name: str) -> list[str]:
-        """Return the parts of a section that were measured before this run went on."""
+        """Return the parts of a section that an interrupted run has measured."""
         parts: list[str] = self.sections.get(name, {}).get("done", [])
         return parts
 
     def put(self, name: str, rows: list[dict[str, object]], table: str, done: list[str]) -> None:
-        """Keep what a section has so far.
+        """Store the current state of a section.
 
         Args:
             name: Of the section.
-            rows: All of them, those from before included.
-            table: The same as text.
+            rows: All rows, with earlier ones.
+            table: The rows as text.
             done: Parts that need not be measured again.
         """
         made = self.sections.get(name, {"about": self._about, "words": self._words})
@@ -58,7 +58,7 @@ class Store:
             _write(self._part, self.sections)
 
     def finish(self) -> dict[str, Any]:
-        """Put this run's sections in the place of the last's; return all there are now."""
+        """Replace the sections of the last run, and return all sections."""
         if self._path is None:
             return self.sections
         ended = {
@@ -72,7 +72,7 @@ class Store:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the sections of results.json; none where there is no such file."""
+    """Return the sections of results.json, or none without the file."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
@@ -85,7 +85,7 @@ def _write(path: Path, sections: Mapping[str, Any]) -> None:
 
 
 def _text(section: Mapping[str, Any]) -> str:
-    """Return a section as JSON with a line for each row, and for each other thing that it says."""
+    """Return a section as JSON, with a line for each row and each other value."""
     lines = [f"{json.dumps(key)}: {json.dumps(section[key])}" for key in section if key != "rows"]
     rows = ",\n  ".join(map(json.dumps, section["rows"]))
     return "{\n " + ",\n ".join([*lines, f'"rows": [\n  {rows}\n ]']) + "\n}"

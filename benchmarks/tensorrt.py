@@ -1,4 +1,4 @@
-"""TensorRT v1: a question through the gateway, as its clients send it over HTTP."""
+"""TensorRT v1: a request through the gateway, as its clients send it over HTTP."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +15,12 @@ _MOST = 8
 
 
 def path(case: Case) -> str:
-    """Return the path of an inference, with the form of answer that the real client asks for."""
+    """Return the path of an inference, with the response format that the real client requests."""
     return f"/api/infer/{case.model}?format=binary"
 
 
 def request(case: Case) -> Message:
-    """Write a batch of one: shapes without the batch axis stand in a header, no datatypes."""
+    """Encode a batch of one: shapes in a header without the batch axis, and no datatypes."""
     inputs = [
         f'input {{ name: "{name}" {" ".join(f"dims: {dim}" for dim in array.shape[1:])} }}'
         for name, array in case.inputs.items()
@@ -33,7 +33,7 @@ def request(case: Case) -> Message:
 
 
 def read(case: Case) -> Callable[[Message], Arrays]:
-    """Return what reads an answer's outputs, whose datatypes its clients know from elsewhere."""
+    """Return a reader for the outputs of a response, which has no datatypes."""
 
     def outputs(message: Message) -> Arrays:
         fields = {name.lower(): value for name, value in message.fields}
@@ -50,9 +50,9 @@ def read(case: Case) -> Callable[[Message], Arrays]:
 
 
 def start(case: Case) -> Any:
-    """Return what starts a gateway that has been told that the model batches.
+    """Return a function that starts a gateway with a batching model.
 
-    The canned upstream does not know; a real one is asked once in 30 s.
+    The canned upstream has no metadata. A real one is asked for it once in 30 s.
     """
     told = {**signature(case), "max_batch_size": _MOST}
     return partial(systems.gateway, models={case.model: {"signature": told}})

@@ -1,4 +1,4 @@
-"""Requests on connections of memory: so many lanes, each asking again when it has its answer."""
+"""Requests on connections in memory: each lane sends the next one after its response."""
 
 import asyncio
 import itertools
@@ -20,12 +20,12 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class Load:
-    """Lanes that ask, one request at a time on each; connected at the first run.
+    """Lanes that send one request at a time. They connect at the first run.
 
     Args:
-        connect: Makes one connection.
-        requests: Makes the requests of one connection.
-        answers: Tells whether some bytes end an answer.
+        connect: Opens one connection.
+        requests: Creates the requests of one connection.
+        answers: Returns whether some bytes end a response.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Load:
         self._done: asyncio.Future[None]
 
     async def run(self, count: int) -> None:
-        """Ask *count* times and wait for the last answer."""
+        """Send *count* requests and wait for the last response."""
         self._done = asyncio.get_running_loop().create_future()
         self._unsent = self._unanswered = count
         if not self._senders:
@@ -77,7 +77,7 @@ class Load:
 
 
 def http_requests(message: Message, path: str) -> Iterator[bytes]:
-    """Yield the same request for ever."""
+    """Yield the same request forever."""
     fields = (("Host", "127.0.0.1:8000"), ("Content-Length", str(len(message.body))))
     lines = [f"{name}: {value}" for name, value in (*fields, *message.fields)]
     head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode()
@@ -85,7 +85,7 @@ def http_requests(message: Message, path: str) -> Iterator[bytes]:
 
 
 def grpc_requests(message: Message) -> Iterator[bytes]:
-    """Yield calls of ModelInfer, each on the next stream; the first greets as well."""
+    """Yield calls of ModelInfer, each on the next stream. The first one includes the preface."""
     window = struct.pack(">HI", _INITIAL_WINDOW, _BIG)
     greeting = _PREFACE + _frame(_SETTINGS, 0, 0, window)
     greeting += _frame(_WINDOW, 0, 0, struct.pack(">I", _BIG - _DEFAULT_WINDOW))
@@ -100,12 +100,12 @@ def grpc_requests(message: Message) -> Iterator[bytes]:
 
 
 def ends_http(_data: bytes) -> bool:
-    """Tell that an answer is whole: small ones are written at once."""
+    """Return True: small responses are written at once."""
     return True
 
 
 def ends_grpc(data: bytes) -> bool:
-    """Tell whether there are trailers in some whole frames."""
+    """Return whether complete frames contain trailers."""
     at = 0
     while at < len(data):
         kind, flags = data[at + 3], data[at + 4]

@@ -1,8 +1,8 @@
-"""An event loop whose connections are memory: a whole gateway, without a kernel's sockets.
+"""An event loop with connections in memory: a whole gateway without sockets of the kernel.
 
-Both ends live in one process and what one writes the other is given in the next turn of the loop,
-so that what is timed is the program alone. A gateway started on it listens nowhere; `connect` is
-its client, and what it connects to is a canned server.
+Both ends are in one process. Bytes that one end writes reach the other in the next turn of the
+loop, so a benchmark measures the program alone. A gateway on this loop listens nowhere. `connect`
+is its client, and it connects to a canned server.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ Make = Callable[[], asyncio.BaseProtocol]
 
 
 class Wire(asyncio.Transport):
-    """One end of a connection: what is written here, the far end receives.
+    """One end of a connection. The other end receives what is written here.
 
     Args:
         loop: Of both ends.
         owner: The protocol of this end.
 
     Attributes:
-        receive: Takes what is written; set once both ends are there.
+        receive: Receives written bytes; set when both ends exist.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: asyncio.BaseProtocol) -> None:
@@ -33,48 +33,48 @@ class Wire(asyncio.Transport):
         self.receive: Callable[[bytes], object] | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Hand on a copy, as a kernel would have made one."""
+        """Pass on a copy, as a kernel would."""
         if self.receive is not None and not self._closing:
             self._loop.call_soon(self.receive, bytes(data))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Hand on several buffers as one."""
+        """Pass on several buffers as one."""
         self.write(b"".join(list_of_data))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return where the peer is; there is no socket."""
+        """Return the address of the peer. There is no socket."""
         return ("127.0.0.1", 1) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Do nothing: whatever is written is taken."""
+        """Do nothing: every write succeeds."""
 
     def get_write_buffer_size(self) -> int:
-        """Return 0: nothing waits."""
+        """Return 0: nothing is buffered."""
         return 0
 
     def pause_reading(self) -> None:
-        """Do nothing: what is sent here is small."""
+        """Do nothing: messages are small."""
 
     def resume_reading(self) -> None:
-        """Do nothing, as above."""
+        """Do nothing."""
 
     def is_closing(self) -> bool:
-        """Return whether it was closed."""
+        """Return whether this end is closed."""
         return self._closing
 
     def close(self) -> None:
-        """Take no more, and tell this end; harmless the second time."""
+        """Refuse further bytes and notify this end. A second call has no effect."""
         if not self._closing:
             self._closing = True
             self._loop.call_soon(self._owner.connection_lost, None)
 
     def abort(self) -> None:
-        """Close: nothing waits here."""
+        """Close, because nothing is buffered."""
         self.close()
 
 
 class _Listening:
-    """What the loop gives for a server."""
+    """The server object of the loop."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -89,11 +89,11 @@ class _Listening:
 
 
 class MemoryLoop(uvloop.Loop):
-    """An event loop on which nothing is sent.
+    """An event loop that sends nothing.
 
     Attributes:
-        upstream: Makes the protocol of the server that is connected to, whatever the address.
-        listening: Protocols of servers started here, by port.
+        upstream: Creates the protocol of the server, for any address.
+        listening: Protocol factories of the servers of this loop, by port.
     """
 
     upstream: Make
@@ -105,7 +105,7 @@ class MemoryLoop(uvloop.Loop):
     async def create_server(  # type: ignore[override]  # no address and no options matter here
         self, make: Make, *_where: Any, **_options: Any
     ) -> Any:
-        """Note who would be connected to."""
+        """Record the protocol factory of a server."""
         port = 1 + len(self.listening)
         self.listening[port] = make
         return _Listening(port)
@@ -122,16 +122,16 @@ class MemoryLoop(uvloop.Loop):
         return near, client
 
     def connect(self, port: int, received: Callable[[bytes], object]) -> Callable[[bytes], object]:
-        """Connect to what listens here; return what sends to it.
+        """Connect to a server of this loop, and return a function that sends to it.
 
         Args:
-            port: By `listening`.
-            received: Is given what it writes.
+            port: As in `listening`.
+            received: Receives the bytes of the server.
         """
         return self.join(self.listening[port], received)
 
     def join(self, make: Make, received: Callable[[bytes], object]) -> Callable[[bytes], object]:
-        """Connect to the protocol that *make* makes; as `connect` otherwise."""
+        """Connect to the protocol that *make* creates, as in `connect`."""
         protocol = make()
         wire = Wire(self, protocol)
         wire.receive = received
@@ -140,7 +140,7 @@ class MemoryLoop(uvloop.Loop):
 
 
 def _receiver(protocol: asyncio.BaseProtocol) -> Callable[[bytes], object]:
-    """Return what gives bytes to *protocol* as a loop does."""
+    """Return a function that passes bytes to *protocol* as a loop does."""
     if not isinstance(protocol, asyncio.BufferedProtocol):
         return cast("asyncio.Protocol", protocol).data_received
 

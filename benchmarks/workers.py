@@ -1,8 +1,8 @@
-"""Workers: what a small request costs with two of them, beside one process alone.
+"""Workers: the cost of a small request with two workers, compared with one process.
 
-Both gateways, the canned upstream and the load share all cores, since two workers on one core would
-only take turns. Each round asks one after the other. CPU time is that of the whole family: the
-supervisor's, which adds up metrics every two seconds, counts too.
+Both gateways, the canned upstream and the load share all cores, because two workers on one core
+would only take turns. Each round measures one after the other. CPU time includes the supervisor,
+which adds up metrics every two seconds.
 """
 
 import time
@@ -23,7 +23,7 @@ _READY_S = 60.0
 
 
 def run(settings: Settings, say: Callable[[str], None]) -> list[Row]:
-    """Measure both; the ratio of the second row is what is asked for."""
+    """Measure both. The ratio of the second row is the result."""
     small = messages.small()
     contenders = [
         Contender(
@@ -44,7 +44,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> list[Row]:
 
 @contextmanager
 def _gateway(carrier: str, upstream_port: int, *, workers: int) -> Iterator[Running]:
-    """Run a gateway of so many workers; at the end each of them must have answered something."""
+    """Run a gateway with a number of workers, and check at the end that each had requests."""
     admin = free_port()
     said = {"workers": workers, "admin": {"address": f"127.0.0.1:{admin}", "metrics": None}}
     with systems.gateway(carrier, upstream_port, said=said, anywhere=True) as running:

@@ -98,7 +98,7 @@ class Trained:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files, or compare them with `--check`; return the exit status."""
+    """Write the files, or compare them with `--check`, and return the exit status."""
     parser = argparse.ArgumentParser(description="Train the models that the wheel ships.")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train_all() -> tuple[Trained, ...]:
-    """Train every model of the demo; the same on each call."""
+    """Train every model of the demo, with the same result on each call."""
     return (*train_digits(), train_language())
 
 
@@ -133,9 +133,9 @@ def write(trained: Iterable[Trained], directory: Path) -> None:
 
 
 def differences(trained: Iterable[Trained], directory: Path) -> list[str]:
-    """Say in what the files below *directory* are not what training gives; empty if in nothing.
+    """Return how the files in *directory* differ from the result of training.
 
-    A model may differ in its bytes, not in its answers; the examples may not differ at all.
+    The bytes of a model may differ, but not its outputs. The examples may not differ at all.
     """
     found = [
         f"{directory / model.path} {difference}"
@@ -228,7 +228,7 @@ def _digits_graph(version: int, mean: Floats, scale: Floats, layers: Sequence[La
         nodes.append(node("Gemm", [result, *names], [f"scores{number}"]))
         result = f"scores{number}"
     nodes.append(node("Softmax", [result], ["probabilities"], axis=1))
-    # A digit's label is the number of its column.
+    # The label of a digit is the number of its column.
     nodes.append(node("ArgMax", [result], ["label"], axis=1, keepdims=0))
     scan = value("X", TensorProto.FLOAT, ["batch", len(mean)])
     label = value("label", TensorProto.INT64, ["batch"])
@@ -319,7 +319,7 @@ def _language_graph(known: Sequence[str], slope: Floats, offset: Floats) -> byte
 
 
 def _counting_nodes(known: Sequence[str]) -> list[NodeProto]:
-    """Do in the graph what `_ngrams` and the counting in `_frequencies` do here."""
+    """Build graph nodes for `_ngrams` and the counting in `_frequencies`."""
     lengths = range(1, LONGEST_NGRAM + 1)
     return [
         node(
@@ -357,12 +357,12 @@ def _counting_nodes(known: Sequence[str]) -> list[NodeProto]:
 
 
 def _kept(rows: Iterable[T]) -> list[T]:
-    """Return what training may see of *rows*."""
+    """Return the training part of *rows*."""
     return [row for number, row in enumerate(rows) if number % HELD_OUT_EVERY != 0]
 
 
 def _held_out(rows: Iterable[T]) -> list[T]:
-    """Return what training may not see of *rows*."""
+    """Return the held-out part of *rows*."""
     return [row for number, row in enumerate(rows) if number % HELD_OUT_EVERY == 0]
 
 

@@ -1,8 +1,8 @@
 """A KServe ModelServer on the loopback with a model that does nothing.
 
-It runs in KServe's own environment, with the folder of the interop tests' `serve.py` on its path,
-which knows how KServe is kept off other addresses. The file named by BENCH_ANSWER says what is
-answered, BENCH_MODEL by which model.
+It runs in the environment of KServe, with the folder of `serve.py` of the interop tests on its
+path. That module keeps KServe off other addresses. BENCH_ANSWER names a file with the outputs,
+BENCH_MODEL the model.
 """
 
 # mypy: disable-error-code="misc"
@@ -29,7 +29,7 @@ _DTYPES = {"INT32": np.int32, "FP32": np.float32}
 
 
 class NoOp(Model):
-    """Answers the same whatever is asked."""
+    """Returns the same outputs for any request."""
 
     def __init__(self, name: str, outputs: list[dict[str, Any]]) -> None:
         super().__init__(name)
@@ -37,12 +37,12 @@ class NoOp(Model):
         self._outputs = [(each["name"], each["datatype"], _array(each)) for each in outputs]
 
     def load(self) -> bool:
-        """Be ready."""
+        """Become ready."""
         self.ready = True
         return True
 
     async def predict(self, request: InferRequest, *_: object, **__: object) -> InferResponse:
-        """Answer one request."""
+        """Handle one request."""
         outputs = []
         for name, datatype, array in self._outputs:
             output = InferOutput(name=name, shape=list(array.shape), datatype=datatype)

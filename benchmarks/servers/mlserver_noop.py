@@ -1,6 +1,6 @@
-"""A model of MLServer that does nothing: it gives what the file named by BENCH_ANSWER says.
+"""A model of MLServer that does nothing: it returns the outputs in the file of BENCH_ANSWER.
 
-It runs in MLServer's own environment: it imports nothing of this project.
+It runs in the environment of MLServer and imports nothing of this project.
 """
 
 # mypy: disable-error-code="misc"
@@ -19,16 +19,16 @@ from mlserver.types import (
 
 
 class NoOp(MLModel):
-    """Answers the same whatever is asked."""
+    """Returns the same outputs for any request."""
 
     async def load(self) -> bool:
-        """Read the answer."""
+        """Read the outputs."""
         outputs = json.loads(Path(os.environ["BENCH_ANSWER"]).read_text())  # noqa: ASYNC240  # once
         self._outputs = [ResponseOutput(**output) for output in outputs]
         return True
 
     async def predict(self, _request: InferenceRequest) -> InferenceResponse:
-        """Answer one request."""
+        """Handle one request."""
         return InferenceResponse(
             model_name=self.name, model_version=self.version, outputs=self._outputs
         )
