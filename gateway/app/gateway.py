@@ -39,7 +39,7 @@ from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
-from gateway.routing.server_info import Index, ServerAnswers, ServerOptions
+from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_questions import UpstreamQuestions
 from gateway.service import Service
 from gateway.telemetry import log as logs
@@ -265,14 +265,14 @@ class Gateway:
         if kind in _INFERENCES:
             self._rolling_stats.add(seconds, failed=code != OK, at=record.ended)
 
-    def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerAnswers:
+    def _server_answers(self, routes: list[BuiltRoute], matcher: Matcher) -> ServerInfo:
         by_name = {built.ruled.name: built for built in routes}
         named = {name: by_name[route].ready for route, name in _routes_of(self._config, routes)}
         models, pipelines = self._models.loadable, self._pipelines.pipelines
         indexes = [Index("local", self._models.index, ttl_s=0)]
         indexes.append(Index("pipelines", self._pipelines.index, ttl_s=0))
         indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
-        return ServerAnswers(
+        return ServerInfo(
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),
                 routes=[ready_unless_unloaded(built, models, pipelines) for built in routes],

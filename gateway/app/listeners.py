@@ -91,7 +91,7 @@ def build_listener(
     for name in config.protocols or PROTOCOLS:
         spec = protocol(name)
         options = _options(spec, config)
-        refused = shared.metrics.refused_by
+        refused = shared.metrics.rejected
         own_service = _protocol_service(spec, service, shared)
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
@@ -176,7 +176,7 @@ def _stream_server(
     return StreamServer(
         str(stream.address),
         partial(binding.server_framer, limits[1]),
-        Frontend(codec, service, refused=shared.metrics.refused_by),
+        Frontend(codec, service, refused=shared.metrics.rejected),
         limits=limits[0],
         budget=shared.budget,
         ordered=binding.ordered,
@@ -206,7 +206,7 @@ def _shared_port(
     servers: list[tuple[MatchesPrefix, ConnectionServer]] = []
     if spec.http is not None and spec.stream.http_prefixes:
         codec: Any = spec.http.codec(limits[1], options)
-        frontend: Any = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_http)
+        frontend: Any = Frontend(codec, service, refused=metrics.rejected, stamp=stamp_http)
         http = HTTP_SERVERS[config.transport](
             mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
             limits=limits[0],
@@ -218,7 +218,7 @@ def _shared_port(
         servers.append((may_be_http, http))
     if spec.grpc is not None and spec.stream.grpc_methods:
         codec = spec.grpc.codec(limits[1], options)
-        frontend = Frontend(codec, service, refused=metrics.refused_by, stamp=stamp_grpc)
+        frontend = Frontend(codec, service, refused=metrics.rejected, stamp=stamp_grpc)
         # grpcio cannot serve a connection that another server accepted; the native server can.
         grpc = NativeGrpcServer(
             "",
@@ -274,7 +274,7 @@ def _grpc_address(address: Address) -> str:
 
 
 def _count_rejected(metrics: Metrics, carrier: str, error: GatewayError) -> None:
-    metrics.refused(carrier, error.code.value, error.limit)
+    metrics.rejected(carrier, error)
 
 
 def _check_exposure(config: ListenerConfig, address: Address | StreamAddress, strict: bool) -> None:

@@ -27,7 +27,7 @@ from gateway.pipelines.signature_cache import SignatureCache
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
-from gateway.routing.server_info import ServerAnswers
+from gateway.routing.server_info import ServerInfo
 from gateway.service import Service
 from gateway.telemetry.call_path import without_recording
 from gateway.telemetry.metrics import Metrics
@@ -54,7 +54,7 @@ class StepRouter:
         self,
         routes: Sequence[BuiltRoute],
         targets: Mapping[str, RouteTarget],
-        server: ServerAnswers,
+        server: ServerInfo,
     ) -> None:
         """Set the routes.
 
@@ -150,7 +150,7 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
             whole=frozenset(step.name for step in graph.steps if _runs_here(config, step)),
             doubt=metadata.invalidate_if_stale,
         )
-        record = partial(metrics.steps.asked, name)
+        record = partial(metrics.steps.record, name)
         pipelines[name] = Pipeline(graph, step_router, signatures, record=record)
     targets = {
         name: RouteTarget(

@@ -142,7 +142,7 @@ class Observe:
         self._record(seen)
         if self._budget is None or (error is None and type(call) in _QUIET):
             return
-        skipped = self._budget.take(ended)
+        skipped = self._budget.admit(ended)
         if skipped is not None:
             _write(seen, error, skipped)
 

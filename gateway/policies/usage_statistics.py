@@ -80,7 +80,7 @@ class UsageStatistics:
             if not isinstance(error, GatewayError) or isinstance(error, NotFound):
                 return
             model = _answering(model, error.model)
-        self._usage.call_ended(
+        self._usage.record_call(
             model,
             ok=error is None,
             seconds=self._clock() - begun,

@@ -1,1 +1,4 @@
-"""Which service answers a call: matching, balancing, and answers about the server itself."""
+"""Routing: which service handles a call, load balancing, and calls to the gateway itself.
+
+Read `router.py` first, then `balance.py` (targets of a route) and `endpoints.py` (of an upstream).
+"""

@@ -1,4 +1,4 @@
-"""Balance: a route's targets, by weight; and the route's rule about when it counts as ready."""
+"""Balance: distributes a route's calls over its targets by weight, and decides its readiness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class Readiness(enum.Enum):
-    """When something that has several parts is ready."""
+    """Whether all parts or any part must be ready."""
 
     ANY = "any"
     ALL = "all"
@@ -30,17 +30,17 @@ class Readiness(enum.Enum):
 
 
 def always_ready() -> bool:
-    """Return True: readiness of a target that nobody watches."""
+    """Return True; the readiness of a target without a health probe."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a share of a route's calls goes.
+    """A destination of a route's calls.
 
     Attributes:
-        weight: Its share beside the others' weights; 0 takes no calls.
-        ready: Tells, without waiting, whether it can take calls.
+        weight: Share of the calls, relative to the other weights; 0 excludes it.
+        ready: Returns whether it accepts calls, without I/O.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Chooser(Protocol):
 
 
 class SmoothRoundRobin:
-    """Weighted turns without bursts: 5, 1, 1 gives a a b a c a a.
+    """Weighted round robin without bursts: weights 5, 1, 1 give a a b a c a a.
 
     Source: nginx, "upstream: smooth weighted round-robin balancing".
     """
@@ -67,7 +67,7 @@ class SmoothRoundRobin:
         self._credit: dict[str, int] = {}
 
     def __call__(self, targets: Sequence[Target], /) -> Target:
-        """Return the target with most credit, and take the turn's cost from it."""
+        """Return the target with the highest credit, and subtract the total weight from it."""
         credit = self._credit
         total = 0
         best = targets[0]
@@ -81,13 +81,13 @@ class SmoothRoundRobin:
 
 
 class Random:
-    """Independent draws by weight; *draw* gives numbers from 0 up to, not including, 1."""
+    """Independent random choices by weight; *draw* returns numbers in [0, 1)."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self._draw = draw
 
     def __call__(self, targets: Sequence[Target], /) -> Target:
-        """Return a target drawn by weight."""
+        """Return a random target by weight."""
         point = self._draw() * sum(target.weight for target in targets)
         for target in targets:
             point -= target.weight
@@ -100,11 +100,11 @@ class Balance:
     """A Service over the targets of one route.
 
     Args:
-        name: Of the route, for errors.
-        targets: At least one of weight above zero; names differ.
-        readiness: When the route is ready, for a model and for the server.
-        choose: Chooses by weight; smooth turns by default.
-        sequence_idle_s: How long a sequence stays at its target without a request.
+        name: Route name for errors.
+        targets: At least one with a weight above zero; names are unique.
+        readiness: Whether all targets or any target must be ready.
+        choose: Chooses by weight; `SmoothRoundRobin` by default.
+        sequence_idle_s: Time without a request after which a sequence may change its target.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Balance:
     ) -> None:
         self._weighted = tuple(target for target in targets if target.weight > 0)
         if not self._weighted:
-            raise ValueError(f"route {name!r} has no target of weight above 0")
+            raise ValueError(f"route {name!r} has no target with a weight above 0")
         if len({target.name for target in targets}) < len(targets):
-            raise ValueError(f"route {name!r} names a target twice")
+            raise ValueError(f"route {name!r} has two targets with the same name")
         self._only = self._weighted[0] if len(self._weighted) == 1 else None
         self.name = name
         self.targets = tuple(targets)
@@ -129,28 +129,28 @@ class Balance:
         self._affinity = SequenceAffinity("target", idle_s=sequence_idle_s)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Ask one target; all of them whether a model is ready, and what each must know itself."""
+        """Call one target; send model readiness and broadcast calls to all targets."""
         if self._only is not None:
             record_target(self._only.name)
             return self._only.service(call)
         if isinstance(call, ModelReadyRequest):
-            # The answer to a ModelReadyRequest is a bool, which is its R.
+            # The R of a ModelReadyRequest is bool.
             return cast("ReplyCoroutine[R]", self._model_ready(call))
         if type(call) in BROADCAST_CALLS:
             return broadcast(call, [target.service for target in self._weighted])
-        return self._one_of_several(call)
+        return self._call_one(call)
 
-    async def _one_of_several(self, call: Call[R]) -> R:
+    async def _call_one(self, call: Call[R]) -> R:
         target = self._pick(call)
         record_target(target.name)
         return await target.service(call)
 
     def ready(self) -> bool:
-        """Return whether the route is ready by its rule, as far as is known without asking."""
+        """Return whether the route is ready by its rule, without I/O."""
         return self._readiness.of([target.ready() for target in self._weighted])
 
     def _pick(self, call: Call[Any]) -> Target:
-        # With none ready all are tried: the answer then says what is wrong.
+        # If no target is ready, every target is a candidate, and its error explains the failure.
         targets = [target for target in self._weighted if target.ready()] or list(self._weighted)
         sequence = sequence_of(call)
         if sequence is None:
@@ -160,15 +160,15 @@ class Balance:
         return by_name[self._affinity.assign(call.model, sequence, weights)]
 
     async def _model_ready(self, call: ModelReadyRequest) -> bool:
-        """Ask every target; one that fails is not ready, and if all fail the first one's reason."""
-        answers = await asyncio.gather(*(_ask_ready(target, call) for target in self._weighted))
-        failures = [answer for answer in answers if isinstance(answer, GatewayError)]
-        if len(failures) == len(answers):
+        """Call every target; a target that fails is not ready. If all fail, raise the first."""
+        replies = await asyncio.gather(*(_is_ready(target, call) for target in self._weighted))
+        failures = [reply for reply in replies if isinstance(reply, GatewayError)]
+        if len(failures) == len(replies):
             raise failures[0]
-        return self._readiness.of([answer is True for answer in answers])
+        return self._readiness.of([reply is True for reply in replies])
 
 
-async def _ask_ready(target: Target, call: ModelReadyRequest) -> bool | GatewayError:
+async def _is_ready(target: Target, call: ModelReadyRequest) -> bool | GatewayError:
     try:
         return await target.service(call)
     except GatewayError as error:

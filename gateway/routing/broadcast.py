@@ -1,6 +1,6 @@
-"""Calls that every endpoint of an upstream must see: what they change is each server's own.
+"""Calls that every endpoint of an upstream must receive, because they change each server's state.
 
-Loading a model on one of two servers would leave every other inference without it.
+If only one of two servers loaded a model, every other inference would fail.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ BROADCAST_CALLS = frozenset(
 
 
 async def broadcast(call: Call[R], services: Sequence[Service]) -> R:
-    """Ask all of *services* at once and return the first one's answer; statistics are added up.
+    """Call all of *services* concurrently and return the first reply; statistics are added up.
 
-    A region that could not be registered everywhere is unregistered where it could.
+    If a registration of a region fails at one service, it is reverted at the others.
 
     Raises:
-        GatewayError: What the first one said that did not do it.
+        GatewayError: The error of the first service that failed.
     """
-    asked = await asyncio.gather(*(service(call) for service in services), return_exceptions=True)
-    failed = [found for found in asked if isinstance(found, BaseException)]
-    if failed:
-        done = [
+    results = await asyncio.gather(*(service(call) for service in services), return_exceptions=True)
+    replies = [result for result in results if not isinstance(result, BaseException)]
+    failures = [result for result in results if isinstance(result, BaseException)]
+    if failures:
+        succeeded = [
             service
-            for service, found in zip(services, asked, strict=True)
-            if not isinstance(found, BaseException)
+            for service, result in zip(services, results, strict=True)
+            if not isinstance(result, BaseException)
         ]
-        await _take_back(call, done)
-        raise failed[0]
-    answers = [found for found in asked if not isinstance(found, BaseException)]
+        await _roll_back(call, succeeded)
+        raise failures[0]
     if isinstance(call, ModelStatisticsRequest):
         # A ModelStatisticsRequest's R is a tuple of statistics; the type system cannot follow that.
-        listed = cast("list[tuple[ModelStatistics, ...]]", answers)
-        return cast("R", merge_statistics(tuple(chain.from_iterable(listed))))
-    return answers[0]
+        statistics = cast("list[tuple[ModelStatistics, ...]]", replies)
+        return cast("R", merge_statistics(tuple(chain.from_iterable(statistics))))
+    return replies[0]
 
 
-async def _take_back(call: Call[Any], services: Sequence[Service]) -> None:
+async def _roll_back(call: Call[Any], services: Sequence[Service]) -> None:
     if not isinstance(call, SharedRegisterRequest):
         return
     undo = SharedUnregisterRequest(region=call.region.name, context=call.context)
-    undone = await asyncio.gather(*(service(undo) for service in services), return_exceptions=True)
-    for found in undone:
-        if isinstance(found, BaseException) and not isinstance(found, GatewayError):
-            raise found
+    results = await asyncio.gather(*(service(undo) for service in services), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, GatewayError):
+            raise result

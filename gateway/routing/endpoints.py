@@ -1,8 +1,8 @@
-"""The endpoints of one upstream: which of them can be had, and which takes a call.
+"""The endpoints of one upstream: their health, and the choice of one for each call.
 
-Two sources of health meet here: readiness as a prober last saw it (`probe`), and what calls
-themselves meet ("passive" ejection). Where no endpoint looks healthy all are tried: a wrong guess
-about health must not make a total outage.
+Health has two sources: readiness from the last probe (`health_probe`), and the errors of calls,
+which eject an endpoint. If no endpoint is healthy, all are used: a wrong health state must not
+cause a total outage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.context import ModelRef
-from gateway.ir.context import Sequence as Place
+from gateway.ir.context import Sequence as InferSequence
 from gateway.ir.errors import ErrorCode, GatewayError, Unavailable
 from gateway.ir.streams import on_stream_end
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
@@ -29,12 +29,12 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# They say nothing about the endpoint: the caller left, its time was over, or our own limits spoke.
+# Errors that are independent of the endpoint's health: the caller, its deadline or our limits.
 _NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.OVERLOADED})
 
 
-def _broke_off(error: BaseException | None) -> bool:
-    """Tell whether the endpoint could not be reached, rather than said that it cannot serve."""
+def _is_disconnect(error: BaseException | None) -> bool:
+    """Return whether the endpoint was unreachable, as opposed to responding with an error."""
     return isinstance(error, Unavailable) and error.origin is None
 
 
@@ -47,12 +47,12 @@ class BalancingPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ejection:
-    """When an endpoint is left alone for a while; times in seconds.
+    """When an endpoint gets no calls for a while.
 
     Attributes:
-        errors: So many UNAVAILABLE answers in a row eject; 0 never ejects.
-        base_s: Time out the first time; it grows by as much with each ejection that follows.
-        longest_s: It grows no further than this.
+        errors: Number of consecutive UNAVAILABLE errors that eject it; 0 never ejects.
+        base_s: Duration of the first ejection; each further ejection is longer by this time.
+        longest_s: Maximum duration.
     """
 
     errors: int = 5
@@ -65,9 +65,9 @@ class Endpoint:
 
     Attributes:
         name: Its address, for logs, metrics and errors.
-        service: Asks it.
-        ready: What its prober last saw; True while nobody probes.
-        pending: Calls in flight; counted where there is another to choose.
+        service: Sends it calls.
+        ready: Result of the last probe; True without probes.
+        pending: Calls in flight; counted only if the upstream has several endpoints.
     """
 
     def __init__(self, name: str, service: Service) -> None:
@@ -85,18 +85,18 @@ class Endpoint:
 
 
 class Endpoints:
-    """A Service that gives each call to one of its endpoints.
+    """A Service that sends each call to one of its endpoints.
 
     Args:
-        name: Of the upstream.
+        name: Name of the upstream.
         endpoints: At least one.
-        picker: How one is chosen.
-        ejection: When one is left alone.
-        sequence_idle_s: How long a sequence stays at its endpoint without a request.
+        picker: The load balancing policy.
+        ejection: When an endpoint gets no calls for a while.
+        sequence_idle_s: Time without a request after which a sequence may change its endpoint.
         clock: Monotonic seconds.
     """
 
-    def __init__(  # all by name but the first two
+    def __init__(
         self,
         name: str,
         endpoints: Sequence[Endpoint],
@@ -118,55 +118,55 @@ class Endpoints:
         self._turn = 0
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Ask one endpoint, or all of them what each must know itself."""
+        """Call one endpoint; send broadcast calls to all endpoints."""
         request = call if type(call) is InferRequest else inference_of(call)
         if request is not None and request.sequence is not None:
-            return self._ask_holder(request.sequence, call)
+            return self._call_assigned(request.sequence, call)
         if self._only is not None:
-            # Nothing to choose, nor to eject: the last one that can be had stays.
+            # A single endpoint needs no choice, and the last endpoint is never ejected.
             return self._only.service(call)
         if type(call) in BROADCAST_CALLS:
-            return broadcast(call, [partial(self._ask, endpoint) for endpoint in self.endpoints])
-        return self._ask(self._choose(), call)
+            return broadcast(call, [partial(self._call, endpoint) for endpoint in self.endpoints])
+        return self._call(self._choose(), call)
 
-    async def _ask_holder(self, sequence: Place, call: Call[R]) -> R:
-        """Ask the endpoint that holds *sequence*; when it breaks off, the sequence is over."""
+    async def _call_assigned(self, sequence: InferSequence, call: Call[R]) -> R:
+        """Call the endpoint of *sequence*; the sequence is lost if the endpoint disconnects."""
         by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
         weights = dict.fromkeys(by_name, 1.0)
         endpoint = by_name[self._affinity.assign(call.model, sequence, weights)]
         try:
-            reply = await self._ask(endpoint, call)
+            reply = await self._call(endpoint, call)
         except GatewayError as error:
-            if not _broke_off(error):
+            if not _is_disconnect(error):
                 raise
             self._affinity.mark_lost(call.model, sequence, endpoint.name)
             raise Unavailable(
-                f"sequence {sequence.id!r} is lost, start it again: {error.message}",
-                model=call.model,
+                f"sequence {sequence.id!r} is lost; restart it: {error.message}", model=call.model
             ) from error
-        return on_stream_end(call, reply, partial(self._lose, call.model, sequence, endpoint))
+        on_end = partial(self._on_sequence_stream_end, call.model, sequence, endpoint)
+        return on_stream_end(call, reply, on_end)
 
-    def _lose(
+    def _on_sequence_stream_end(
         self,
         model: ModelRef | None,
-        sequence: Place,
+        sequence: InferSequence,
         endpoint: Endpoint,
         error: BaseException | None,
     ) -> None:
-        if _broke_off(error):
+        if _is_disconnect(error):
             self._affinity.mark_lost(model, sequence, endpoint.name)
 
-    async def _ask(self, endpoint: Endpoint, call: Call[R], /) -> R:
+    async def _call(self, endpoint: Endpoint, call: Call[R], /) -> R:
         is_stream = type(call) is StreamInferRequest
         endpoint.pending += 1
         try:
             reply = await endpoint.service(call)
         except BaseException as error:
-            self._ended(endpoint, error)
+            self._on_call_end(endpoint, error)
             raise
         if is_stream:
-            return on_stream_end(call, reply, partial(self._ended, endpoint))
-        self._ended(endpoint, None)
+            return on_stream_end(call, reply, partial(self._on_call_end, endpoint))
+        self._on_call_end(endpoint, None)
         return reply
 
     def ready(self) -> bool:
@@ -185,16 +185,16 @@ class Endpoints:
         turn = self._turn % len(candidates)
         if self._picker is BalancingPolicy.ROUND_ROBIN:
             return candidates[turn]
-        # The turn breaks ties, so that idle endpoints share the calls.
+        # The turn breaks ties, so that idle endpoints get equal shares of the calls.
         return min(candidates[turn:] + candidates[:turn], key=lambda endpoint: endpoint.pending)
 
-    def _ended(self, endpoint: Endpoint, error: BaseException | None) -> None:
+    def _on_call_end(self, endpoint: Endpoint, error: BaseException | None) -> None:
         endpoint.pending -= 1
         if error is None:
             pass
         elif isinstance(error, GatewayError):
             if error.code is ErrorCode.UNAVAILABLE:
-                self._failed(endpoint, error)
+                self._on_unavailable(endpoint, error)
                 return
             if error.code in _NEUTRAL:
                 return
@@ -204,25 +204,25 @@ class Endpoints:
         if endpoint.ejections and self._clock() >= endpoint.ejected_until + self._ejection.base_s:
             endpoint.ejections = 0
 
-    def _failed(self, endpoint: Endpoint, error: GatewayError) -> None:
+    def _on_unavailable(self, endpoint: Endpoint, error: GatewayError) -> None:
         endpoint.streak += 1
         rules = self._ejection
         if not rules.errors or endpoint.streak < rules.errors:
             return
         now = self._clock()
-        out = sum(other.ejected_until > now for other in self.endpoints)
-        others = any(other.available(now) for other in self.endpoints if other is not endpoint)
-        # Half of the endpoints at most, and never the last one that can be had.
-        if out + 1 > len(self.endpoints) // 2 or not others or endpoint.ejected_until > now:
+        ejected = sum(other.ejected_until > now for other in self.endpoints)
+        has_other = any(other.available(now) for other in self.endpoints if other is not endpoint)
+        # Eject at most half of the endpoints, and never the last available one.
+        if ejected + 1 > len(self.endpoints) // 2 or not has_other or endpoint.ejected_until > now:
             return
         endpoint.ejections += 1
         endpoint.streak = 0
-        out_s = min(rules.base_s * endpoint.ejections, rules.longest_s)
-        endpoint.ejected_until = now + out_s
+        duration_s = min(rules.base_s * endpoint.ejections, rules.longest_s)
+        endpoint.ejected_until = now + duration_s
         log.warning(
             "endpoint ejected",
             upstream=self.name,
             endpoint=endpoint.name,
-            seconds=out_s,
+            seconds=duration_s,
             error=error.message,
         )

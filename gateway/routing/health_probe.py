@@ -1,4 +1,4 @@
-"""Probes: asks an endpoint again and again whether it is ready, in a task of its own."""
+"""Health probes: check periodically whether an endpoint is ready."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ log = structlog.get_logger(__name__)
 
 Report = Callable[[bool], None]
 
-
-_AWAY_S = 0.5
+_NOT_READY_INTERVAL_S = 0.5
 
 
 def _ignore(_ready: bool) -> None: ...
 
 
 class Prober:
-    """Keeps `endpoint.ready` true to what the endpoint says of itself.
+    """Updates `endpoint.ready` by periodic probes.
 
-    An endpoint counts as not ready until its first good probe. A server whose protocol has no such
-    question counts as ready.
+    An endpoint is not ready before its first successful probe. A server whose protocol has no
+    readiness call is ready.
 
     Args:
-        upstream: Name, for the log.
-        endpoint: Whose readiness is kept.
-        interval_s: Pause between probes; half a second at most while it is not ready.
-        timeout_s: A probe that takes longer has failed.
-        report: Told the outcome of every probe.
+        upstream: Name for the log.
+        endpoint: The endpoint to probe.
+        interval_s: Pause between probes; at most half a second while the endpoint is not ready.
+        timeout_s: Timeout of a probe.
+        report: Called with the result of every probe.
         sleep: Waits between probes.
         clock: Monotonic seconds, for deadlines.
     """
@@ -59,27 +58,27 @@ class Prober:
         self._sleep = sleep
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._known = False
+        self._has_result = False
         endpoint.ready = False
 
     def start(self) -> None:
-        """Begin to probe, the first time at once; harmless while it probes already."""
+        """Start probing immediately; does nothing if already started."""
         if self._task is None:
             name = f"probe {self._upstream} {self._endpoint.name}"
             self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
 
     async def close(self) -> None:
-        """Stop probing; harmless the second time. The last readiness seen stays."""
+        """Stop probing; may be called twice. `endpoint.ready` keeps its last value."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def probe(self) -> bool:
-        """Ask once, keep the outcome in the endpoint, and return it."""
-        ready, reason = await self._ask()
-        if not self._known or ready != self._endpoint.ready:
-            self._known = True
+        """Probe once, store the result in the endpoint, and return it."""
+        ready, reason = await self._check()
+        if not self._has_result or ready != self._endpoint.ready:
+            self._has_result = True
             self._log(ready, reason)
         self._endpoint.ready = ready
         self._report(ready)
@@ -88,25 +87,26 @@ class Prober:
     async def _run(self) -> None:
         while True:
             ready = await self.probe()
-            # A server that starts is waited for: its clients should not wait a whole interval.
-            await self._sleep(self._interval_s if ready else min(_AWAY_S, self._interval_s))
+            # Probe a starting server often, so that its clients do not wait a full interval.
+            fast = min(_NOT_READY_INTERVAL_S, self._interval_s)
+            await self._sleep(self._interval_s if ready else fast)
 
-    async def _ask(self) -> tuple[bool, str]:
+    async def _check(self) -> tuple[bool, str]:
         deadline = self._clock() + self._timeout_s
         call = ServerReadyRequest(context=Context(deadline=deadline))
         try:
             async with asyncio.timeout(self._timeout_s):
                 ready = await self._endpoint.service(call)
         except TimeoutError:
-            return False, f"no answer within {self._timeout_s} s"
+            return False, f"no response within {self._timeout_s} s"
         except Unsupported:
             return True, ""
         except GatewayError as error:
             return False, error.message
-        except Exception as error:  # a bug must not end the probing unseen
+        except Exception as error:  # a defect must not stop the probes silently
             log.exception("probe failed", upstream=self._upstream, endpoint=self._endpoint.name)
             return False, repr(error)
-        return ready, "" if ready else "it says that it is not ready"
+        return ready, "" if ready else "the endpoint reports that it is not ready"
 
     def _log(self, ready: bool, reason: str) -> None:
         names = {"upstream": self._upstream, "endpoint": self._endpoint.name}

@@ -1,7 +1,7 @@
-"""Which rule takes a call: pure, compiled when the rules are read, first match wins.
+"""Matching of calls against route rules; the first match wins.
 
-Not here: what a route does with the call (`router`). Names come from clients, so what is
-remembered about them is bounded.
+Rules are compiled at start. Model names come from clients, so the cache of results is bounded.
+`router` calls the matching route.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from gateway.ir.calls import Call
 from gateway.ir.context import ModelRef
 
-_REMEMBERED = 4096
+_MAX_CACHED = 4096
 
 _NO_MODEL = ModelRef("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Conditions on a call, all of which must hold; globs know `*`, `?` and `[...]`.
+    """Conditions on a call, all of which must match; globs support `*`, `?` and `[...]`.
 
     Attributes:
-        model: Glob on the model's name.
-        versions: Versions asked for, exactly; "" is "none asked for"; empty takes any.
-        protocols: Globs on the caller's codec ("oip.*"); empty takes any.
-        headers: Glob on the value for each header or gRPC metadata name; one of several values of
-            a name is enough.
+        model: Glob for the model's name.
+        versions: Exact versions; "" matches a call without a version; empty matches all calls.
+        protocols: Globs for the caller's codec ("oip.*"); empty matches all.
+        headers: Glob for the value by header or gRPC metadata name. If a name has several values,
+            one must match.
     """
 
     model: str = "*"
@@ -40,12 +40,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one rule judges a call.
+    """Whether one rule matches a call, and why.
 
     Attributes:
         index: Position of the rule.
-        matched: Every condition holds.
-        reasons: Each condition that does not hold, or what makes the rule match.
+        matched: Every condition matches.
+        reasons: Each condition that does not match; if all match, one text that lists them.
     """
 
     index: int
@@ -54,19 +54,19 @@ class Verdict:
 
 
 class Matcher:
-    """Finds the first of *rules* that takes a call."""
+    """Finds the first of *rules* that matches a call."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules = [_Compiled(rule) for rule in rules]
+        self._rules = [_CompiledRule(rule) for rule in rules]
         self._candidates: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
     def find(self, call: Call[Any], /) -> int | None:
-        """Return the position of the first rule that matches, None when none does."""
+        """Return the position of the first rule that matches; None if no rule matches."""
         model = call.model or _NO_MODEL
         key = (model.name, model.version, call.context.protocol)
         candidates = self._candidates.get(key)
         if candidates is None:
-            candidates = self._remember(key)
+            candidates = self._find_candidates(key)
         for index in candidates:
             rule = self._rules[index]
             if not rule.headers or rule.has_headers(call.context.metadata):
@@ -74,28 +74,28 @@ class Matcher:
         return None
 
     def matches_model(self, name: str, /) -> bool:
-        """Return whether some rule's model glob matches *name*, whatever else it asks."""
+        """Return whether some rule's model glob matches *name*, ignoring its other conditions."""
         return any(rule.model(name) is not None for rule in self._rules)
 
     def explain(self, call: Call[Any], /) -> list[Verdict]:
-        """Return how each rule judges *call*, in order; the first match is the one taken."""
-        return [rule.judge(index, call) for index, rule in enumerate(self._rules)]
+        """Return the verdict of each rule on *call*, in order; the router uses the first match."""
+        return [rule.explain(index, call) for index, rule in enumerate(self._rules)]
 
-    def _remember(self, key: tuple[str, str, str]) -> tuple[int, ...]:
-        """Find the rules that only headers can still exclude, up to the first without headers."""
+    def _find_candidates(self, key: tuple[str, str, str]) -> tuple[int, ...]:
+        """Find and cache the rules that match except for headers, up to one without headers."""
         found: list[int] = []
         for index, rule in enumerate(self._rules):
             if rule.matches(*key):
                 found.append(index)
                 if not rule.headers:
                     break
-        if len(self._candidates) >= _REMEMBERED:
+        if len(self._candidates) >= _MAX_CACHED:
             self._candidates.clear()
         candidates = self._candidates[key] = tuple(found)
         return candidates
 
 
-class _Compiled:
+class _CompiledRule:
     """A rule with its globs compiled."""
 
     def __init__(self, rule: Rule) -> None:
@@ -117,7 +117,7 @@ class _Compiled:
             for name, match in self.headers.items()
         )
 
-    def judge(self, index: int, call: Call[Any]) -> Verdict:
+    def explain(self, index: int, call: Call[Any]) -> Verdict:
         model = call.model or _NO_MODEL
         failed = [
             *self._model_reasons(model),
@@ -126,35 +126,36 @@ class _Compiled:
         ]
         if failed:
             return Verdict(index, False, tuple(failed))
-        return Verdict(index, True, (self._holds(),))
+        return Verdict(index, True, (self._conditions(),))
 
     def _model_reasons(self, model: ModelRef) -> list[str]:
         reasons = []
         if self.model(model.name) is None:
             reasons.append(f"model {model.name!r} does not match {self._rule.model!r}")
         if self._rule.versions and model.version not in self._rule.versions:
-            asked = f"version {model.version!r}" if model.version else "no version asked for"
-            reasons.append(f"{asked}, the rule takes {', '.join(map(repr, self._rule.versions))}")
+            found = f"version {model.version!r}" if model.version else "no version"
+            expected = ", ".join(map(repr, self._rule.versions))
+            reasons.append(f"{found} does not match {expected}")
         return reasons
 
     def _protocol_reasons(self, protocol: str) -> list[str]:
         if not self._protocols or any(match(protocol) for match in self._protocols):
             return []
-        wanted = ", ".join(map(repr, self._rule.protocols))
-        return [f"protocol {protocol!r} does not match {wanted}"]
+        expected = ", ".join(map(repr, self._rule.protocols))
+        return [f"protocol {protocol!r} does not match {expected}"]
 
     def _header_reasons(self, metadata: Sequence[tuple[str, str]]) -> list[str]:
         reasons = []
         for name, pattern in self._rule.headers.items():
             values = [value for found, value in metadata if found == name.lower()]
             if not values:
-                reasons.append(f"header {name!r} is absent, needed is {pattern!r}")
+                reasons.append(f"header {name!r} is missing; expected {pattern!r}")
             elif not any(self.headers[name.lower()](value) for value in values):
                 found = ", ".join(map(repr, values))
-                reasons.append(f"header {name!r} is {found}, needed is {pattern!r}")
+                reasons.append(f"header {name!r} is {found}; expected {pattern!r}")
         return reasons
 
-    def _holds(self) -> str:
+    def _conditions(self) -> str:
         rule = self._rule
         parts = [f"model {rule.model!r}"]
         if rule.versions:
@@ -166,5 +167,5 @@ class _Compiled:
 
 
 def _glob(pattern: str) -> Any:
-    # `translate` writes globs so that no input makes them backtrack without end.
+    # The patterns of `translate` do not backtrack exponentially on any input.
     return re.compile(fnmatch.translate(pattern)).match

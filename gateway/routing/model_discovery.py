@@ -1,8 +1,7 @@
-"""Discover: finds out which of several upstreams serves a model.
+"""Discover: finds the upstream that serves a model, for gateways without routes.
 
-For gateways that are given upstreams and no routes. An upstream's index says what it serves; one
-that has no index is asked whether the model is ready. Names come from clients, so what is
-remembered is bounded in number and age.
+An upstream's repository index lists its models. An upstream without an index is asked whether the
+model is ready. Names come from clients, so cached results are bounded in number and age.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gateway.telemetry.call_path import record_target
 
 R = TypeVar("R")
 
-_REMEMBERED = 4096
+_MAX_CACHED = 4096
 
 
 class Discover:
@@ -28,8 +27,8 @@ class Discover:
 
     Args:
         upstreams: By name, in order of precedence.
-        ttl_s: How long a finding is trusted; a model that moves is found again after that.
-        ask_timeout_s: Longest wait for one upstream's word.
+        ttl_s: Time for which a result is cached.
+        ask_timeout_s: Timeout of each lookup at an upstream.
     """
 
     def __init__(
@@ -40,68 +39,68 @@ class Discover:
         self._ttl_s = ttl_s
         self._ask_timeout_s = ask_timeout_s
         self._owners: dict[str, tuple[float, str | None]] = {}
-        self._asking: dict[str, asyncio.Future[str | None]] = {}
+        self._lookups: dict[str, asyncio.Future[str | None]] = {}
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer by the model's upstream.
+        """Send *call* to the model's upstream.
 
         Raises:
             ModelNotFound: No upstream serves it.
-            Unavailable: None is known to, and some could not be asked.
+            Unavailable: No upstream confirmed the model, and some could not be reached.
         """
         if self._only is None or call.model is None:
-            return self._found(call)
-        # There is nothing to find out, and nothing that could be forgotten.
+            return self._discover(call)
+        # With one upstream there is nothing to discover.
         record_target(self._only[0])
         return self._only[1](call)
 
-    async def _found(self, call: Call[R]) -> R:
+    async def _discover(self, call: Call[R]) -> R:
         if call.model is None:
             raise InvalidRequest("the call names no model")
         if type(call) in MODEL_CONTROL_CALLS:
-            self._owners.pop(call.model.name, None)  # it may not have been there, and be there now
+            self._owners.pop(call.model.name, None)  # another upstream may have the model now
         owner = await self._owner(call.model.name)
         if owner is None:
             raise ModelNotFound(
-                f"model {call.model.name!r} is served by no upstream; "
-                f"asked: {', '.join(self._upstreams)}",
+                f"no upstream serves model {call.model.name!r}; "
+                f"upstreams: {', '.join(self._upstreams)}",
                 model=call.model,
             )
         record_target(owner)
         try:
             return await self._upstreams[owner](call)
         except ModelNotFound:
-            self._owners.pop(call.model.name, None)  # it moved: ask again next time
+            self._owners.pop(call.model.name, None)  # the model moved: look it up next time
             raise
 
     async def _owner(self, model: str) -> str | None:
-        known = self._owners.get(model)
-        if known is not None and known[0] > time.monotonic():
-            return known[1]
-        asking = self._asking.get(model)
-        if asking is None:
-            asking = asyncio.ensure_future(self._ask(model))
-            self._asking[model] = asking
-            asking.add_done_callback(lambda _done: self._asking.pop(model, None))
-        # Shielded: the first caller may leave while others wait for the same finding.
-        return await asyncio.shield(asking)
+        cached = self._owners.get(model)
+        if cached is not None and cached[0] > time.monotonic():
+            return cached[1]
+        lookup = self._lookups.get(model)
+        if lookup is None:
+            lookup = asyncio.ensure_future(self._look_up(model))
+            self._lookups[model] = lookup
+            lookup.add_done_callback(lambda _done: self._lookups.pop(model, None))
+        # Shielded: the first caller may be cancelled while others wait for the same lookup.
+        return await asyncio.shield(lookup)
 
-    async def _ask(self, model: str) -> str | None:
-        found = await asyncio.gather(
+    async def _look_up(self, model: str) -> str | None:
+        results = await asyncio.gather(
             *(self._serves(upstream, model) for upstream in self._upstreams.values()),
             return_exceptions=True,
         )
-        for name, serves in zip(self._upstreams, found, strict=True):
-            if serves is True:
-                self._remember(model, name)
+        for name, result in zip(self._upstreams, results, strict=True):
+            if result is True:
+                self._store(model, name)
                 return name
-        for name, serves in zip(self._upstreams, found, strict=True):
-            if isinstance(serves, BaseException):
+        for name, result in zip(self._upstreams, results, strict=True):
+            if isinstance(result, BaseException):
                 raise Unavailable(
                     f"no upstream is known to serve model {model!r}, "
-                    f"and {name!r} could not be asked: {serves}"
-                ) from serves
-        self._remember(model, None)
+                    f"and {name!r} is unavailable: {result}"
+                ) from result
+        self._store(model, None)
         return None
 
     async def _serves(self, upstream: Service, model: str) -> bool:
@@ -122,7 +121,7 @@ class Discover:
                 raise
             return False
 
-    def _remember(self, model: str, owner: str | None) -> None:
-        if len(self._owners) >= _REMEMBERED:
+    def _store(self, model: str, owner: str | None) -> None:
+        if len(self._owners) >= _MAX_CACHED:
             self._owners.clear()
         self._owners[model] = (time.monotonic() + self._ttl_s, owner)

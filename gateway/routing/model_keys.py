@@ -1,7 +1,7 @@
-"""Keys: names of models that may hold a version, "name-version", and which model each means.
+"""Model keys: "name-version" texts of protocols that identify a model by a single text.
 
-For protocols whose requests name a model by one text. Nothing tells where in it the version
-begins, so the models there are decide; names come from clients, and nothing of them is remembered.
+A key is ambiguous, because names may contain "-". The list of existing models resolves it. Keys
+come from clients, so they are never cached.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ R = TypeVar("R")
 
 _KEYED = (InferRequest, StreamInferRequest)
 
-# A table that does not know a key is asked for again when it is older than this.
-_DOUBT_S = 1.0
+# If the table has no entry for a key and is older than this, it is refreshed.
+_REFRESH_S = 1.0
 
 
 class ResolveModelKeys:
-    """Turns the key that an inference names its model by into name and version.
+    """Replaces the model key of an inference by name and version.
 
-    Questions for metadata name a model plainly and go through, as do calls that give a version.
+    Other calls, and calls with a version, pass unchanged.
 
     Args:
-        inner: Answers.
-        known: Which model a key means.
+        inner: The service to call.
+        index: Resolves keys.
     """
 
-    def __init__(self, inner: Service, known: ModelKeyIndex) -> None:
+    def __init__(self, inner: Service, index: ModelKeyIndex) -> None:
         self._inner = inner
-        self._known = known
+        self._index = index
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call* about the model that its key means."""
+        """Call *inner* with the resolved model."""
         model = call.model
         if type(call) in _KEYED and model is not None and not model.version:
-            found = await self._known.find(model.name)
+            found = await self._index.find(model.name)
             if found != model:
                 call = with_model(call, found)
         return await self._inner(call)
@@ -50,73 +50,74 @@ class ResolveModelKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    until: float = float("-inf")
-    doubted_from: float = float("-inf")
-    joined: dict[str, ModelRef] = field(default_factory=dict)
+    expires: float = float("-inf")
+    refreshable_from: float = float("-inf")
+    models: dict[str, ModelRef] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
 
 
 class ModelKeyIndex:
-    """The models there are, by key.
+    """The existing models, by key.
 
     Args:
-        index: Asked with a RepositoryIndexRequest.
-        takes: Whether some route takes a model of this name.
-        ttl_s: How long a list of models is trusted.
+        index: Handles a RepositoryIndexRequest.
+        matches_model: Whether some route matches a model name.
+        ttl_s: Time for which a list of models is cached.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         index: Service,
-        takes: Callable[[str], bool],
+        matches_model: Callable[[str], bool],
         *,
         ttl_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
-        self._takes = takes
+        self._matches_model = matches_model
         self._ttl_s = ttl_s
         self._clock = clock
         self._table = _Table()
 
     async def find(self, key: str) -> ModelRef:
-        """Return the model that *key* means.
+        """Return the model of *key*.
 
-        That is the one whose name and version, joined, are the key; else the one of this name;
-        else, of a key that ends in "-" and a known model's version or in a number, the version.
+        It is the model for which "name-version" is the key, or else the model with this name.
+        Otherwise the text after the last "-" is a version, if the text before it is a known model,
+        or if it starts with a digit and a route matches the text before it.
         """
         name, dash, version = key.rpartition("-")
         if not dash:
             return ModelRef(key)
         now = self._clock()
-        if now >= self._table.until:
-            await self._ask()
-        found = self._exactly(key)
-        if found is None and now >= self._table.doubted_from:
-            await self._ask()
-            found = self._exactly(key)
+        if now >= self._table.expires:
+            await self._refresh()
+        found = self._look_up(key)
+        if found is None and now >= self._table.refreshable_from:
+            await self._refresh()
+            found = self._look_up(key)
         if found is not None:
             return found
         if name and version and (name in self._table.names or self._may_split(name, version)):
             return ModelRef(name, version)
         return ModelRef(key)
 
-    def _exactly(self, key: str) -> ModelRef | None:
-        found = self._table.joined.get(key)
+    def _look_up(self, key: str) -> ModelRef | None:
+        found = self._table.models.get(key)
         return ModelRef(key) if found is None and key in self._table.names else found
 
     def _may_split(self, name: str, version: str) -> bool:
-        """Tell whether a model that nobody lists is more likely one of a version."""
-        return version[0].isdecimal() and self._takes(name)
+        """Return whether the key of an unlisted model probably has a version."""
+        return version[0].isdecimal() and self._matches_model(name)
 
-    async def _ask(self) -> None:
+    async def _refresh(self) -> None:
         entries = await self._index(RepositoryIndexRequest())
         now = self._clock()
         self._table = _Table(
-            until=now + self._ttl_s,
-            doubted_from=now + _DOUBT_S,
-            joined={
+            expires=now + self._ttl_s,
+            refreshable_from=now + _REFRESH_S,
+            models={
                 f"{entry.name}-{entry.version}": ModelRef(entry.name, entry.version)
                 for entry in entries
                 if entry.version

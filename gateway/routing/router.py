@@ -1,4 +1,4 @@
-"""Router: gives each call to the route that takes it, and questions to the server to `server`."""
+"""Router: sends each call to the first matching route, and calls to the server to `server`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ABOUT_A_MODEL = (
     ModelConfigRequest,
     ModelReadyRequest,
 )
-_LISTED = 10
+_MAX_LISTED = 10
 _NAMELESS = "the request names no model, and no default model is configured"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A rule and the service that answers what it takes."""
+    """A rule and the service for the calls that match it."""
 
     name: str
     rule: Rule
@@ -47,8 +47,8 @@ class Router:
 
     Args:
         routes: In order of precedence.
-        server: Answers questions to the server itself.
-        default_model: Model meant by a call about a model that names none; "" for no such model.
+        server: Handles calls to the server itself.
+        default_model: Model of a call that must name a model and does not; "" for no default.
     """
 
     def __init__(
@@ -63,68 +63,68 @@ class Router:
         """Route *call*.
 
         Raises:
-            ModelNotFound: No route takes a model of this name.
-            NoRoute: Routes take the model, but not this version, protocol or header.
-            InvalidRequest: The call needs a model, names none, and there is no default.
+            ModelNotFound: No route matches the model's name.
+            NoRoute: Routes match the model, but not the version, protocol or headers.
+            InvalidRequest: The call must name a model, names none, and there is no default.
         """
         if call.model is None or not call.model.name:
             if type(call) not in _ABOUT_A_MODEL:
                 return self._server(call)
             if not self._default_model:
-                return _refused(InvalidRequest(_NAMELESS))
+                return _failing(InvalidRequest(_NAMELESS))
             call = self._with_default(call)
         index = self._matcher.find(call)
         if index is None:
-            return _refused(self._refusal(call))
+            return _failing(self._no_match(call))
         route = self._routes[index]
         record_route(route.name)
         return route.service(call)
 
     def matches_model(self, name: str, /) -> bool:
-        """Return whether some route takes a model of this name."""
+        """Return whether some route matches a model of this name."""
         return self._matcher.matches_model(name)
 
     def explain(self, call: Call[Any], /) -> list[tuple[Route, Verdict]]:
-        """Return each route with its verdict on *call*, in order; the first match is taken."""
+        """Return each route with its verdict on *call*, in order; the first match is used."""
         return list(zip(self._routes, self._matcher.explain(call), strict=True))
 
     def _with_default(self, call: Call[R]) -> Call[R]:
         version = "" if call.model is None else call.model.version
         return with_model(call, ModelRef(self._default_model, version))
 
-    def _refusal(self, call: Call[Any]) -> ModelNotFound | NoRoute:
+    def _no_match(self, call: Call[Any]) -> ModelNotFound | NoRoute:
         model = call.model or ModelRef("")
         if not self._matcher.matches_model(model.name):
             return ModelNotFound(f"model {model.name!r} is not served here", model=model)
         version = f" version {model.version!r}" if model.version else ""
         return NoRoute(
-            f"no route takes model {model.name!r}{version} over {call.context.protocol!r}; "
-            f"there are routes for {self._served()}",
+            f"no route matches model {model.name!r}{version} over {call.context.protocol!r}; "
+            f"routes: {self._rules_text()}",
             model=model,
         )
 
-    def _served(self) -> str:
-        texts = [_described(route.rule) for route in self._routes[:_LISTED]]
-        left = len(self._routes) - _LISTED
-        return "; ".join(texts) + (f" and {left} more" if left > 0 else "")
+    def _rules_text(self) -> str:
+        texts = [_rule_text(route.rule) for route in self._routes[:_MAX_LISTED]]
+        more = len(self._routes) - _MAX_LISTED
+        return "; ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
-async def _refused(error: GatewayError) -> Any:
+async def _failing(error: GatewayError) -> Any:
     try:
         raise error
     finally:
-        del error  # which holds this frame from here on
+        del error  # its traceback refers to this frame: end the reference cycle
 
 
 def with_model(call: Call[R], model: ModelRef) -> Call[R]:
-    """Return *call* about *model*; the inference inside a stream is changed with it."""
+    """Return *call* with *model*; changes the inference inside a stream too."""
     if isinstance(call, StreamInferRequest):
         inner = call.request.changed(model=model)
         return cast("Call[R]", call.changed(model=model, request=inner))
     return call.changed(model=model)
 
 
-def _described(rule: Rule) -> str:
+def _rule_text(rule: Rule) -> str:
     text = repr(rule.model)
     if rule.versions:
         text += f" version {' or '.join(map(repr, rule.versions))}"

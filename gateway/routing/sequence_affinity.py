@@ -1,7 +1,7 @@
-"""Sequences stay where they began: rendezvous hashing, and a bounded memory of the choice.
+"""Sequence affinity: all requests of a sequence go to the same target or endpoint.
 
-The hash lets replicas of the gateway agree without talking; the memory keeps a sequence where it is
-when the set of available places changes.
+Rendezvous hashing makes replicas of the gateway agree without communication. A bounded table keeps
+a sequence at its target or endpoint when the set of available ones changes.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unavailable
 
 IDLE_S = 600.0
-"""How long a sequence is held without a request, unless the configuration says otherwise."""
+"""Default time without a request after which a sequence is forgotten."""
 
-_REMEMBERED = 65_536
+_MAX_SEQUENCES = 65_536
 
 
 @dataclass(slots=True)
 class _Assignment:
-    """Where a sequence is.
+    """The target or endpoint of a sequence.
 
     Attributes:
-        used: When it was last asked about.
-        lost: The place broke off: what it knew of the sequence is gone.
+        last_used: Time of the last request.
+        is_lost: It disconnected, so its state of the sequence is lost.
     """
 
-    place: str
-    used: float
-    lost: bool = False
+    name: str
+    last_used: float
+    is_lost: bool = False
 
 
 class SequenceAffinity:
-    """Chooses a place for each request of a sequence.
+    """Chooses a target or endpoint for each request of a sequence.
 
     Args:
-        kind: What a place is, for errors: "target" or "endpoint".
-        idle_s: A sequence without a request for so long is over, and forgotten.
-        most: Sequences remembered; beyond that the one idle longest is forgotten.
+        kind: "target" or "endpoint", for errors.
+        idle_s: Time without a request after which a sequence is forgotten.
+        capacity: Maximum number of sequences; the longest idle one is then forgotten.
         clock: Monotonic seconds.
     """
 
@@ -50,82 +50,83 @@ class SequenceAffinity:
         kind: str,
         *,
         idle_s: float = IDLE_S,
-        most: int = _REMEMBERED,
+        capacity: int = _MAX_SEQUENCES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = kind
         self._idle_s = idle_s
-        self._most = most
+        self._capacity = capacity
         self._clock = clock
-        # In the order of their last use, the one idle longest first.
-        self._held: dict[tuple[str, int | str], _Assignment] = {}
+        # In order of last use, the longest idle first.
+        self._assignments: dict[tuple[str, int | str], _Assignment] = {}
 
     def assign(
-        self, model: ModelRef | None, sequence: Sequence, places: Mapping[str, float]
+        self, model: ModelRef | None, sequence: Sequence, candidates: Mapping[str, float]
     ) -> str:
-        """Return the name of the place that this request of *sequence* goes to.
+        """Return the name of the target or endpoint for this request of *sequence*.
 
         Args:
-            model: Sequences of different models have nothing to do with one another.
-            sequence: Its first request, or one whose beginning nobody here saw, picks a place.
-            places: Names of the places that can be had, with their weights, all above zero.
+            model: Sequences of different models are independent.
+            sequence: A first request, or one of an unknown sequence, chooses a candidate.
+            candidates: Weights of the available targets or endpoints by name, all above zero.
 
         Raises:
-            Unavailable: The place that holds the sequence is not among them, or was lost: what it
-                knew of the sequence is gone, and going on elsewhere would give wrong answers.
+            Unavailable: The assigned one is not available, or it lost the sequence. Another one
+                would give wrong results, because it does not have the state of the sequence.
         """
         now = self._clock()
         self._forget_idle(now)
         key = _key(model, sequence)
-        held = self._held.pop(key, None)
-        if held is not None and not sequence.start and (held.lost or held.place not in places):
-            # Said again as often as it is asked, until it is started again, or idle for long.
-            self._held[key] = _Assignment(held.place, now, lost=True)
-            raise Unavailable(
-                f"{self._kind} {held.place!r} holds sequence {sequence.id!r} and is not available: "
-                "the sequence is lost, start it again",
-                model=model,
-            )
-        if held is None or sequence.start:
-            if held is not None and held.lost and len(places) > 1:
-                places = {name: weight for name, weight in places.items() if name != held.place}
-            place = rendezvous(f"{key[0]}|{sequence.id!r}", places)
+        current = self._assignments.pop(key, None)
+        if current is not None and not sequence.start:
+            if not current.is_lost and current.name in candidates:
+                name = current.name
+            else:
+                # Every request fails until the sequence restarts or is forgotten.
+                self._assignments[key] = _Assignment(current.name, now, is_lost=True)
+                raise Unavailable(
+                    f"sequence {sequence.id!r} is lost: its {self._kind} {current.name!r} is not "
+                    "available; restart the sequence",
+                    model=model,
+                )
         else:
-            place = held.place
+            if current is not None and current.is_lost and len(candidates) > 1:
+                candidates = {one: candidates[one] for one in candidates if one != current.name}
+            name = rendezvous(f"{key[0]}|{sequence.id!r}", candidates)
         if not sequence.end:
-            self._held[key] = _Assignment(place, now)
-            if len(self._held) > self._most:
-                del self._held[next(iter(self._held))]
-        return place
+            self._assignments[key] = _Assignment(name, now)
+            if len(self._assignments) > self._capacity:
+                del self._assignments[next(iter(self._assignments))]
+        return name
 
-    def mark_lost(self, model: ModelRef | None, sequence: Sequence, place: str) -> None:
-        """Note that *place* broke off in the middle of *sequence*: it must be started again."""
-        held = self._held.get(_key(model, sequence))
-        if held is not None and held.place == place:
-            held.lost = True
+    def mark_lost(self, model: ModelRef | None, sequence: Sequence, name: str) -> None:
+        """Record that target or endpoint *name* disconnected, so that *sequence* must restart."""
+        current = self._assignments.get(_key(model, sequence))
+        if current is not None and current.name == name:
+            current.is_lost = True
 
     def _forget_idle(self, now: float) -> None:
-        while self._held:
-            key, held = next(iter(self._held.items()))
-            if now - held.used < self._idle_s:
+        while self._assignments:
+            key, oldest = next(iter(self._assignments.items()))
+            if now - oldest.last_used < self._idle_s:
                 return
-            del self._held[key]
+            del self._assignments[key]
 
 
 def _key(model: ModelRef | None, sequence: Sequence) -> tuple[str, int | str]:
     return "" if model is None else model.name, sequence.id
 
 
-def rendezvous(key: str, places: Mapping[str, float]) -> str:
-    """Return the place of highest score for *key*; shares follow the weights.
+def rendezvous(key: str, weights: Mapping[str, float]) -> str:
+    """Return the name with the highest score for *key*; shares follow the weights.
 
-    A place that goes away moves only the keys it had. Source: Thaler and Ravishankar, "A
-    Name-Based Mapping Scheme for Rendezvous"; weights by -w / ln(h).
+    If a name is removed, only its keys move. Source: Thaler and Ravishankar, "A Name-Based Mapping
+    Scheme for Rendezvous"; weights by -w / ln(h).
     """
 
     def score(name: str) -> float:
         digest = hashlib.blake2b(f"{name}|{key}".encode(), digest_size=8).digest()
         share = (int.from_bytes(digest, "big") + 1) / ((1 << 64) + 1)
-        return -places[name] / math.log(share)
+        return -weights[name] / math.log(share)
 
-    return max(places, key=score)
+    return max(weights, key=score)

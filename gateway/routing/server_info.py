@@ -1,4 +1,4 @@
-"""Answers about the gateway itself: live, ready, who it is, and which models there are."""
+"""Calls to the gateway itself: liveness, readiness, server metadata, and the model index."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ def _every_model(_name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What the gateway says of itself.
+    """What `ServerInfo` reports.
 
     Attributes:
         routes: Readiness of each route.
-        readiness: Whether all routes must be ready, or any.
-        trends: What was measured lately.
-        online: Ready from the start as far as its routes are; else once a caller says so.
+        readiness: Whether all routes or any route must be ready.
+        trends: Returns recent measurements.
+        online: Report the readiness of the routes from the start; otherwise, not ready until a
+            client sets the gateway online.
         named: Models that the configuration names exactly, with the readiness of their route.
-        served: Whether a model that an index lists can be reached here under its name.
-        log: Changes what the gateway logs and returns its settings; None: they are not told.
+        served: Whether clients can reach a listed model under its name.
+        log: Changes and returns the gateway's log settings; None to report none.
     """
 
     metadata: ServerMetadata
@@ -64,13 +65,13 @@ class ServerOptions:
     log: Callable[[LogSettings], LogSettings] | None = None
 
 
-class ServerAnswers:
-    """A Service for the calls that are to the server.
+class ServerInfo:
+    """A Service for the calls to the gateway itself.
 
     Args:
-        options: What to say.
-        indexes: Where the index of models comes from: in-process models, and upstreams whose models
-            are served under their own names; see `Index`.
+        options: What to report.
+        indexes: The sources of the model index: in-process models, and upstreams whose models are
+            served under their own names.
     """
 
     def __init__(self, options: ServerOptions, indexes: Sequence[Index] = ()) -> None:
@@ -92,29 +93,29 @@ class ServerAnswers:
         )
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*.
+        """Handle *call*.
 
         Raises:
-            Forbidden: The caller may not say whether the gateway is ready.
-            Unsupported: The gateway has no answer to this question.
+            Forbidden: The caller may not change the gateway's readiness.
+            Unsupported: The gateway does not support this call.
         """
         return await self._dispatch(call)
 
     def drain(self) -> None:
-        """Be not ready from now on; calls are answered as before."""
+        """Report not ready from now on; calls still succeed."""
         self._draining = True
 
     def served(self, name: str) -> bool:
-        """Return whether a model of an upstream can be reached here under its name."""
+        """Return whether clients can reach a model of an upstream under its name."""
         return self._options.served(name)
 
     def forget(self) -> None:
-        """List models anew at the next question: one may have been loaded or unloaded."""
+        """Discard the cached indexes, because a model may have been loaded or unloaded."""
         for index in self._indexes:
             index.forget()
 
     def ready(self) -> bool:
-        """Return whether the gateway can take inference requests."""
+        """Return whether the gateway accepts inference requests."""
         options = self._options
         if self._draining or not self._online:
             return False
@@ -135,23 +136,23 @@ class ServerAnswers:
     async def _switch(self, call: ServerSwitchRequest) -> None:
         if call.online == self._online:
             return
-        word = "online" if call.online else "offline"
+        state = "online" if call.online else "offline"
         if not call.allowed:
-            raise Forbidden(f"this listener does not let its clients set the gateway {word}")
+            raise Forbidden(f"this listener does not allow clients to set the gateway {state}")
         self._online = call.online
-        log.info("switched", to=word, protocol=call.context.protocol)
+        log.info("readiness changed by client", to=state, protocol=call.context.protocol)
 
     async def _log(self, call: LogSettingsRequest) -> LogSettings:
         change = self._options.log
         if change is None:
-            raise Unsupported("the gateway does not tell its log settings")
-        found = change(call.changes)
+            raise Unsupported("the gateway does not report its log settings")
+        settings = change(call.changes)
         if call.changes:
             log.info("log settings changed", protocol=call.context.protocol)
-        return found
+        return settings
 
     async def _index(self, call: RepositoryIndexRequest) -> tuple[RepositoryEntry, ...]:
-        """Join the indexes; the first to list a model and version describes it."""
+        """Merge the indexes; the first index that lists a model and version provides its entry."""
         found: dict[tuple[str, str], RepositoryEntry] = {}
         for entries in await asyncio.gather(*(index.entries() for index in self._indexes)):
             for entry in entries:
@@ -162,20 +163,19 @@ class ServerAnswers:
             if name not in listed:
                 state = ModelState.READY if ready() else ModelState.UNAVAILABLE
                 found[name, ""] = RepositoryEntry(name, "", state)
-        entries_left = found.values()
         if call.ready_only:
-            return tuple(entry for entry in entries_left if entry.state not in _NOT_READY)
-        return tuple(entries_left)
+            return tuple(entry for entry in found.values() if entry.state not in _NOT_READY)
+        return tuple(found.values())
 
 
 class Index:
-    """The models that one service lists, remembered for a while.
+    """The models that one service lists, cached for a while.
 
     Args:
-        name: Of the target, for the log.
-        service: Asked with a RepositoryIndexRequest.
-        ttl_s: How long an answer holds; 0 asks every time, as suits in-process models.
-        timeout_s: An answer that takes longer is not waited for.
+        name: Target name for the log.
+        service: Handles a RepositoryIndexRequest.
+        ttl_s: Time for which a reply is cached; 0 for in-process models.
+        timeout_s: Timeout of a request.
         clock: Monotonic seconds.
     """
 
@@ -198,22 +198,22 @@ class Index:
         self._lock = asyncio.Lock()
 
     def forget(self) -> None:
-        """Ask again at the next question."""
+        """Discard the cached entries."""
         self._until = float("-inf")
 
     async def entries(self) -> tuple[RepositoryEntry, ...]:
-        """Return what the service lists; raises nothing.
+        """Return the entries of the service; never raises.
 
-        A server that cannot list has none. One that does not answer has those it last listed, as
-        unavailable.
+        The result is empty if the service has no index. If the service fails, the result is its
+        last entries, as unavailable.
         """
-        async with self._lock:  # one question at a time, however many ask
+        async with self._lock:  # one request at a time
             if self._clock() >= self._until:
-                self._entries = await self._ask()
+                self._entries = await self._fetch()
                 self._until = self._clock() + self._ttl_s
             return self._entries
 
-    async def _ask(self) -> tuple[RepositoryEntry, ...]:
+    async def _fetch(self) -> tuple[RepositoryEntry, ...]:
         deadline = self._clock() + self._timeout_s
         call = RepositoryIndexRequest(context=Context(deadline=deadline))
         try:
@@ -222,7 +222,7 @@ class Index:
         except Unsupported:
             return ()
         except TimeoutError:
-            reason = f"no answer within {self._timeout_s} s"
+            reason = f"no response within {self._timeout_s} s"
         except GatewayError as error:
             reason = error.message
         log.warning("models cannot be listed", target=self._name, reason=reason)

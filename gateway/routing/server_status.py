@@ -1,7 +1,7 @@
-"""Statuses: answers how the server is and what its models look like, from calls there are.
+"""Server status: the reply to a ServerStatusRequest, assembled from other calls.
 
-Readiness, index, metadata and statistics are asked of the service within, which is the router: so a
-model is described as the caller would reach it.
+Readiness, index, metadata and statistics come from the router, so that the status describes each
+model as the caller would reach it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_AT_ONCE = 16
-_LISTED = 1024
+_MAX_CONCURRENT = 16
+_MAX_MODELS = 1024
 
 
 class ServerStatusLayer:
-    """Answers a ServerStatusRequest; everything else goes through.
+    """Handles a ServerStatusRequest; other calls pass unchanged.
 
     Args:
         inner: The router.
-        timeout_s: A model whose metadata take longer is left out of the list of all.
-        clock: Monotonic seconds; uptime counts from here.
+        timeout_s: Timeout of each model's metadata; the list of all models omits later ones.
+        clock: Monotonic seconds; uptime starts now.
     """
 
     def __init__(
@@ -58,26 +58,26 @@ class ServerStatusLayer:
         self._started = clock()
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*."""
+        """Handle *call*."""
         if isinstance(call, ServerStatusRequest):
             # The reply to a ServerStatusRequest is a ServerStatus, which is its R.
             return cast("ReplyCoroutine[R]", self._status(call))
         return self._inner(call)
 
     async def _status(self, call: ServerStatusRequest) -> ServerStatus:
-        """Answer *call*.
+        """Return the status.
 
         Raises:
-            GatewayError: The one model asked about cannot be described.
+            GatewayError: The metadata of the only requested model is not available.
         """
         context = call.context
         ready = await self._inner(ServerReadyRequest(context=context))
         if call.about is not None:
             metadata = await self._inner(ModelMetadataRequest(model=call.about, context=context))
             entries = await self._entries(context)
-            counted = await self._statistics(ModelRef(call.about.name), context)
+            statistics = await self._statistics(ModelRef(call.about.name), context)
             models: tuple[ModelStatus, ...] = (
-                ModelStatus(metadata, _of_model(call.about.name, entries), counted),
+                ModelStatus(metadata, _of_model(call.about.name, entries), statistics),
             )
         else:
             models = await self._models(context)
@@ -89,15 +89,15 @@ class ServerStatusLayer:
 
     async def _models(self, context: Context) -> tuple[ModelStatus, ...]:
         entries = await self._entries(context)
-        names = list(dict.fromkeys(entry.name for entry in entries))[:_LISTED]
-        places = asyncio.Semaphore(_AT_ONCE)
-        described = asyncio.gather(*(self._described(name, context, places) for name in names))
-        found, counted = await asyncio.gather(described, self._statistics(None, context))
+        names = list(dict.fromkeys(entry.name for entry in entries))[:_MAX_MODELS]
+        limit = asyncio.Semaphore(_MAX_CONCURRENT)
+        lookups = asyncio.gather(*(self._metadata(name, context, limit) for name in names))
+        found, statistics = await asyncio.gather(lookups, self._statistics(None, context))
         return tuple(
             ModelStatus(
                 metadata,
                 _of_model(name, entries),
-                tuple(one for one in counted if one.name == name),
+                tuple(one for one in statistics if one.name == name),
             )
             for name, metadata in zip(names, found, strict=True)
             if metadata is not None
@@ -106,11 +106,11 @@ class ServerStatusLayer:
     async def _statistics(
         self, model: ModelRef | None, context: Context
     ) -> tuple[ModelStatistics, ...]:
-        """Return what is counted; nothing when nobody counts, or does not say so in time."""
-        question = ModelStatisticsRequest(model=model, context=context)
+        """Return the statistics; empty if there are none, or not before the timeout."""
+        call = ModelStatisticsRequest(model=model, context=context)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._inner(question)
+                return await self._inner(call)
         except (GatewayError, TimeoutError):
             return ()
 
@@ -120,19 +120,19 @@ class ServerStatusLayer:
         except Unsupported:
             return ()
 
-    async def _described(
-        self, name: str, context: Context, places: asyncio.Semaphore
+    async def _metadata(
+        self, name: str, context: Context, limit: asyncio.Semaphore
     ) -> ModelMetadata | None:
-        """Return a model's metadata; None when it cannot be had."""
-        question = ModelMetadataRequest(model=ModelRef(name), context=context)
+        """Return a model's metadata; None if it is not available."""
+        call = ModelMetadataRequest(model=ModelRef(name), context=context)
         try:
-            async with places, asyncio.timeout(self._timeout_s):
-                return await self._inner(question)
+            async with limit, asyncio.timeout(self._timeout_s):
+                return await self._inner(call)
         except TimeoutError:
             reason = f"no metadata within {self._timeout_s} s"
         except GatewayError as error:
             reason = error.message
-        log.warning("model left out of the status", model=name, reason=reason)
+        log.warning("model omitted from server status", model=name, reason=reason)
         return None
 
 

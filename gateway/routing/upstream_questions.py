@@ -1,9 +1,8 @@
-"""Targets: questions to the server whose answer is the upstreams'.
+"""Calls to the server that the upstreams handle: statistics, settings and opaque calls.
 
-What a question to "the server" means with several of them is decided here. A question goes to all
-of them at once; those that do not have it are passed over. Statistics are those of all together.
-Of settings, a change is made at every upstream that has them, and the answer is that of the first
-in the order of the configuration. What is not modelled goes to the first that can read it.
+A call goes to all upstreams concurrently and ignores those that do not support it. Statistics are
+added up. A change of settings applies to every upstream that supports it, and the reply is that of
+the first upstream in the configuration. An opaque call goes to the first upstream of its codec.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ R = TypeVar("R")
 
 
 class UpstreamQuestions:
-    """Asks upstreams what they are to say of themselves; everything else goes through.
+    """Sends these calls to the upstreams, and all others to *inner*.
 
     Args:
-        inner: Answers about the gateway itself.
+        inner: Handles calls to the gateway itself.
         upstreams: By name, in the order of the configuration.
-        served: Whether a model can be reached here under its name: others are nobody's business.
+        served: Whether clients can reach a model under its name; statistics omit others.
     """
 
     def __init__(
@@ -50,13 +49,13 @@ class UpstreamQuestions:
         self._served = served
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Handle *call*.
 
         Raises:
-            GatewayError: What an upstream said that did not make the change, or where none answers.
-            Unsupported: No upstream has what is asked for.
+            GatewayError: An upstream rejected a change, or all upstreams failed.
+            Unsupported: No upstream supports the call.
         """
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        # Each branch has its R; the type system cannot follow an isinstance that far.
         if isinstance(call, TraceSettingRequest):
             return cast("ReplyCoroutine[R]", self._settings(call, "trace settings", call.changes))
         if isinstance(call, LogSettingsRequest) and not call.own:
@@ -68,55 +67,55 @@ class UpstreamQuestions:
         return self._inner(call)
 
     async def _statistics(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
-        answers = await self._ask(call, "statistics", strict=False)
-        found = merge_statistics(tuple(chain.from_iterable(answers)))
-        return tuple(one for one in found if self._served(one.name))
+        replies = await self._call_all(call, "statistics", strict=False)
+        merged = merge_statistics(tuple(chain.from_iterable(replies)))
+        return tuple(one for one in merged if self._served(one.name))
 
     async def _first(self, call: OpaqueCall) -> Origin:
-        """Ask the first upstream that speaks the same protocol over the same carrier."""
+        """Call the first upstream with the same protocol and transport."""
         for service in self._upstreams.values():
             try:
                 return await service(call)
             except Unsupported as error:
                 if error.origin is not None:
                     raise
-        raise Unsupported(f"no upstream of this gateway speaks {call.message.codec}")
+        raise Unsupported(f"no upstream of this gateway supports {call.message.codec}")
 
-    async def _settings(self, call: Call[Any], what: str, changes: Mapping[str, Any]) -> Any:
-        return (await self._ask(call, what, strict=bool(changes)))[0]
+    async def _settings(self, call: Call[Any], subject: str, changes: Mapping[str, Any]) -> Any:
+        return (await self._call_all(call, subject, strict=bool(changes)))[0]
 
-    async def _ask(self, call: Call[Any], what: str, *, strict: bool) -> list[Any]:
-        """Return the answers there are; with *strict*, one that fails fails all."""
-        asked = await asyncio.gather(
+    async def _call_all(self, call: Call[Any], subject: str, *, strict: bool) -> list[Any]:
+        """Return the replies of all upstreams that succeed; with *strict*, all must succeed."""
+        results = await asyncio.gather(
             *(service(call) for service in self._upstreams.values()), return_exceptions=True
         )
-        answers: list[Any] = []
-        failed: list[GatewayError] = []
-        for name, found in zip(self._upstreams, asked, strict=True):
-            if isinstance(found, Unsupported):
+        replies: list[Any] = []
+        failures: list[GatewayError] = []
+        for name, result in zip(self._upstreams, results, strict=True):
+            if isinstance(result, Unsupported):
                 continue
-            if isinstance(found, GatewayError):
+            if isinstance(result, GatewayError):
                 log.warning(
-                    "upstream passed over", question=what, upstream=name, reason=found.message
+                    "upstream skipped", question=subject, upstream=name, reason=result.message
                 )
-                failed.append(found)
-            elif isinstance(found, BaseException):
-                raise found
+                failures.append(result)
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                answers.append(found)
-        if failed and (strict or not answers):
-            raise failed[0]
-        if not answers:
-            raise Unsupported(f"no upstream of this gateway has {what}")
-        return answers
+                replies.append(result)
+        if failures and (strict or not replies):
+            raise failures[0]
+        if not replies:
+            raise Unsupported(f"no upstream of this gateway has {subject}")
+        return replies
 
 
 class RefreshModelIndex:
-    """Has models listed anew once one has been loaded or unloaded.
+    """Discards the cached model index after a model is loaded or unloaded.
 
     Args:
-        inner: Answers.
-        forget: Called after each such call, whatever became of it.
+        inner: The service to call.
+        forget: Called after each such call, also if it fails.
     """
 
     def __init__(self, inner: Service, forget: Callable[[], None]) -> None:
@@ -124,7 +123,7 @@ class RefreshModelIndex:
         self._forget = forget
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*."""
+        """Handle *call*."""
         return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
 
     async def _control(self, call: Call[R]) -> R:

@@ -1,1 +1,1 @@
-"""Logs and metrics: set up once, named here."""
+"""Logs, metrics and usage statistics. Read `metrics.py` and `log.py` first."""

@@ -1,10 +1,10 @@
-"""Metrics of several processes as those of one: counters are added up, also of those that ended.
+"""Aggregation of the metrics of several processes, including processes that have exited.
 
-What a process has counted is taken now and then and kept: so a total never goes back when a process
-dies, though it lacks what that one counted since it was last asked.
+Snapshots are taken regularly and kept, so that totals never decrease when a process dies. Counts
+since its last snapshot are lost.
 
-The client library has a way of its own, files that all processes write to. It knows neither
-collectors nor gauges that are read when asked for, and makes each addition a write to a file.
+The multiprocess mode of prometheus_client is not used: it writes every increment to a file, and
+supports neither custom collectors nor callback gauges.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 Labels = tuple[tuple[str, str], ...]
-Figures = Sequence[Sequence[Any]]
-"""Metrics as plain values: name, text, kind, and samples of name, labels and value."""
+Snapshot = Sequence[Sequence[Any]]
+"""Metrics as plain values: name, help text, type, and samples of name, labels and value."""
 
-# What is true only where it is true of all.
-_LEAST: Final = frozenset({"gateway_upstream_ready"})
-# The same everywhere.
-_SAME: Final = frozenset({"gateway_build_info"})
-# Counters that are published as gauges, for the sake of their names.
+# Gauges whose aggregate is the minimum.
+_MINIMUM: Final = frozenset({"gateway_upstream_ready"})
+# Gauges with the same value in every process.
+_MAXIMUM: Final = frozenset({"gateway_build_info"})
+# Prefixes of counters that are published as gauges, because of their names.
 _COUNTERS: Final = ("nv_inference_",)
 
 
-def snapshot(registry: CollectorRegistry) -> Figures:
-    """Return all of a registry's metrics as values that JSON can carry."""
+def snapshot(registry: CollectorRegistry) -> Snapshot:
+    """Return all metrics of a registry as values that JSON can represent."""
     return [
         [
             metric.name,
@@ -52,59 +52,57 @@ class _Family:
 
     @property
     def is_counted(self) -> bool:
-        """Whether its values only grow, and stay when a process has gone."""
+        """Whether its values never decrease; they are kept when a process exits."""
         return self.kind != "gauge" or self.name.startswith(_COUNTERS)
 
     def add(self, samples: Iterable[Sequence[Any]]) -> None:
-        """Join a process's values with those that are there."""
+        """Combine the values of a process with those of the other processes."""
         for name, labels, value in samples:
             key = (name, tuple(labels.items()))
-            # JSON has no number that is none.
-            given = nan if value is None else float(value)
+            number = nan if value is None else float(value)  # JSON has no NaN
             found = self.values.get(key)
-            self.values[key] = given if found is None else self._joined(found, given)
+            self.values[key] = number if found is None else self._combine(found, number)
 
-    def _joined(self, one: float, other: float) -> float:
-        if self.name in _LEAST:
+    def _combine(self, one: float, other: float) -> float:
+        if self.name in _MINIMUM:
             return min(one, other)
-        return max(one, other) if self.name in _SAME else one + other
+        return max(one, other) if self.name in _MAXIMUM else one + other
 
 
 class MetricsAggregator:
-    """What all processes have counted, those that have ended among them."""
+    """The metrics of all processes, including processes that have exited."""
 
     def __init__(self) -> None:
-        self._ended: dict[str, _Family] = {}
-        self._seen: dict[object, Figures] = {}
+        self._exited: dict[str, _Family] = {}
+        self._running: dict[object, Snapshot] = {}
 
-    def update(self, process: object, figures: Figures) -> None:
-        """Note what a process has counted so far."""
-        self._seen[process] = figures
+    def update(self, process: object, latest: Snapshot) -> None:
+        """Store the latest snapshot of a process."""
+        self._running[process] = latest
 
     def process_ended(self, process: object) -> None:
-        """Keep what a process has counted; its gauges end with it."""
-        figures = self._seen.pop(process, ())
-        _join(self._ended, figures, counted_only=True)
+        """Keep the counters of a process that exited; drop its gauges."""
+        _merge(self._exited, self._running.pop(process, ()), counters_only=True)
 
     def collect(self) -> list[Metric]:
-        """Return the metrics of all."""
+        """Return the aggregated metrics."""
         families: dict[str, _Family] = {}
-        _join(families, [_plain(family) for family in self._ended.values()])
-        for figures in self._seen.values():
-            _join(families, figures)
+        _merge(families, [_values(family) for family in self._exited.values()])
+        for latest in self._running.values():
+            _merge(families, latest)
         return [_metric(family) for family in families.values()]
 
 
-def _join(families: dict[str, _Family], figures: Figures, *, counted_only: bool = False) -> None:
-    for name, text, kind, samples in figures:
+def _merge(families: dict[str, _Family], added: Snapshot, *, counters_only: bool = False) -> None:
+    for name, text, kind, samples in added:
         family = families.get(name) or _Family(name, text, kind)
-        if counted_only and not family.is_counted:
+        if counters_only and not family.is_counted:
             continue
         families[name] = family
         family.add(samples)
 
 
-def _plain(family: _Family) -> Sequence[Any]:
+def _values(family: _Family) -> Sequence[Any]:
     samples = [[name, dict(labels), value] for (name, labels), value in family.values.items()]
     return [family.name, family.text, family.kind, samples]
 
@@ -116,18 +114,18 @@ def _metric(family: _Family) -> Metric:
     return metric
 
 
-def total_of(figures: Figures, sample: str) -> float:
-    """Return the sum of all samples of that name, whatever their labels."""
+def total_of(metrics: Snapshot, sample: str) -> float:
+    """Return the sum of all samples of that name, over all labels."""
     return sum(
         float(value or 0)
-        for _, _, _, samples in figures
+        for _, _, _, samples in metrics
         for name, _, value in samples
         if name == sample
     )
 
 
 def write_page(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """Return metrics as a page and its content type, in the form *accept* asks for."""
+    """Return a metrics page and its content type, in a format that *accept* allows."""
     registry = CollectorRegistry()
     registry.register(_SnapshotCollector(tuple(metrics)))
     encode, content_type = choose_encoder(accept)
@@ -135,18 +133,18 @@ def write_page(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
 
 
 class _SnapshotCollector(Collector):
-    """Metrics that were collected elsewhere."""
+    """Metrics of a snapshot."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """Give them as they are."""
+        """Return the metrics."""
         return self._metrics
 
 
 def gauge(name: str, text: str, values: Mapping[str, float], label: str) -> Metric:
-    """Return a gauge of one label."""
+    """Return a gauge with one label."""
     metric = Metric(name, text, "gauge")
     for value_of, value in values.items():
         metric.add_sample(name, {label: value_of}, value)
@@ -154,7 +152,7 @@ def gauge(name: str, text: str, values: Mapping[str, float], label: str) -> Metr
 
 
 def counter(name: str, text: str, values: Mapping[str, float], label: str) -> Metric:
-    """Return a counter of one label; *name* is without `_total`."""
+    """Return a counter with one label; *name* excludes `_total`."""
     metric = Metric(name, text, "counter")
     for value_of, value in values.items():
         metric.add_sample(f"{name}_total", {label: value_of}, value)

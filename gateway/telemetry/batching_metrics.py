@@ -1,7 +1,4 @@
-"""Metrics of what callers share: batches and answers that are kept.
-
-Labels are models that the configuration names.
-"""
+"""Metrics of batches and of cached replies. Labels are models of the configuration."""
 
 from __future__ import annotations
 
@@ -19,70 +16,70 @@ _LABELS = ("model",)
 
 
 class SharingMetrics:
-    """What is counted for all models together; `batches` and `cache` give one model's part."""
+    """The metrics of all models; `batches` and `cache` return those of one model."""
 
     def __init__(self, registry: CollectorRegistry, usage: Usage) -> None:
         self._usage = usage
         self._rows = Histogram(
             "gateway_batch_rows",
-            "Rows of a call that was made of waiting requests.",
+            "Rows of a batch.",
             _LABELS,
             buckets=_ROWS,
             registry=registry,
         )
         self._requests = Histogram(
             "gateway_batch_requests",
-            "Requests in a call that was made of waiting requests.",
+            "Requests in a batch.",
             _LABELS,
             buckets=_ROWS,
             registry=registry,
         )
         self._waits = Histogram(
             "gateway_batch_wait_seconds",
-            "Time that a request waited for others, or for calls in hand.",
+            "Time that a request waited for its batch to be sent.",
             _LABELS,
             buckets=_WAITS_S,
             registry=registry,
         )
-        self._refused = Counter(
+        self._rejected = Counter(
             "gateway_batch_refused",
-            "Joined calls that the target would not have, so that their requests were asked apart.",
+            "Batches the model rejected; their requests were then sent individually.",
             _LABELS,
             registry=registry,
         )
         self._lookups = Counter(
             "gateway_cache_lookups",
-            "Requests by what was found: hit, shared (the same was being asked) or miss.",
+            "Cache lookups by outcome: hit, shared (an equal request was in flight) or miss.",
             (*_LABELS, "outcome"),
             registry=registry,
         )
         self._dropped = Counter(
             "gateway_cache_dropped",
-            "Kept answers that were let go: evicted for room, expired, or cleared.",
+            "Replies removed from the cache, by reason: evicted, expired or cleared.",
             (*_LABELS, "reason"),
             registry=registry,
         )
         self._entries = Gauge(
-            "gateway_cache_entries", "Answers kept now.", _LABELS, registry=registry
+            "gateway_cache_entries", "Replies in the cache.", _LABELS, registry=registry
         )
         self._bytes = Gauge(
-            "gateway_cache_bytes", "Bytes of answers kept now.", _LABELS, registry=registry
+            "gateway_cache_bytes", "Bytes of replies in the cache.", _LABELS, registry=registry
         )
 
     def batches(self, model: str) -> BatchMetrics:
-        """Return what counts the batches of *model*."""
+        """Return the batch metrics of *model*."""
         return BatchMetrics(
-            partial(self._usage.batched, model),
+            partial(self._usage.record_batch, model),
             self._rows.labels(model),
             self._requests.labels(model),
             self._waits.labels(model),
-            self._refused.labels(model),
+            self._rejected.labels(model),
         )
 
     def cache(self, model: str) -> CacheMetrics:
-        """Return what counts the kept answers of *model*."""
+        """Return the cache metrics of *model*."""
         return CacheMetrics(
-            partial(self._usage.looked_up, model),
+            partial(self._usage.record_lookup, model),
             {outcome: self._lookups.labels(model, outcome) for outcome in _OUTCOMES},
             {reason: self._dropped.labels(model, reason) for reason in _REASONS},
             self._entries.labels(model),
@@ -90,8 +87,8 @@ class SharingMetrics:
         )
 
 
-class LookedUp(Protocol):
-    """Told of a request for whose answer the kept ones were searched."""
+class RecordLookup(Protocol):
+    """Records a cache lookup."""
 
     def __call__(self, *, hit: bool) -> None: ...  # noqa: D102
 
@@ -105,60 +102,60 @@ class BatchMetrics:
 
     def __init__(
         self,
-        used: Callable[[int, Sequence[float]], None],
+        record_batch: Callable[[int, Sequence[float]], None],
         rows: Histogram,
         requests: Histogram,
         waits: Histogram,
-        refused: Counter,
+        rejected: Counter,
     ) -> None:
-        self._used = used
+        self._record_batch = record_batch
         self._rows = rows
         self._requests = requests
         self._waits = waits
-        self._refused = refused
+        self._rejected = rejected
 
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None:
-        """Count a call of so many rows, whose requests waited so long."""
-        self._used(rows, waits_s)
+        """Count a batch with the waiting time of each of its requests."""
+        self._record_batch(rows, waits_s)
         self._rows.observe(rows)
         self._requests.observe(len(waits_s))
         for wait_s in waits_s:
             self._waits.observe(wait_s)
 
-    def refused(self) -> None:
-        """Count a call that the target would not have."""
-        self._refused.inc()
+    def rejected(self) -> None:
+        """Count a batch that the model rejected."""
+        self._rejected.inc()
 
 
 class CacheMetrics:
-    """Counts one model's kept answers."""
+    """Counts one model's cached replies."""
 
     def __init__(
         self,
-        used: LookedUp,
+        record_lookup: RecordLookup,
         lookups: dict[str, Counter],
         dropped: dict[str, Counter],
         entries: Gauge,
-        kept_bytes: Gauge,
+        size: Gauge,
     ) -> None:
-        self._used = used
+        self._record_lookup = record_lookup
         self._lookups = lookups
         self._dropped = dropped
         self._entries = entries
-        self._bytes = kept_bytes
+        self._bytes = size
 
     def looked_up(self, outcome: str) -> None:
-        """Count a request: hit, shared or miss."""
-        self._used(hit=outcome == "hit")
+        """Count a lookup: hit, shared or miss."""
+        self._record_lookup(hit=outcome == "hit")
         self._lookups[outcome].inc()
 
     def stored(self, size_bytes: int) -> None:
-        """Count an answer that is kept."""
+        """Count a reply that is stored."""
         self._entries.inc()
         self._bytes.inc(size_bytes)
 
     def evicted(self, reason: str, size_bytes: int) -> None:
-        """Count an answer that is let go: evicted, expired or cleared."""
+        """Count a reply that is removed: evicted, expired or cleared."""
         self._dropped[reason].inc()
         self._entries.dec()
         self._bytes.dec(size_bytes)

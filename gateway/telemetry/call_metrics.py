@@ -1,7 +1,7 @@
-"""Calls answered: how many, and how long they took, counted at the cost of two additions.
+"""Metrics of calls: their number and duration.
 
-The client library's own counters take a lock each and look for a histogram's bucket one by one;
-here all counting is done on the event loop's thread, and read there.
+The metrics of prometheus_client acquire a lock for each increment and search a histogram's bucket
+linearly. This collector is only used on the event loop's thread and needs no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DURATION_LABELS: Final = ("route", "protocol", "kind")
 
 
 class _DurationHistogram:
-    """Durations of one series of calls."""
+    """The histogram of one combination of labels."""
 
     __slots__ = ("buckets", "seconds")
 
@@ -33,7 +33,7 @@ class _DurationHistogram:
 
 
 class _Count:
-    """Calls of one combination of labels."""
+    """The number of calls of one combination of labels."""
 
     __slots__ = ("calls", "durations")
 
@@ -43,10 +43,10 @@ class _Count:
 
 
 class CallMetrics(Collector):
-    """Counts calls by route, model, protocol, kind and code, and times them without the last.
+    """Counts calls by route, model, protocol, kind and code; durations by route, protocol, kind.
 
     Args:
-        registry: Where they are published.
+        registry: Publishes the metrics.
         bounds_s: Upper bounds of the histogram's buckets, in ascending order.
     """
 
@@ -69,14 +69,14 @@ class CallMetrics(Collector):
         durations.buckets[bisect_left(self._bounds, seconds)] += 1
 
     def collect(self) -> Iterable[Metric]:
-        """Give both metrics, as the client library would."""
-        requests = CounterMetricFamily("gateway_requests", "Calls answered.", labels=_LABELS)
+        """Yield both metrics."""
+        requests = CounterMetricFamily("gateway_requests", "Completed calls.", labels=_LABELS)
         for labels, count in self._counts.copy().items():
             requests.add_metric(labels, count.calls)
         yield requests
         duration = HistogramMetricFamily(
             "gateway_request_duration_seconds",
-            "Time from the call read to the answer made.",
+            "Time from the decoded call to the complete reply.",
             labels=_DURATION_LABELS,
         )
         for labels, durations in self._durations.copy().items():

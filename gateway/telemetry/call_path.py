@@ -1,7 +1,7 @@
-"""The way a call took, noted by those who choose it and read by the one who reports it.
+"""The path of a call: its route and target, for the layer that logs and counts the call.
 
-Router and balance know the names of route and target; the layer that reports the call stands
-outside both. The note belongs to the task that answers the call.
+That layer is outside of the router and the balancer, which record the names. The record belongs to
+the task that handles the call.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 
 class CallPath(msgspec.Struct):
-    """Names of the route and target that a call took; "" while none is chosen.
+    """Names of the route and target of a call; "" before they are chosen.
 
     Attributes:
-        queued_s: How long it waited for a place.
+        queued_s: Time in the queue of a concurrency limit.
     """
 
     route: str = ""
@@ -25,26 +25,26 @@ class CallPath(msgspec.Struct):
     queued_s: float = 0.0
 
 
-CALL_PATH: ContextVar[CallPath | None] = ContextVar("gateway_taken", default=None)
+CALL_PATH: ContextVar[CallPath | None] = ContextVar("gateway_call_path", default=None)
 
 
 def record_route(name: str) -> None:
-    """Note the route of the call in progress, when somebody wants to know."""
-    taken = CALL_PATH.get()
-    if taken is not None:
-        taken.route = name
+    """Record the route of the current call, if it has a record."""
+    path = CALL_PATH.get()
+    if path is not None:
+        path.route = name
 
 
 def record_target(name: str) -> None:
-    """Note the target of the call in progress, when somebody wants to know."""
-    taken = CALL_PATH.get()
-    if taken is not None:
-        taken.target = name
+    """Record the target of the current call, if it has a record."""
+    path = CALL_PATH.get()
+    if path is not None:
+        path.target = name
 
 
 @contextmanager
 def without_recording() -> Iterator[None]:
-    """Note nothing of what is done within: it is the gateway's own, for the call in progress."""
+    """Record nothing inside this context, for calls that the gateway makes itself."""
     token = CALL_PATH.set(None)
     try:
         yield
@@ -53,7 +53,7 @@ def without_recording() -> Iterator[None]:
 
 
 def record_queue_time(seconds: float) -> None:
-    """Note how long the call in progress has waited for a place, when somebody wants to know."""
-    taken = CALL_PATH.get()
-    if taken is not None:
-        taken.queued_s += seconds
+    """Add time that the current call spent in a queue, if it has a record."""
+    path = CALL_PATH.get()
+    if path is not None:
+        path.queued_s += seconds

@@ -1,7 +1,7 @@
-"""Logs: set up once; one line an event, JSON for machines and plain text for a terminal.
+"""Logging setup: one line for each event, as JSON or as text for a terminal.
 
-Values are cut at 256 characters and control characters are escaped, so that nothing a client sends
-can break a line or fill a disk. Everything goes to standard error: standard output is for data.
+Values are truncated at 256 characters and control characters are escaped, so that data of clients
+cannot break a line or fill a disk. All lines go to standard error; standard output is for data.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-# Its value is ours, not a client's, and is useless when cut.
-_WHOLE = frozenset({"exception", "timestamp"})
+# Never truncated: these values come from the gateway, not from clients.
+_UNLIMITED = frozenset({"exception", "timestamp"})
 
 
 def configure(
@@ -37,9 +37,9 @@ def configure(
 
     Args:
         level: debug, info, warning or error.
-        style: console, json, or auto (console where *stream* is a terminal).
+        style: console, json, or auto (console if *stream* is a terminal).
         stream: Standard error by default.
-        worker: Which of several processes this is; every line says so.
+        worker: Number of this worker process, added to every line; None with a single process.
     """
     out = sys.stderr if stream is None else stream
     console = style == "console" or (style == "auto" and out.isatty())
@@ -51,13 +51,13 @@ def configure(
         cut_values,
     ]
     if worker is not None:
-        shared.insert(1, _Numbered(worker))
+        shared.insert(1, _AddWorker(worker))
     render: Any = _console_renderer(out) if console else _json
     _Logger.form = "console" if console else "json"
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=_Logger,
-        # Each line in one write: several processes may have the same standard error.
+        # One write for each line: several processes may share standard error.
         logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=True,
     )
@@ -66,23 +66,23 @@ def configure(
 
 
 def current() -> tuple[str, str]:
-    """Return the level, and the form of lines ("console" or "json"), that hold now."""
+    """Return the current level, and the current format ("console" or "json")."""
     return _Logger.level, _Logger.form
 
 
 def set_level(level: str) -> None:
-    """Log from *level* on, at once and everywhere: debug, info, warning or error."""
-    # Loggers are kept by those who use them, so their class is what changes.
+    """Set the level of all loggers: debug, info, warning or error."""
+    # Modules cache their loggers, so the methods of the shared class change.
     _Logger.level = level
-    told = structlog.make_filtering_bound_logger(_LEVELS[level])
-    for name, method in vars(told).items():
+    filtering = structlog.make_filtering_bound_logger(_LEVELS[level])
+    for name, method in vars(filtering).items():
         if not name.startswith("__"):
             setattr(_Logger, name, method)
     logging.getLogger().setLevel(max(_LEVELS[level], logging.WARNING))
 
 
-class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]  # made
-    """The class of every logger; its methods below the level do nothing."""
+class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]  # dynamic
+    """The class of all loggers; its methods below the level do nothing."""
 
     level: ClassVar[str] = "info"
     form: ClassVar[str] = "console"
@@ -91,9 +91,9 @@ class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ign
 def cut_values(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Cut long text values and escape control characters in them; a structlog processor."""
+    """Truncate long text values and escape control characters; a structlog processor."""
     for key, value in event.items():
-        if isinstance(value, str) and key not in _WHOLE:
+        if isinstance(value, str) and key not in _UNLIMITED:
             if len(value) > VALUE_LIMIT:
                 value = value[:VALUE_LIMIT] + "..."  # noqa: PLW2901
             if not value.isprintable():
@@ -102,8 +102,8 @@ def cut_values(
     return event
 
 
-class _Numbered:
-    """Adds a process's number to each line; a structlog processor."""
+class _AddWorker:
+    """Adds the number of the worker process to each line; a structlog processor."""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
@@ -116,7 +116,7 @@ class _Numbered:
 
 
 class WarningBudget:
-    """At most so many warnings a second about what clients do; the rest are counted."""
+    """Limits warnings about clients to *per_second*, and counts the rest."""
 
     def __init__(self, per_second: int = 10) -> None:
         self._per_second = per_second
@@ -124,8 +124,8 @@ class WarningBudget:
         self._used = 0
         self._dropped = 0
 
-    def take(self, now: float) -> int | None:
-        """Return how many warnings were dropped since the last one, or None to drop this one.
+    def admit(self, now: float) -> int | None:
+        """Return the number of warnings dropped since the last one; None to drop this one.
 
         Args:
             now: Monotonic seconds.
@@ -150,7 +150,7 @@ def _json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
 
 
 def _adopt_stdlib(out: TextIO, shared: list[Any], render: Any) -> None:
-    """Give what libraries log through the standard library the same form."""
+    """Format the standard library's log records in the same way."""
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

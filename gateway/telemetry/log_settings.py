@@ -1,7 +1,7 @@
-"""The gateway's own log in the words of Triton's logging extension.
+"""The gateway's log settings in the terms of Triton's logging extension.
 
-Levels come one above the other: whoever hears of information hears of warnings. Errors are always
-logged, where and in which form the configuration says.
+A level includes all more severe levels. Errors are always logged; the configuration defines their
+destination and format.
 
 Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
 """
@@ -20,12 +20,12 @@ _FIXED = ("log_file", "log_format", _ERROR)
 
 
 class LogSettings:
-    """What the gateway logs, as settings that can be read and changed.
+    """The log settings, which clients can read and change.
 
     Args:
-        level: From which it logs now.
-        form: "console" or "json"; told only.
-        set_level: Makes another level hold.
+        level: The current level.
+        form: "console" or "json"; read-only.
+        set_level: Sets the level.
     """
 
     def __init__(self, level: str, form: str, set_level: Callable[[str], None]) -> None:
@@ -34,20 +34,20 @@ class LogSettings:
         self._set_level = set_level
 
     def __call__(self, changes: Settings) -> Settings:
-        """Make *changes* and return all settings.
+        """Apply *changes* and return all settings.
 
         Raises:
-            InvalidRequest: A setting does not exist, has a wrong type or contradicts another.
-            Unsupported: It cannot be changed while the gateway runs.
+            InvalidRequest: A setting does not exist, has the wrong type or contradicts another.
+            Unsupported: A setting is fixed while the gateway runs.
         """
         if changes:
-            level = _level_after(self._told(), changes)
+            level = _level_after(self._current(), changes)
             if level != self._level:
                 self._set_level(level)
                 self._level = level
-        return self._told()
+        return self._current()
 
-    def _told(self) -> dict[str, bool | int | str]:
+    def _current(self) -> dict[str, bool | int | str]:
         rank = _LEVELS.index(self._level)
         return {
             "log_file": "",
@@ -59,26 +59,28 @@ class LogSettings:
         }
 
 
-def _level_after(told: Settings, changes: Settings) -> str:
+def _level_after(current: Settings, changes: Settings) -> str:
     for key, value in changes.items():
-        if key not in told:
-            raise InvalidRequest(f"there is no log setting {key!r}, only {', '.join(told)}")
-        if type(value) is not type(told[key]):
-            needed = type(told[key]).__name__
-            raise InvalidRequest(f"log setting {key!r} is {value!r}, needed is a {needed}")
-        if key in _FIXED and value != told[key]:
-            raise Unsupported(f"log setting {key!r} is {told[key]!r} while the gateway runs")
-    wanted = {**told, **changes}
+        if key not in current:
+            raise InvalidRequest(
+                f"unknown log setting {key!r}; expected one of {', '.join(current)}"
+            )
+        if type(value) is not type(current[key]):
+            expected = type(current[key]).__name__
+            raise InvalidRequest(f"log setting {key!r} is {value!r}; expected type {expected}")
+        if key in _FIXED and value != current[key]:
+            raise Unsupported(
+                f"log setting {key!r} is {current[key]!r} and cannot change while the gateway runs"
+            )
+    new = {**current, **changes}
     if _INFO in changes and not changes[_INFO] and _VERBOSE not in changes:
-        wanted[_VERBOSE] = 0  # whoever wants less than before wants no details either
-    if wanted[_INFO] and not wanted[_WARNING]:
-        raise InvalidRequest(
-            f"{_WARNING} is false and {_INFO} true: warnings come with information"
-        )
-    if wanted[_VERBOSE] and not wanted[_INFO]:
-        raise InvalidRequest(f"{_INFO} is false and {_VERBOSE} above 0: information comes with it")
-    if wanted[_VERBOSE]:
+        new[_VERBOSE] = 0  # disabling info also disables verbose logging
+    if new[_INFO] and not new[_WARNING]:
+        raise InvalidRequest(f"{_WARNING} cannot be false while {_INFO} is true")
+    if new[_VERBOSE] and not new[_INFO]:
+        raise InvalidRequest(f"{_INFO} cannot be false while {_VERBOSE} is above 0")
+    if new[_VERBOSE]:
         return "debug"
-    if wanted[_INFO]:
+    if new[_INFO]:
         return "info"
-    return "warning" if wanted[_WARNING] else "error"
+    return "warning" if new[_WARNING] else "error"

@@ -1,7 +1,7 @@
-"""Metrics: their names, kept in a registry of their own, written in Prometheus form.
+"""Metrics: their names, in a separate registry, in the Prometheus text format.
 
-Labels come from configured names. What a client sends becomes a label only once a target has
-answered for it, and at most so many times; everything else is `_unknown`.
+Labels are names of the configuration. A model name of a client becomes a label only after a target
+has served it, up to a maximum number of labels; all others become `_unknown`.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ _BUCKETS = (
 
 
 class Metrics:
-    """Everything the gateway counts.
+    """All metrics of the gateway.
 
     Args:
-        version: Of the gateway.
-        series: Most combinations of labels that requests may create.
-        triton: Also publish Triton's names for inference counts and times.
+        version: Version of the gateway.
+        series: Maximum number of model labels that requests may create.
+        triton: Also publish Triton's names for inference counts and durations.
 
     Attributes:
-        usage: What statistics of models are made of.
-        sharing: Batches and kept answers.
-        steps: Steps of pipelines.
+        usage: Usage statistics of models.
+        sharing: Metrics of batches and of cached replies.
+        steps: Metrics of pipeline steps.
     """
 
     def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
-        # Otherwise each counter has a second series, which nobody reads.
+        # Omit the `_created` series of each counter.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
         self.registry = CollectorRegistry()
         self._series = series
         self._models: set[str] = set()
-        self._answered = CallMetrics(self.registry, _BUCKETS)
-        self._refused = Counter(
+        self._calls = CallMetrics(self.registry, _BUCKETS)
+        self._rejected = Counter(
             "gateway_refused_requests",
-            "Requests refused before any route saw them.",
+            "Requests rejected before routing.",
             ("protocol", "code"),
             registry=self.registry,
         )
         self._limits = Counter(
             "gateway_limit_exceeded",
-            "Requests refused because a limit was exceeded, by the limit's name.",
+            "Requests rejected because they exceeded a limit, by the limit's name.",
             ("limit", "protocol"),
             registry=self.registry,
         )
         self._upstream_ready = Gauge(
             "gateway_upstream_ready",
-            "1 where the last readiness probe of the endpoint succeeded.",
+            "1 if the last readiness probe of the endpoint succeeded, else 0.",
             ("upstream", "endpoint"),
             registry=self.registry,
         )
@@ -96,33 +96,29 @@ class Metrics:
         self._triton = _TritonNames(self.registry) if triton else None
 
     def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """Publish a gauge that is read when metrics are asked for."""
+        """Publish a gauge whose value is read at each scrape."""
         Gauge(name, help_text, registry=self.registry).set_function(read)
 
     def call(self, labels: Labels, version: str, seconds: float) -> None:
-        """Count one answered call.
+        """Count one completed call.
 
         Args:
-            labels: The code is "ok" or the value of the error's.
-            version: Of the model, as it was asked for.
-            seconds: How long it took.
+            labels: The code is "ok" or the value of the error's code.
+            version: The requested version of the model.
+            seconds: Duration.
         """
         if labels[1] not in self._models:
-            labels = self._admitted(labels)
-        self._answered.count(labels, seconds)
+            labels = self._admit(labels)
+        self._calls.count(labels, seconds)
         if self._triton is not None:
             _, model, _, kind, code = labels
             if kind == "InferRequest":
                 self._triton.count(model, version, ok=code == "ok", seconds=seconds)
 
-    def refused(self, protocol: str, code: str, limit: str | None) -> None:
-        """Count a request that no route saw."""
-        self._refused.labels(protocol, code).inc()
-        self.limit_exceeded(protocol, limit)
-
-    def refused_by(self, protocol: str, error: GatewayError) -> None:
-        """Count a request that a frontend refused before any route saw it."""
-        self.refused(protocol, error.code.value, error.limit)
+    def rejected(self, protocol: str, error: GatewayError) -> None:
+        """Count a request that was rejected before routing."""
+        self._rejected.labels(protocol, error.code.value).inc()
+        self.limit_exceeded(protocol, error.limit)
 
     def limit_exceeded(self, protocol: str, limit: str | None) -> None:
         """Count an exceeded limit; None counts nothing."""
@@ -138,12 +134,12 @@ class Metrics:
         self._models.update(models)
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics page and its content type, in the form *accept* asks for."""
+        """Return the metrics page and its content type, in a format that *accept* allows."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _admitted(self, labels: Labels) -> Labels:
-        """Return *labels* with what stands for a model that no target has answered for yet."""
+    def _admit(self, labels: Labels) -> Labels:
+        """Return *labels*, with a placeholder for a model that no target has served yet."""
         route, model, protocol, kind, code = labels
         if model and code == "ok" and len(self._models) < self._series:
             self._models.add(model)
@@ -152,9 +148,9 @@ class Metrics:
 
 
 class _TritonNames(Collector):
-    """Names that dashboards and autoscalers written for Triton read.
+    """Metrics under Triton's names, for dashboards and autoscalers.
 
-    Written as samples by hand: the client library would add `_total` to them.
+    The collector writes the samples itself, because prometheus_client would add `_total`.
     Source: Triton metrics documentation, "Inference Request Metrics".
     """
 
@@ -169,7 +165,7 @@ class _TritonNames(Collector):
         counts = self._success
         if not ok:
             counts = self._failure
-            # Clients invent versions: one that never answered is no label.
+            # Versions come from clients: only one that has served becomes a label.
             labels = labels if labels in self._success else (model, "")
         counts[labels] = counts.get(labels, 0) + 1
         self._duration_us[labels] = self._duration_us.get(labels, 0) + seconds * 1e6
@@ -180,7 +176,7 @@ class _TritonNames(Collector):
             ("nv_inference_request_failure", "Failed inference requests.", self._failure),
             ("nv_inference_request_duration_us", "Cumulative duration.", self._duration_us),
         ):
-            # As a counter the client library would write another name in the help lines.
+            # For a counter, prometheus_client would write another name in the help line.
             metric = Metric(name, text, "gauge")
             for (model, version), value in values.copy().items():
                 metric.add_sample(name, {"model": model, "version": version}, value)

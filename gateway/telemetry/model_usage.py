@@ -1,14 +1,13 @@
-"""Usage: how much models have been used, as the gateway itself has seen it.
+"""Usage: the gateway's own statistics of models, for the statistics extension.
 
-For answers to the statistics extension. Times are those the gateway can measure: what a target
-does with its time, only the target knows.
+The gateway can only measure these times:
 
-- success and fail: requests, and their whole time here; a refusal for a name that is not served is
-  nobody's. Batches of callers that came as one request count as one.
-- queue: waits for a place on the route and, where the gateway batches, for other requests.
-- compute_infer: the rest of the time of those that succeeded.
-- batch_stats and execution_count: calls that the gateway made of waiting requests, by rows.
-- cache_hit, cache_miss: where the gateway keeps answers; counts without times.
+- success and fail: requests, and their total time in the gateway. Requests for unknown models do
+  not count. A batch that a caller sends as one request counts as one.
+- queue: time in the queue of a route's concurrency limit and of a batch.
+- compute_infer: the remaining time of successful requests.
+- batch_stats and execution_count: batches of the gateway, by rows.
+- cache_hit, cache_miss: lookups in the gateway's cache; counts without times.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from datetime import UTC, datetime
 from gateway.ir.context import ModelRef
 from gateway.ir.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
 
-_MOST = 4096
+_CAPACITY = 4096
 _NS = 1_000_000_000
 
 
 def epoch_ms() -> int:
-    """Return the time of day in milliseconds since the epoch."""
+    """Return the current time in milliseconds since the epoch."""
     return int(datetime.now(UTC).timestamp() * 1000)
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted of one version."""
+    """The counts of one version of a model."""
 
     succeeded: int = 0
     succeeded_ns: int = 0
@@ -42,8 +41,8 @@ class _Counts:
 
 
 @dataclass(slots=True)
-class _Shared:
-    """What is counted of one name: batches and kept answers are no version's."""
+class _SharingCounts:
+    """The counts of batches and cache lookups of a model, independent of versions."""
 
     rows: dict[int, int] = field(default_factory=dict)
     waited_ns: int = 0
@@ -52,24 +51,24 @@ class _Shared:
 
 
 class Usage:
-    """Counts by model and version; so many at most, since names may come from clients.
+    """Counts by model and version.
 
     Args:
-        most: Models and versions.
+        capacity: Maximum number of models and versions, whose names may come from clients.
         now_ms: Milliseconds since the epoch.
     """
 
-    def __init__(self, most: int = _MOST, *, now_ms: Callable[[], int] = epoch_ms) -> None:
-        self._most = most
+    def __init__(self, capacity: int = _CAPACITY, *, now_ms: Callable[[], int] = epoch_ms) -> None:
+        self._capacity = capacity
         self._now_ms = now_ms
         self._counts: dict[ModelRef, _Counts] = {}
-        self._shared: dict[str, _Shared] = {}
+        self._sharing: dict[str, _SharingCounts] = {}
 
-    def call_ended(self, model: ModelRef, *, ok: bool, seconds: float, queued_s: float) -> None:
-        """Count a request that *model* has answered, or failed to."""
+    def record_call(self, model: ModelRef, *, ok: bool, seconds: float, queued_s: float) -> None:
+        """Count a completed or failed request."""
         counts = self._counts.get(model)
         if counts is None:
-            if len(self._counts) >= self._most:
+            if len(self._counts) >= self._capacity:
                 return
             counts = self._counts[model] = _Counts()
         if not ok:
@@ -81,37 +80,37 @@ class Usage:
         counts.queued_ns += int(queued_s * _NS)
         counts.last_ms = self._now_ms()
 
-    def batched(self, name: str, rows: int, waits_s: Sequence[float]) -> None:
-        """Count a call made of requests that waited so long."""
-        shared = self._shared.setdefault(name, _Shared())
-        shared.rows[rows] = shared.rows.get(rows, 0) + 1
-        shared.waited_ns += int(sum(waits_s) * _NS)
+    def record_batch(self, name: str, rows: int, waits_s: Sequence[float]) -> None:
+        """Count a batch with the waiting times of its requests."""
+        sharing = self._sharing.setdefault(name, _SharingCounts())
+        sharing.rows[rows] = sharing.rows.get(rows, 0) + 1
+        sharing.waited_ns += int(sum(waits_s) * _NS)
 
-    def looked_up(self, name: str, *, hit: bool) -> None:
-        """Count a request for whose answer the kept ones were searched."""
-        shared = self._shared.setdefault(name, _Shared())
+    def record_lookup(self, name: str, *, hit: bool) -> None:
+        """Count a cache lookup."""
+        sharing = self._sharing.setdefault(name, _SharingCounts())
         if hit:
-            shared.hits += 1
+            sharing.hits += 1
         else:
-            shared.misses += 1
+            sharing.misses += 1
 
     def of(self, model: ModelRef | None) -> tuple[ModelStatistics, ...]:
         """Return the statistics of a model's versions, of one version, or of all models."""
         return tuple(
-            self._told(known, counts)
-            for known, counts in self._counts.items()
-            if model is None or (known.name == model.name and model.version in ("", known.version))
+            self._statistics(key, counts)
+            for key, counts in self._counts.items()
+            if model is None or (key.name == model.name and model.version in ("", key.version))
         )
 
-    def _told(self, model: ModelRef, counts: _Counts) -> ModelStatistics:
-        shared = self._shared.get(model.name, _Shared())
+    def _statistics(self, model: ModelRef, counts: _Counts) -> ModelStatistics:
+        sharing = self._sharing.get(model.name, _SharingCounts())
         if any(
             other.name == model.name and its.last_ms > counts.last_ms
             for other, its in self._counts.items()
         ):
-            shared = _Shared()  # told with the version that was used last
-        queued_ns = counts.queued_ns + shared.waited_ns
-        executions = sum(shared.rows.values()) or max(counts.succeeded - shared.hits, 0)
+            sharing = _SharingCounts()  # reported with the most recently used version
+        queued_ns = counts.queued_ns + sharing.waited_ns
+        executions = sum(sharing.rows.values()) or max(counts.succeeded - sharing.hits, 0)
         return ModelStatistics(
             name=model.name,
             version=model.version,
@@ -123,11 +122,11 @@ class Usage:
                 fail=Duration(counts.failed, counts.failed_ns),
                 queue=Duration(counts.succeeded, queued_ns),
                 compute_infer=Duration(executions, max(counts.succeeded_ns - queued_ns, 0)),
-                cache_hit=Duration(shared.hits),
-                cache_miss=Duration(shared.misses),
+                cache_hit=Duration(sharing.hits),
+                cache_miss=Duration(sharing.misses),
             ),
             batches={
                 size: BatchStatistics(compute_infer=Duration(count))
-                for size, count in sorted(shared.rows.items())
+                for size, count in sorted(sharing.rows.items())
             },
         )

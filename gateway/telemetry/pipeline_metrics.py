@@ -1,7 +1,4 @@
-"""Metrics of the steps of pipelines: what they cost, apart from what clients ask.
-
-Labels are names of the configuration.
-"""
+"""Metrics of pipeline steps. Labels are names of the configuration."""
 
 from __future__ import annotations
 
@@ -11,32 +8,30 @@ from prometheus_client import CollectorRegistry, Histogram
 
 
 class Named(Protocol):
-    """A step, as far as it is counted."""
+    """A pipeline step."""
 
     @property
-    def name(self) -> str:
-        """Its name in the pipeline."""
-        ...
+    def name(self) -> str: ...  # noqa: D102
 
 
 class StepMetrics:
-    """Counts steps and their time, by pipeline, step and outcome."""
+    """Counts steps and their durations, by pipeline, step and code."""
 
     def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...]) -> None:
         self._duration = Histogram(
             "gateway_pipeline_step_duration_seconds",
-            "Time from a step's question to its answer.",
+            "Time from the call of a step to its reply.",
             ("pipeline", "step", "code"),
             buckets=buckets,
             registry=registry,
         )
-        self._known: dict[tuple[str, str, str], Histogram] = {}
+        self._series: dict[tuple[str, str, str], Histogram] = {}
 
-    def asked(self, pipeline: str, step: Named, code: str, seconds: float) -> None:
-        """Count a step that was asked; *code* is "ok" or the error code's value."""
+    def record(self, pipeline: str, step: Named, code: str, seconds: float) -> None:
+        """Count an executed step; *code* is "ok" or the error code's value."""
         key = (pipeline, step.name, code)
-        found = self._known.get(key)
+        found = self._series.get(key)
         if found is None:
-            # prometheus_client looks labels up under a lock each time: do it once.
-            found = self._known[key] = self._duration.labels(*key)
+            # prometheus_client acquires a lock to look up labels: do it once.
+            found = self._series[key] = self._duration.labels(*key)
         found.observe(seconds)

@@ -1,8 +1,7 @@
-"""Trends: how many inferences lately, how many failed, how long they took; by second and by day.
+"""Rolling statistics of inferences: rate, failures and latency, from seconds to days.
 
-Kept in the process, for pages that draw them; what is measured for monitoring is in `metrics`.
-Adding costs a few additions; what is older moves into longer periods once it is looked at or a
-period ends.
+They are for status pages; `metrics` is for monitoring. A period that ends is merged into the next
+longer period.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from gateway.ir.metadata import Trend
 QPS, FAIL_RATE = "qps", "fail_rate(%)"
 LATENCY_AVG, LATENCY_MAX, LATENCY_CDF = "latency_avg(ms)", "latency_max(ms)", "latency_cdf(ms)"
 
-# Length of a period and how many are kept, the shortest first.
+# Length and number of periods, the shortest first.
 _PERIODS: Final = ((1, 60), (60, 60), (3600, 24), (86400, 30))
-_PLACES: Final = (*range(10, 91, 10), *range(91, 100), 100, 101)
+_PERCENTILES: Final = (*range(10, 91, 10), *range(91, 100), 100, 101)
 # In hundredths of a percent: 100 and 101 stand for 99.9 and 99.99, as in brpc.
-_SHARES: Final = (*[100 * place for place in _PLACES[:-2]], 9990, 9999)
-_WHOLE: Final = 10_000
+_BASIS_POINTS: Final = (*[100 * percent for percent in _PERCENTILES[:-2]], 9990, 9999)
 _LATENCIES: Final = 4096
 
 
 @dataclass(slots=True)
 class _PeriodStats:
-    """What happened in a period."""
+    """The statistics of a period."""
 
     calls: int = 0
     failed: int = 0
@@ -44,31 +42,31 @@ class _PeriodStats:
 
 
 class _PeriodRing:
-    """The last periods of one length; what ends is also told to the next longer."""
+    """The last periods of one length; a period that ends is merged into the next longer ring."""
 
-    def __init__(self, length_s: int, kept: int, longer: _PeriodRing | None) -> None:
+    def __init__(self, length_s: int, count: int, longer: _PeriodRing | None) -> None:
         self.length_s = length_s
-        self.past = deque([_PeriodStats()] * kept, maxlen=kept)
+        self.past = deque([_PeriodStats()] * count, maxlen=count)
         self._longer = longer
         self._number = 0
         self._now = _PeriodStats()
 
     def at(self, now_s: int) -> _PeriodStats:
-        """Return the sum of the period that *now_s* is in; the ones before are over."""
+        """Return the statistics of the period that contains *now_s*, and end earlier periods."""
         number = now_s // self.length_s
-        gone = number - self._number
-        if gone > 0:
-            ended, began_s = self._now, self._number * self.length_s
+        elapsed = number - self._number
+        if elapsed > 0:
+            last, start_s = self._now, self._number * self.length_s
             self._now, self._number = _PeriodStats(), number
-            self.past.append(ended)
-            self.past.extend(_PeriodStats() for _ in range(min(gone - 1, len(self.past))))
-            if self._longer is not None and ended.calls:
-                self._longer.at(began_s).merge(ended)
+            self.past.append(last)
+            self.past.extend(_PeriodStats() for _ in range(min(elapsed - 1, len(self.past))))
+            if self._longer is not None and last.calls:
+                self._longer.at(start_s).merge(last)
         return self._now
 
 
 class RollingStats:
-    """Sums of inferences over the last 60 seconds, 60 minutes, 24 hours and 30 days.
+    """Statistics of inferences over the last 60 seconds, 60 minutes, 24 hours and 30 days.
 
     Args:
         clock: Monotonic seconds.
@@ -77,16 +75,16 @@ class RollingStats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._rings: list[_PeriodRing] = []
-        for length_s, kept in reversed(_PERIODS):
+        for length_s, count in reversed(_PERIODS):
             longer = self._rings[0] if self._rings else None
-            self._rings.insert(0, _PeriodRing(length_s, kept, longer))
-        # The second that the last one ended in.
+            self._rings.insert(0, _PeriodRing(length_s, count, longer))
+        # End of the current second.
         self._until_s = 0
         self._second = _PeriodStats()
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
 
     def add(self, seconds: float, *, failed: bool, at: float) -> None:
-        """Count one inference that ended *at* this time of the clock."""
+        """Count one inference that ended *at* this time on the clock."""
         if at >= self._until_s:
             now_s = int(at)
             self._until_s = now_s + 1
@@ -101,7 +99,7 @@ class RollingStats:
         self._latencies.append(seconds)
 
     def read(self) -> dict[str, Trend]:
-        """Return every trend by its name: the oldest day first, the last second last."""
+        """Return every trend by its name: the oldest day first, the latest second last."""
         now_s = int(self._clock())
         for ring in self._rings:
             ring.at(now_s)
@@ -118,8 +116,8 @@ class RollingStats:
     def _percentiles(self) -> tuple[tuple[int, float], ...]:
         ordered = sorted(self._latencies)
         if not ordered:
-            return tuple([(place, 0.0) for place in _PLACES])
-        ranks = [(share * len(ordered) - 1) // _WHOLE for share in _SHARES]
+            return tuple([(percent, 0.0) for percent in _PERCENTILES])
+        ranks = [(points * len(ordered) - 1) // 10_000 for points in _BASIS_POINTS]
         return tuple(
-            [(place, 1e3 * ordered[rank]) for place, rank in zip(_PLACES, ranks, strict=True)]
+            [(one, 1e3 * ordered[rank]) for one, rank in zip(_PERCENTILES, ranks, strict=True)]
         )

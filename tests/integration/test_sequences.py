@@ -97,7 +97,7 @@ def test_sequences_stay_and_are_lost_with_their_server(
             for _ in range(2):
                 status, text = add(gateway, model, each, 4)
                 assert 503 == status
-                assert "start it again" in text
+                assert "restart the sequence" in text
         if model == "endpoints":  # a started one goes to the server that is left
             assert [1] * len(lost) == [
                 add(gateway, model, each, 1, sequence_start=True) for each in lost

@@ -200,7 +200,7 @@ def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, ki
     assert "trace settings: not enabled here" in seen["trace"]["error"]
     assert {"answer": INFO} == seen["log"] == seen["log_back"]
     assert {"answer": {**INFO, "log_verbose_level": 1}} == seen["log_change"]
-    assert "there is no log setting 'no_such_setting'" in seen["log_unknown"]["error"]
+    assert "unknown log setting 'no_such_setting'" in seen["log_unknown"]["error"]
     name = f"interop_{kind}"
     placed = [[f"{name}_in", f"/{name}_in", 0, 24], [f"{name}_out", f"/{name}_out", 0, 32]]
     values = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

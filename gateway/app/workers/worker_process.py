@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from gateway.app.errors import StartError
 from gateway.app.workers.channel import WorkerChannel, WorkerSetup, open_channel
-from gateway.telemetry.aggregation import Figures
+from gateway.telemetry.aggregation import Snapshot
 
 MODULE: Final = "gateway.app.workers.worker"
 _REPLY_TIMEOUT_S: Final = 1.0
@@ -28,7 +28,7 @@ class WorkerProcess(Protocol):
     """
 
     pid: int
-    metrics: Figures
+    metrics: Snapshot
 
     async def wait_started(self) -> Mapping[str, str]:
         """Wait until the worker listens, and return its addresses.
@@ -87,7 +87,7 @@ class SpawnedWorker:
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
-        self.metrics: Figures = ()
+        self.metrics: Snapshot = ()
         self._process = process
         self._channel = channel
         self._pending: dict[int, asyncio.Future[Any]] = {}

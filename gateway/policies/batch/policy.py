@@ -55,13 +55,13 @@ class BatchMeter(Protocol):
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None:
         """Note a call of so many rows, and how long each of its requests waited for it."""
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         """Note a call that the target would not have, so that its requests are asked apart."""
 
 
 class _NoBatchMeter:
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None: ...
-    def refused(self) -> None: ...
+    def rejected(self) -> None: ...
 
 
 class Timer(Protocol):
@@ -294,7 +294,7 @@ class Batch:
 
     async def _bisect(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
         """Ask for the halves of *members*, one after the other."""
-        self._meter.refused()
+        self._meter.rejected()
         model = str(members[0].call.model)
         log.debug("batch refused", model=model, requests=len(members), reason=error.message)
         middle = len(members) // 2

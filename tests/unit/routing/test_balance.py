@@ -125,9 +125,9 @@ async def test_sequence_sticks_to_one_target() -> None:
 
 def test_mistakes_of_the_configuration() -> None:
     """A route needs a target of some weight, and names that differ."""
-    with pytest.raises(ValueError, match="route 'r' has no target of weight above 0"):
+    with pytest.raises(ValueError, match="route 'r' has no target with a weight above 0"):
         Balance("r", [target("a", 0)])
-    with pytest.raises(ValueError, match="route 'r' names a target twice"):
+    with pytest.raises(ValueError, match="route 'r' has two targets with the same name"):
         Balance("r", [target("a"), target("a")])
 
 

@@ -226,12 +226,12 @@ async def test_lost_endpoint_ends_its_sequence(error: Unavailable) -> None:
     await endpoints(in_sequence(start=True))
     holder = _holder(services)
     fail(holder, error)
-    with pytest.raises(Unavailable, match="sequence 7 is lost, start it again: ") as caught:
+    with pytest.raises(Unavailable, match="sequence 7 is lost; restart it: ") as caught:
         await endpoints(in_sequence())
     assert error is caught.value.__cause__
     assert type(caught.value) is Unavailable  # nothing that a retry would take for unsent
     fail(holder, REPLY)
-    with pytest.raises(Unavailable, match="holds sequence 7 and is not available"):
+    with pytest.raises(Unavailable, match="sequence 7 is lost: its endpoint"):
         await endpoints(in_sequence())
     assert [0, 0, 2] == sorted(counts(services))
     assert REPLY == await endpoints(in_sequence(start=True))
@@ -260,7 +260,7 @@ async def test_stream_that_breaks_off_ends_its_sequence() -> None:
     assert REPLY == await anext(stream)
     with pytest.raises(Unavailable, match="broke off"):
         await anext(stream)
-    with pytest.raises(Unavailable, match="start it again"):
+    with pytest.raises(Unavailable, match="restart the sequence"):
         await endpoints(in_sequence())
 
 

@@ -33,7 +33,7 @@ def test_not_ready_before_the_first_probe() -> None:
     ("answer", "ready", "log"),
     [
         (True, True, None),
-        (False, False, "it says that it is not ready"),
+        (False, False, "the endpoint reports that it is not ready"),
         (Unavailable("refused"), False, "refused"),
         (Unsupported("no such question"), True, None),
         (RuntimeError("bug"), False, "RuntimeError('bug')"),
@@ -69,7 +69,7 @@ async def test_probe_carries_its_deadline_and_gives_up() -> None:
     call = service.calls[0]
     assert isinstance(call, ServerReadyRequest)
     assert (clock() + 0.01, 1) == (call.context.deadline, service.cancelled)
-    assert "no answer within 0.01 s" == logs[0]["reason"]
+    assert "no response within 0.01 s" == logs[0]["reason"]
     assert endpoint.ready is False
 
 

@@ -65,7 +65,7 @@ async def test_no_route_says_what_there_are_routes_for() -> None:
     with pytest.raises(NoRoute) as caught:
         await router(infer("m", "3"))
     assert caught.value.message == (
-        "no route takes model 'm' version '3' over 'oip.http'; there are routes for "
+        "no route matches model 'm' version '3' over 'oip.http'; routes: "
         "'m' version '1' or '2' over 'grps.*' with header 'x-key'"
     )
 
@@ -114,5 +114,5 @@ def test_explain_pairs_routes_with_verdicts() -> None:
 async def test_route_with_headers_alone_is_described() -> None:
     """A route that asks only for a header is told with the header's name."""
     rule = Rule(model="m", headers={"x-a": "1", "x-b": "2"})
-    with pytest.raises(NoRoute, match=r"there are routes for 'm' with header 'x-a' and 'x-b'$"):
+    with pytest.raises(NoRoute, match=r"routes: 'm' with header 'x-a' and 'x-b'$"):
         await Router([Route("one", rule, ScriptedService())], ScriptedService())(infer("m"))

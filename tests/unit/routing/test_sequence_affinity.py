@@ -49,8 +49,7 @@ def test_lost_place_ends_the_sequence_with_an_error() -> None:
         with pytest.raises(Unavailable) as caught:
             affinity.assign(M, Sequence("s"), there)
         assert caught.value.message == (
-            f"endpoint '{place}' holds sequence 's' and is not available: "
-            "the sequence is lost, start it again"
+            f"sequence 's' is lost: its endpoint '{place}' is not available; restart the sequence"
         )
     assert affinity.assign(M, Sequence("s", start=True), left) in left
 
@@ -65,11 +64,11 @@ def test_end_forgets_the_sequence() -> None:
 
 def test_oldest_idle_sequence_is_forgotten() -> None:
     """The memory is bounded; what was used last is kept longest."""
-    affinity = SequenceAffinity("endpoint", most=2)
+    affinity = SequenceAffinity("endpoint", capacity=2)
     only_a = {"a": 1.0}
     for number in (1, 2, 1, 3):
         affinity.assign(None, Sequence(number), only_a)
-    assert {("", 1), ("", 3)} == set(affinity._held)
+    assert {("", 1), ("", 3)} == set(affinity._assignments)
 
 
 def test_sequence_of_calls() -> None:
@@ -103,7 +102,9 @@ def test_sequence_of_a_place_that_broke_off_must_be_started_again() -> None:
     place = affinity.assign(M, Sequence(1, start=True), PLACES)
     affinity.mark_lost(M, Sequence(1), place)
     for _ in range(2):
-        with pytest.raises(Unavailable, match=f"'{place}' holds sequence 1 .* start it again"):
+        with pytest.raises(
+            Unavailable, match=f"sequence 1 is lost: its endpoint '{place}' .* restart"
+        ):
             affinity.assign(M, Sequence(1), PLACES)
     other = affinity.assign(M, Sequence(1, start=True), PLACES)
     assert place != other

@@ -21,7 +21,7 @@ from gateway.ir.calls import (
 from gateway.ir.errors import Forbidden, Unavailable, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata, Trend
 from gateway.routing.balance import Readiness
-from gateway.routing.server_info import Index, ServerAnswers, ServerOptions
+from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from tests.fakes import FakeClock, ScriptedService, settle
 
 WHO = ServerMetadata("tensor-gateway", "1.0", ("binary_tensor_data",))
@@ -31,7 +31,7 @@ ENTRY = RepositoryEntry("a", "1", READY)
 
 async def test_live_and_who() -> None:
     """The gateway is live while it answers, and says who it is."""
-    server = ServerAnswers(ServerOptions(metadata=WHO))
+    server = ServerInfo(ServerOptions(metadata=WHO))
     assert await server(ServerLiveRequest()) is True
     assert WHO == await server(ServerMetadataRequest())
 
@@ -51,31 +51,31 @@ async def test_ready_by_its_routes(rule: Readiness, routes: list[bool], expected
     options = ServerOptions(
         metadata=WHO, readiness=rule, routes=[partial(bool, part) for part in routes]
     )
-    assert expected == await ServerAnswers(options)(ServerReadyRequest())
+    assert expected == await ServerInfo(options)(ServerReadyRequest())
 
 
 async def test_trends_are_what_was_measured() -> None:
     """Read when they are asked for."""
     trends = {"qps": Trend(((0, 1.0),))}
-    server = ServerAnswers(ServerOptions(metadata=WHO, trends=lambda: trends))
+    server = ServerInfo(ServerOptions(metadata=WHO, trends=lambda: trends))
     assert trends is await server(ServerTrendsRequest())
 
 
 async def test_offline_is_not_ready_but_live() -> None:
     """A client that may say so takes readiness away, and gives it back as far as routes have it."""
-    server = ServerAnswers(ServerOptions(metadata=WHO))
+    server = ServerInfo(ServerOptions(metadata=WHO))
     await server(ServerSwitchRequest(online=False))
     assert (False, True) == (await server(ServerReadyRequest()), await server(ServerLiveRequest()))
     await server(ServerSwitchRequest(online=True))
     assert await server(ServerReadyRequest())
-    server = ServerAnswers(ServerOptions(metadata=WHO, routes=[lambda: False]))
+    server = ServerInfo(ServerOptions(metadata=WHO, routes=[lambda: False]))
     await server(ServerSwitchRequest(online=True))
     assert not await server(ServerReadyRequest())
 
 
 async def test_the_gateway_may_start_offline() -> None:
     """Then it is not ready before a client says so."""
-    server = ServerAnswers(ServerOptions(metadata=WHO, online=False))
+    server = ServerInfo(ServerOptions(metadata=WHO, online=False))
     assert not await server(ServerReadyRequest())
     await server(ServerSwitchRequest(online=True))
     assert await server(ServerReadyRequest())
@@ -84,7 +84,7 @@ async def test_the_gateway_may_start_offline() -> None:
 @pytest.mark.parametrize("online", [True, False])
 async def test_who_may_not_switch_may_ask_for_what_is_so(online: bool) -> None:
     """A client's routine call to be online changes nothing; one that would is refused."""
-    server = ServerAnswers(ServerOptions(metadata=WHO, online=online))
+    server = ServerInfo(ServerOptions(metadata=WHO, online=online))
     await server(ServerSwitchRequest(online=online, allowed=False))
     with pytest.raises(Forbidden, match="offline" if online else "online"):
         await server(ServerSwitchRequest(online=not online, allowed=False))
@@ -93,7 +93,7 @@ async def test_who_may_not_switch_may_ask_for_what_is_so(online: bool) -> None:
 
 async def test_draining_is_not_ready_but_live() -> None:
     """Once it drains the gateway asks for no more work, and answers."""
-    server = ServerAnswers(ServerOptions(metadata=WHO))
+    server = ServerInfo(ServerOptions(metadata=WHO))
     server.drain()
     assert (False, True) == (await server(ServerReadyRequest()), await server(ServerLiveRequest()))
 
@@ -101,7 +101,7 @@ async def test_draining_is_not_ready_but_live() -> None:
 async def test_other_questions_are_unsupported() -> None:
     """A question the gateway has no answer to is refused by name."""
     with pytest.raises(Unsupported, match="the gateway does not support InferRequest"):
-        await ServerAnswers(ServerOptions(metadata=WHO))(InferRequest())
+        await ServerInfo(ServerOptions(metadata=WHO))(InferRequest())
 
 
 async def test_index_joins_sources_and_configured_names() -> None:
@@ -120,7 +120,7 @@ async def test_index_joins_sources_and_configured_names() -> None:
         named={"a": lambda: False, "c": lambda: True, "d": lambda: False},
         served=lambda name: name != "hidden",
     )
-    server = ServerAnswers(options, indexes)
+    server = ServerInfo(options, indexes)
     expected = (
         ENTRY,
         RepositoryEntry("a", "2", DOWN),
@@ -156,7 +156,7 @@ async def test_index_is_asked_once_by_many() -> None:
 
 async def test_every_model_is_served_unless_said_otherwise() -> None:
     """Without a filter everything that is listed is shown."""
-    server = ServerAnswers(ServerOptions(metadata=WHO), [Index("up", ScriptedService((ENTRY,)))])
+    server = ServerInfo(ServerOptions(metadata=WHO), [Index("up", ScriptedService((ENTRY,)))])
     assert (ENTRY,) == await server(RepositoryIndexRequest())
 
 
@@ -178,14 +178,14 @@ async def test_models_of_a_lost_server_are_unavailable() -> None:
         assert (RepositoryEntry("a", "1", DOWN, "refused"),) == await index.entries()
         clock.advance(1)
         late = await index.entries()
-    assert (RepositoryEntry("a", "1", DOWN, "no answer within 0.01 s"),) == late
-    assert ["refused", "no answer within 0.01 s"] == [entry["reason"] for entry in logs]
+    assert (RepositoryEntry("a", "1", DOWN, "no response within 0.01 s"),) == late
+    assert ["refused", "no response within 0.01 s"] == [entry["reason"] for entry in logs]
 
 
 async def test_a_forgotten_index_is_asked_for_again() -> None:
     """A model that was loaded is listed at once, however long an answer holds."""
     service = ScriptedService((ENTRY,), (ENTRY, RepositoryEntry("b", "1", READY)))
-    server = ServerAnswers(
+    server = ServerInfo(
         ServerOptions(metadata=WHO, served=lambda name: name != "hidden"), [Index("up", service)]
     )
     listed = [await server(RepositoryIndexRequest()) for _ in range(2)]
@@ -198,11 +198,11 @@ async def test_a_forgotten_index_is_asked_for_again() -> None:
 async def test_log_settings_are_told_where_they_can_be_had() -> None:
     """The gateway's own log; a change is logged itself, with who made it."""
     told = {"log_info": True}
-    server = ServerAnswers(ServerOptions(metadata=WHO, log=lambda changes: {**told, **changes}))
+    server = ServerInfo(ServerOptions(metadata=WHO, log=lambda changes: {**told, **changes}))
     with capture_logs() as lines:
         assert told == await server(LogSettingsRequest(own=True))
         changed = await server(LogSettingsRequest(own=True, changes={"log_info": False}))
     assert {"log_info": False} == changed
     assert ["log settings changed"] == [line["event"] for line in lines]
     with pytest.raises(Unsupported):
-        await ServerAnswers(ServerOptions(metadata=WHO))(LogSettingsRequest(own=True))
+        await ServerInfo(ServerOptions(metadata=WHO))(LogSettingsRequest(own=True))

@@ -114,7 +114,7 @@ async def test_what_is_not_modelled_goes_to_the_first_that_can_read_it() -> None
     call = OpaqueCall(message=Origin("oip.http", "question"))
     answer = Origin("oip.http", "answer")
     assert answer == await targets(LACKS, answer, DOWN)(call)
-    with pytest.raises(Unsupported, match=r"no upstream of this gateway speaks oip\.http"):
+    with pytest.raises(Unsupported, match=r"no upstream of this gateway supports oip\.http"):
         await targets(LACKS)(call)
     refusal = Unsupported("its own words", origin=answer)
     with pytest.raises(Unsupported, match="its own words"):

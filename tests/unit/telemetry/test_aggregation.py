@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.aggregation import (
-    Figures,
     MetricsAggregator,
+    Snapshot,
     counter,
     gauge,
     snapshot,
@@ -23,7 +23,7 @@ from gateway.telemetry.metrics import Metrics
 CALLS = "gateway_requests_total"
 
 
-def counted(calls: int, *, model: str = "m", ready: bool = True) -> Figures:
+def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
     """What a process says that has answered so many calls, as it comes over the wire."""
     metrics = Metrics("1", triton=True)
     metrics.allow_models([model])
@@ -31,7 +31,7 @@ def counted(calls: int, *, model: str = "m", ready: bool = True) -> Figures:
         metrics.call(("r", model, "oip.http", "InferRequest", "ok"), "", 0.001)
     metrics.upstream_ready("up", "h:1", ready)
     metrics.watch("gateway_in_flight_bytes", "Bytes.", lambda: 10.0 * calls)
-    found: Figures = orjson.loads(orjson.dumps(snapshot(metrics.registry)))
+    found: Snapshot = orjson.loads(orjson.dumps(snapshot(metrics.registry)))
     return found
 
 

@@ -14,7 +14,7 @@ def test_batches_are_counted_by_model() -> None:
     meter = SharingMetrics(registry, Usage()).batches("m")
     meter.sent(rows=5, waits_s=[0.001, 0.002])
     meter.sent(rows=1, waits_s=[0.003])
-    meter.refused()
+    meter.rejected()
 
     def value(name: str) -> float | None:
         return registry.get_sample_value(name, {"model": "m"})

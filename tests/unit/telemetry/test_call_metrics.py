@@ -33,13 +33,13 @@ def test_page_is_that_of_the_library(
     answered = CallMetrics(ours, BOUNDS)
     counter = Counter(
         "gateway_requests",
-        "Calls answered.",
+        "Completed calls.",
         ("route", "model", "protocol", "kind", "code"),
         registry=theirs,
     )
     histogram = Histogram(
         "gateway_request_duration_seconds",
-        "Time from the call read to the answer made.",
+        "Time from the decoded call to the complete reply.",
         ("route", "protocol", "kind"),
         buckets=BOUNDS,
         registry=theirs,

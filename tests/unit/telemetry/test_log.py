@@ -85,8 +85,8 @@ def test_a_traceback_is_whole() -> None:
 def test_so_many_warnings_a_second() -> None:
     """Beyond the budget warnings are dropped, and the next one says how many."""
     budget = WarningBudget(2)
-    assert [0, 0, None, None] == [budget.take(now) for now in (100.0, 100.2, 100.4, 100.9)]
-    assert 2 == budget.take(101.5)
+    assert [0, 0, None, None] == [budget.admit(now) for now in (100.0, 100.2, 100.4, 100.9)]
+    assert 2 == budget.admit(101.5)
 
 
 def test_lines_of_a_worker_say_which() -> None:

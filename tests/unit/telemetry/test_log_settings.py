@@ -56,14 +56,22 @@ def test_changes_the_level(level: str, changes: Settings, after: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"log_verbosity": 1}, InvalidRequest, "no log setting 'log_verbosity'"),
-        ({"log_info": 1}, InvalidRequest, "needed is a bool"),
-        ({"log_verbose_level": True}, InvalidRequest, "needed is a int"),
-        ({"log_error": False}, Unsupported, "'log_error' is True while"),
-        ({"log_file": "here.log"}, Unsupported, "'log_file' is '' while"),
-        ({"log_format": "ISO8601"}, Unsupported, "'log_format' is 'json' while"),
-        ({"log_warning": False}, InvalidRequest, "warnings come with information"),
-        ({"log_info": False, "log_verbose_level": 1}, InvalidRequest, "information comes with it"),
+        ({"log_verbosity": 1}, InvalidRequest, "unknown log setting 'log_verbosity'"),
+        ({"log_info": 1}, InvalidRequest, "expected type bool"),
+        ({"log_verbose_level": True}, InvalidRequest, "expected type int"),
+        ({"log_error": False}, Unsupported, "'log_error' is True and cannot change"),
+        ({"log_file": "here.log"}, Unsupported, "'log_file' is '' and cannot change"),
+        ({"log_format": "ISO8601"}, Unsupported, "'log_format' is 'json' and cannot change"),
+        (
+            {"log_warning": False},
+            InvalidRequest,
+            "log_warning cannot be false while log_info is true",
+        ),
+        (
+            {"log_info": False, "log_verbose_level": 1},
+            InvalidRequest,
+            "log_info cannot be false while log_verbose_level is above 0",
+        ),
     ],
 )
 def test_what_cannot_be_set(changes: Settings, error: type[GatewayError], text: str) -> None:

@@ -62,7 +62,7 @@ def test_a_question_to_the_server_has_no_model() -> None:
 def test_counts_refusals_and_the_limit_they_name() -> None:
     """A refused request counts by code, and by the limit that refused it."""
     metrics = Metrics("1")
-    metrics.refused_by("oip.http", TooLarge("much", limit="tensors"))
+    metrics.rejected("oip.http", TooLarge("much", limit="tensors"))
     assert 'gateway_refused_requests_total{code="too_large",protocol="oip.http"} 1.0' in page(
         metrics
     )

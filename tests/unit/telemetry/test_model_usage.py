@@ -13,9 +13,9 @@ def test_batches_are_executions() -> None:
     """Calls made of waiting requests count once each; their waits are queueing."""
     usage = Usage(now_ms=lambda: 1)
     for _ in range(3):
-        usage.call_ended(V1, ok=True, seconds=1.0, queued_s=0.0)
-    usage.batched("m", 2, [0.25, 0.5])
-    usage.batched("m", 1, [0.0])
+        usage.record_call(V1, ok=True, seconds=1.0, queued_s=0.0)
+    usage.record_batch("m", 2, [0.25, 0.5])
+    usage.record_batch("m", 1, [0.0])
     (found,) = usage.of(V1)
     assert (3, 2) == (found.inference_count, found.execution_count)
     assert 750_000_000 == found.inference.queue.ns
@@ -27,8 +27,8 @@ def test_kept_answers_are_no_executions() -> None:
     """A hit is an inference that no target has run."""
     usage = Usage(now_ms=lambda: 1)
     for hit in (False, True):
-        usage.looked_up("m", hit=hit)
-        usage.call_ended(V1, ok=True, seconds=0.5, queued_s=0.0)
+        usage.record_lookup("m", hit=hit)
+        usage.record_call(V1, ok=True, seconds=0.5, queued_s=0.0)
     (found,) = usage.of(V1)
     assert (2, 1) == (found.inference_count, found.execution_count)
     assert (Duration(1), Duration(1)) == (found.inference.cache_hit, found.inference.cache_miss)
@@ -38,9 +38,9 @@ def test_what_is_shared_is_told_with_the_version_used_last() -> None:
     """Batches are no version's: they are not told twice."""
     times = iter([1, 2])
     usage = Usage(now_ms=lambda: next(times))
-    usage.call_ended(V1, ok=True, seconds=0.0, queued_s=0.0)
-    usage.call_ended(V2, ok=True, seconds=0.0, queued_s=0.0)
-    usage.batched("m", 4, [0.0])
+    usage.record_call(V1, ok=True, seconds=0.0, queued_s=0.0)
+    usage.record_call(V2, ok=True, seconds=0.0, queued_s=0.0)
+    usage.record_batch("m", 4, [0.0])
     assert [{}, {4: BatchStatistics(compute_infer=Duration(1))}] == [
         found.batches for found in usage.of(ModelRef("m"))
     ]
@@ -49,8 +49,8 @@ def test_what_is_shared_is_told_with_the_version_used_last() -> None:
 def test_there_are_so_many_at_most() -> None:
     """Versions come from clients: beyond the limit none is remembered."""
     usage = Usage(1)
-    usage.call_ended(V1, ok=True, seconds=0.0, queued_s=0.0)
-    usage.call_ended(V2, ok=True, seconds=0.0, queued_s=0.0)
+    usage.record_call(V1, ok=True, seconds=0.0, queued_s=0.0)
+    usage.record_call(V2, ok=True, seconds=0.0, queued_s=0.0)
     assert ["1"] == [found.version for found in usage.of(None)]
 
 

@@ -15,7 +15,7 @@ from gateway.app.workers.channel import WorkerSetup
 from gateway.app.workers.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Supervisor
 from gateway.config.load import LoadedConfig, load_text
-from gateway.telemetry.aggregation import Figures
+from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import FakeClock, settle
 
 LOADED = load_text("version: 1\nlisteners: [{http: 0}]\nlifecycle: {pre_stop: 0s, drain: 0s}\n")
@@ -30,7 +30,7 @@ class FakeChild:
     def __init__(self, pid: int, setup: WorkerSetup, *, listens: bool) -> None:
         self.pid = pid
         self.setup = setup
-        self.metrics: Figures = ()
+        self.metrics: Snapshot = ()
         self.is_ready = True
         self.heard: list[str] = []
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()

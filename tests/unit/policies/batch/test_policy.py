@@ -82,7 +82,7 @@ class Metered:
         self.rows.append(rows)
         self.waits += waits_s
 
-    def refused(self) -> None:
+    def rejected(self) -> None:
         self.refusals += 1
 
 
