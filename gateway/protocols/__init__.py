@@ -1,1 +1,4 @@
-"""One folder for each protocol: all that one protocol is; no protocol knows another."""
+"""One package for each protocol; none imports another.
+
+Each package exports a `SPEC` in its `__init__.py`, with codecs, options and paths.
+"""

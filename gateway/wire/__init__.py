@@ -1,1 +1,4 @@
-"""What a transport carries and what a codec is; no I/O, no message of any protocol."""
+"""Messages as values, and the interface of codecs and frontends; no I/O and no protocol.
+
+Read `codec.py` first, then `http.py`, `grpc.py` and `stream.py` for the three kinds of messages.
+"""

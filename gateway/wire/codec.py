@@ -1,7 +1,7 @@
-"""What a codec is, and what a protocol's folder exports.
+"""The interface of codecs, and of the `SPEC` that a protocol's package exports.
 
 A codec is seven pure functions between one protocol's wire messages and calls of the tensor IR.
-They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes.
+They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def unsupported(call: Call[Any], name: str) -> Unsupported:
 
 
 Options = Mapping[str, Any]
-"""Protocol options as they stand in YAML; each protocol validates its own."""
+"""Protocol options from YAML; each protocol validates its own."""
 
 
 def _no_paths(_options: Options, /) -> tuple[str, ...]:
@@ -154,13 +154,13 @@ def _no_paths(_options: Options, /) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
-    """A protocol over HTTP: how to make its codec, and the paths it claims on a listener.
+    """A protocol over HTTP: its codec, and the paths that it serves on a listener.
 
     Attributes:
-        path_option: The option that the path of an upstream's URL stands for, where a URL is a
-            model; "" where the protocol's own paths go on below it.
-        any_path: It answers every path of a listener that no other protocol shares.
-        own_paths: The paths that a listener's options claim besides.
+        path_option: The option that the path of an upstream's URL sets, where a URL is a model;
+            "" where the path is a prefix of the protocol's own paths.
+        any_path: It serves every path of a listener without another protocol.
+        own_paths: Returns the paths that a listener's options add.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -172,7 +172,7 @@ class HttpBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcBinding:
-    """A protocol over gRPC: how to make its codec, and the methods it serves, by full path."""
+    """A protocol over gRPC: its codec, and the methods that it serves, by full path."""
 
     codec: Callable[[MessageLimits, Options], Codec[GrpcRequest, GrpcResponse]]
     methods: Mapping[str, MethodKind]
@@ -185,15 +185,15 @@ class StreamBinding:
     """A protocol over a byte stream.
 
     Attributes:
-        ordered: Answers come in the order of the questions; otherwise as they come, matched by
-            `Frame.correlation`.
-        carriers: What stands for it in URLs: `protocol+carrier://`; "unix" has a path, the others
-            host and port.
+        ordered: Responses have the order of their requests; otherwise `Frame.correlation` matches
+            them.
+        carriers: Its names in URLs, `protocol+carrier://`; "unix" has a path, the others host and
+            port.
         names_models: A request may name its model; otherwise a listener needs a default.
-        is_frame: Whether a connection that begins with these bytes is of this protocol, or may
-            still be; needed where its port answers HTTP too.
-        http_prefixes: Paths of its HTTP form that are answered on the same port.
-        grpc_methods: Methods of its gRPC form that are answered there too.
+        is_frame: Returns whether a connection that begins with these bytes can be of this
+            protocol.  Required where its port serves HTTP too.
+        http_prefixes: Paths of its HTTP form that the same port serves.
+        grpc_methods: Methods of its gRPC form that the same port serves.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
@@ -209,17 +209,17 @@ class StreamBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
-    """What one protocol's folder exports, as `SPEC`.
+    """One protocol, as its package exports it.
 
     Attributes:
-        options: Checks a mapping of options and returns it; raises ValueError naming the key.
-        settle: Completes an upstream's options by the name that its server gives itself ("" when
-            it gives none); None where every server of the protocol is alike. Options it does not
-            change need no server to be asked.
+        options: Checks a mapping of options and returns it; raises ValueError, which names the key.
+        resolve_dialect: Completes an upstream's options by the name in its server's metadata, ""
+            when it has none.  None where all servers of the protocol behave alike.  Options that
+            it does not change need no request to the server.
         classifies: Its servers compute classes of outputs; None: some of them do.
-        model_keys: Requests name a model by one text, which may hold a version: "name-version".
-        default_model: The option that a listener's default model stands for where requests cannot
-            name one; "" for none.
+        model_keys: Requests name a model by one text, which may contain a version: "name-version".
+        default_model: The option that a listener's default model sets, where requests cannot name
+            a model; "" for none.
     """
 
     name: str
@@ -234,7 +234,7 @@ class ProtocolSpec:
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:
-        """What carries it, by the name that stands in URLs."""
+        """Its bindings, by their names in URLs."""
         found: dict[str, HttpBinding | GrpcBinding | StreamBinding] = {}
         if self.http is not None:
             found["http"] = self.http

@@ -124,10 +124,10 @@ def clip(text: str, limit_bytes: int) -> str:
 
 
 def strip_traceback(text: str) -> str:
-    """Return *text*; of a Python traceback only its last line, which says what went wrong.
+    """Return *text*; of a Python traceback only its last line, which contains the reason.
 
-    A traceback names files of the upstream, and a limit on the length would cut its end. Its other
-    lines are indented.
+    A traceback names files of the upstream, and a limit on the length would cut its end.  Its
+    other lines are indented.
     """
     if TRACEBACK not in text:
         return text

@@ -1,4 +1,4 @@
-"""ServerFrontend: what a server transport hands its messages to.
+"""ServerFrontend: the interface between a server transport and the handling of its messages.
 
 The implementation that decodes, calls a service and encodes is `gateway.frontend.Frontend`.
 """
@@ -19,27 +19,27 @@ A_contra = TypeVar("A_contra", contravariant=True)
 
 
 class SessionLimits(Protocol[Q_contra, A_contra]):
-    """What a server transport allows the messages of one bidirectional stream."""
+    """The limits of a server transport for the messages of one bidirectional stream."""
 
     @property
     def max_calls(self) -> int:
-        """How many calls of one stream may run at a time."""
+        """How many calls of one stream may run at the same time."""
         ...
 
     def admit(self, wire: Q_contra, /) -> AbstractAsyncContextManager[None]:
-        """Hold what one message needs while its call runs; entering it raises Overloaded."""
+        """Return the reservation of one message while its call runs; entering raises Overloaded."""
         ...
 
-    def check_response(self, answer: A_contra, /) -> None:
-        """Raise TooLarge for a response that is over the limit of the transport."""
+    def check_response(self, response: A_contra, /) -> None:
+        """Raise TooLarge for a response that exceeds the limit of the transport."""
         ...
 
 
 class ServerFrontend(abc.ABC, Generic[Q, A]):
     """Turns the requests of one protocol into responses.
 
-    A subclass must give `__call__` and `reject`.  The other methods have defaults that are right
-    for a frontend with whole requests and one response at a time.
+    A subclass must implement `__call__` and `reject`.  The defaults of the other methods suit a
+    frontend of complete requests and one response at a time.
     """
 
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
 
     @abc.abstractmethod
     def reject(self, error: GatewayError, /) -> A:
-        """Return *error* in the protocol's form, for a message that was not read whole."""
+        """Return *error* in the protocol's form, for a message that was not read completely."""
 
     def reject_message(self, wire: Q, error: GatewayError, /) -> A:  # noqa: ARG002
         """Return *error* as the response to *wire*, with its id where the protocol has one."""
@@ -57,7 +57,7 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
     async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Return the only response to *wire*, or a generator where it streams.
 
-        A generator around a single response costs more than many a response.
+        A generator around a single response costs more than many responses.
         """
         return self(wire)
 
@@ -75,8 +75,8 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
         """Return what `handle` returns, for a request of which `early_bytes` have arrived.
 
         Args:
-            wire: What has arrived, and the stream of the rest.
-            whole: Returns the whole request when it has arrived.
+            wire: The beginning of the request, and the stream of the rest.
+            whole: Waits for the complete request and returns it.
         """
         del wire
         return await self.handle(await whole())
@@ -87,9 +87,9 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
         """Yield the responses to the messages of one bidirectional stream.
 
         - *wires* waits for each message, and ends when the client closes its half.  A frontend
-          asks for the next message only while fewer than `most` calls run, so that flow control
-          holds back a client that sends faster.
-        - The transport writes each response before it asks for the next one.  A response whose
+          requests the next message only while fewer than `max_calls` calls run, so that flow
+          control slows down a client that sends faster.
+        - The transport writes each response before it requests the next one.  A response whose
           status is not OK ends the stream.
         - When the client leaves, the transport closes this generator, which cancels the calls.
 
@@ -97,14 +97,14 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
 
         Args:
             wires: The messages of the stream.
-            limits: What the transport allows.  Its refusals are responses of the stream, which
-                goes on.
+            limits: The transport's.  A message that exceeds them has an error as its response, and
+                the stream continues.
         """
         async for wire in wires:
             try:
-                async with limits.admit(wire), aclosing(self(wire)) as answers:
-                    async for answer in answers:
-                        limits.check_response(answer)
-                        yield answer
+                async with limits.admit(wire), aclosing(self(wire)) as responses:
+                    async for response in responses:
+                        limits.check_response(response)
+                        yield response
             except GatewayError as error:
                 yield self.reject_message(wire, error)

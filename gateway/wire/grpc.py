@@ -1,4 +1,4 @@
-"""gRPC messages as values: what gRPC transports and gRPC codecs exchange."""
+"""gRPC messages as values, which gRPC transports and codecs exchange."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class GrpcStatus(enum.IntEnum):
-    """Status codes. Source: gRPC, "Status codes and their use in gRPC"."""
+    """Status codes. Source: gRPC documentation, "Status codes and their use in gRPC"."""
 
     OK = 0
     CANCELLED = 1
@@ -43,7 +43,7 @@ class GrpcRequest(Struct, frozen=True):
         message: Serialized, without the 5-byte prefix; one view on a server.
         metadata: Keys in lower case; keys ending in "-bin" have bytes.
         deadline: On the clock of `time.monotonic`; None for none.
-        rest: What follows the message's buffers and is still to come; None where all is here.
+        rest: The part of the message that has not arrived; None where the message is complete.
     """
 
     method: str
@@ -62,7 +62,7 @@ class GrpcResponse(Struct, frozen=True):
     """One response message, or the status that ends a call without one.
 
     Attributes:
-        message: Serialized, without the 5-byte prefix; never joined by a codec.
+        message: Serialized, without the 5-byte prefix; codecs do not join its buffers.
         status: OK when there is a message.
         details: Text of a status that is not OK.
         metadata: Trailing metadata.
@@ -80,7 +80,7 @@ class GrpcResponse(Struct, frozen=True):
 
 
 class MethodKind(enum.Enum):
-    """How many messages flow which way in a gRPC method."""
+    """Whether requests and responses of a gRPC method are streams."""
 
     UNARY = "unary"
     SERVER_STREAM = "server_stream"

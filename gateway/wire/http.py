@@ -1,6 +1,6 @@
-"""HTTP messages as values: what HTTP transports and HTTP codecs exchange.
+"""HTTP messages as values, which HTTP transports and codecs exchange.
 
-Nothing here belongs to a library: the reference and the native transport both fill these in.
+The reference and the native transport use the same types; none of them belongs to a library.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Headers:
-    """Header fields in order, names in the spelling they came in; looked up without case.
+    """Header fields in order, names as on the wire; looked up without regard to case.
 
-    Frozen. Of a repeated field `get` gives the first.
+    Frozen.  Of a repeated field `get` returns the first value.
     """
 
     __slots__ = ("_lowered", "_read", "_reader", "pairs")
@@ -32,10 +32,10 @@ class Headers:
         self._read: Any = None
 
     def parsed_with(self, reader: Callable[[Headers], T], /) -> T:
-        """Return what *reader* makes of these fields alone; that of the last reader is kept.
+        """Return the result of *reader* for these fields, which is cached for the last reader.
 
-        Transports remember heads that come again, and so with them what they were read as.
-        Whatever *reader* raises is not kept.
+        Transports cache the heads of repeated messages, and with them this result.  *reader* must
+        depend on these fields alone.  An exception is not cached.
         """
         if self._reader is not reader:
             self._read = reader(self)
@@ -44,8 +44,8 @@ class Headers:
         return found
 
     def get(self, name: str) -> str | None:
-        """Return the first value of the field *name*, given in lower case; None if absent."""
-        # A message has a dozen fields and is asked for two or three: an index would cost more.
+        """Return the first value of the field *name*, in lower case; None if absent."""
+        # A message has a dozen fields, of which two or three are read: an index would cost more.
         size = len(name)
         for key, value in self.pairs:
             if len(key) == size and key.lower() == name:
@@ -53,13 +53,13 @@ class Headers:
         return None
 
     def repeats(self, name: str) -> bool:
-        """Tell whether the field *name*, given in lower case, is there more than once."""
+        """Return whether the field *name*, in lower case, occurs more than once."""
         size = len(name)
         return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
 
     @property
     def lowered(self) -> tuple[tuple[str, str], ...]:
-        """The fields in order, names in lower case; made once."""
+        """The fields in order, names in lower case; computed once."""
         if self._lowered is None:
             self._lowered = tuple([(name.lower(), value) for name, value in self.pairs])
         return self._lowered
@@ -82,7 +82,7 @@ NO_HEADERS = Headers()
 
 
 class HttpRequest(Struct, frozen=True):
-    """One HTTP request, its content coding already undone.
+    """One HTTP request, its content already decoded.
 
     Attributes:
         method: In capitals.
@@ -90,10 +90,10 @@ class HttpRequest(Struct, frozen=True):
         query: Without the question mark; "" for none.
         headers: All of them, framing fields included.
         body: One read-only view on a server, any number of buffers from a codec.
-        rest: What follows it and is still to come; None where all is here.
         deadline: On the clock of `time.monotonic`; None for none.
+        body_stream: The part of the body that has not arrived; None where the body is complete.
         request_id: Of the call, for an upstream; the transport writes it as the field
-            `x-request-id`. "" for none, or where that is among *headers*.
+            `x-request-id`. "" for none, or where *headers* contain it.
     """
 
     method: str
@@ -111,19 +111,19 @@ class HttpRequest(Struct, frozen=True):
         return view_of(self.body)
 
     def with_body_stream(self, rest: StreamingBody | None) -> HttpRequest:
-        """Return the same request with *rest* to come."""
+        """Return the same request with *rest* after its body."""
         parts = (self.method, self.path, self.query, self.headers, self.body, self.deadline)
         return HttpRequest(*parts, rest, self.request_id)
 
 
 class HttpResponse(Struct, frozen=True):
-    """One HTTP response, its content coding already undone, or one part of a streamed one.
+    """One HTTP response, its content already decoded, or one part of a streamed one.
 
     Attributes:
         status: Status code.
         headers: Without framing fields; the transport writes those.
-        body: Never joined by a codec.
-        compressible: The transport may apply a content coding the client accepts.
+        body: Codecs do not join its buffers.
+        compressible: The transport may apply a content coding that the client accepts.
         request_id: Of the call, for the client; the transport writes it as the field
             `x-request-id`. "" for none.
     """
@@ -143,8 +143,8 @@ class HttpResponse(Struct, frozen=True):
 def view_of(buffers: Sequence[Buffer]) -> memoryview:
     """Return buffers as one view of bytes; copies only when there are several."""
     if len(buffers) == 1:
-        whole = buffers[0]
-        return whole if type(whole) is memoryview else memoryview(whole)
+        only = buffers[0]
+        return only if type(only) is memoryview else memoryview(only)
     return memoryview(b"".join(buffers))
 
 

@@ -1,4 +1,4 @@
-"""An arriving body with bytes of our own in between: what comes before each part of a message."""
+"""A streaming body with inserted bytes, such as the header of each field of a message."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from gateway.ir.streaming_body import BodySink, StreamingBody
 
 
 class InterleavedBody:
-    """An `Arriving` that pours another one, and at some places what is to stand there.
+    """A `StreamingBody` that pipes another one, with bytes inserted at some offsets.
 
     Args:
-        source: Not poured yet.
-        inserts: Places in it, from its `start` on and in order, and what comes before them.
+        source: Must not be started.
+        inserts: Offsets in it, from its `start` on and in order, and the bytes before each.
 
     Attributes:
-        left: What is still to be poured, inserts and all.
+        remaining_bytes: Bytes that have not been piped, inserts included.
     """
 
     def __init__(self, source: StreamingBody, inserts: Iterable[tuple[int, bytes]]) -> None:
         self._source = source
         self._inserts = deque(inserts)
         self._at = source.start
-        self._taker: BodySink | None = None
+        self._sink: BodySink | None = None
         self.start = source.start
         self.remaining_bytes = source.remaining_bytes + sum(
             [len(insert) for _, insert in self._inserts]
@@ -32,53 +32,53 @@ class InterleavedBody:
 
     @property
     def is_started(self) -> bool:
-        """Whether pouring has begun."""
+        """Whether piping has begun."""
         return self._source.is_started
 
     @property
     def last_progress(self) -> float:
-        """When some of the source was last poured."""
+        """When bytes of the source were last piped."""
         return self._source.last_progress
 
-    def pipe_to(self, taker: BodySink, /) -> None:
-        """Give *taker* what is here, and the rest as it comes."""
-        self._taker = taker
+    def pipe_to(self, sink: BodySink, /) -> None:
+        """Write to *sink* all bytes that have arrived, and the rest as it arrives."""
+        self._sink = sink
         self._source.pipe_to(self)
 
     def write(self, piece: memoryview, /) -> None:
-        """Hand on the next bytes of the source, with what belongs before them and in between."""
+        """Write the next bytes of the source, with the inserts before and between them."""
         while self._inserts and self._inserts[0][0] < self._at + piece.nbytes:
-            place, insert = self._inserts.popleft()
-            before = place - self._at
+            offset, insert = self._inserts.popleft()
+            before = offset - self._at
             if before:
-                self._give(piece[:before])
+                self._write(piece[:before])
                 piece = piece[before:]
-                self._at = place
-            self._give(memoryview(insert))
+                self._at = offset
+            self._write(memoryview(insert))
         self._at += piece.nbytes
-        self._give(piece)
-        if self._at == self._source.end:  # nothing may come after what stands here
+        self._write(piece)
+        if self._at == self._source.end:  # the inserts at the end
             while self._inserts:
-                self._give(memoryview(self._inserts.popleft()[1]))
+                self._write(memoryview(self._inserts.popleft()[1]))
 
-    def _give(self, piece: memoryview) -> None:
+    def _write(self, piece: memoryview) -> None:
         self.remaining_bytes -= piece.nbytes
-        if self._taker is not None:
-            self._taker.write(piece)
+        if self._sink is not None:
+            self._sink.write(piece)
 
     def pause(self) -> None:
-        """Give no more than was taken already."""
+        """Pause the source."""
         self._source.pause()
 
     def resume(self) -> None:
-        """Give more."""
+        """Resume the source."""
         self._source.resume()
 
     def detach(self) -> None:
-        """Give no more for good."""
-        self._taker = None
+        """Stop writing to the sink."""
+        self._sink = None
         self._source.detach()
 
     async def read_all(self) -> memoryview:
-        """Return the source's body, without what was put in between."""
+        """Return the source's body, without the inserts."""
         return await self._source.read_all()

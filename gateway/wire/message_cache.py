@@ -1,8 +1,7 @@
-"""What was once made of bytes, found again by them: a memory that strangers cannot fill.
+"""Caches of parsed messages, bounded so that a peer cannot fill them.
 
-Clients and servers send the same heads again and again. Here is the memory alone, without a word
-of what is in it: a codec remembers what depends on nothing but the bytes it is found by, and never
-views of a received message, which would hold the whole of it.
+Clients and servers repeat the same headers.  A codec caches only values that depend on nothing but
+the bytes of the key, and never views of a received message, which would keep all of it in memory.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ from msgspec import Struct
 
 T = TypeVar("T")
 
-_OUTLINES: Final = 4  # of one length: more would cost more than they give
+_LAYOUTS: Final = 4  # of one length: to compare more costs more than to parse
 
 
 class ParseCache(Generic[T]):
-    """A dictionary of so many entries at most, with keys of so many bytes at most.
+    """A dictionary with bounds on its entries and on the size of its keys.
 
-    What is new stands for `entries` others, then goes. A key must come twice before something is
-    kept for it: messages that are all different (a number in each) cost a look and displace none.
+    The oldest entry is evicted first.  A key is admitted the second time that it occurs: messages
+    that all differ, such as by a number, cost one lookup and evict nothing.
 
     Args:
-        entries: Kept at most.
-        key_bytes: A longer key is not kept; what is kept for one is not much larger than it.
+        entries: The most entries.
+        key_bytes: A longer key is not admitted.  A value is not much larger than its key.
     """
 
     def __init__(self, entries: int, key_bytes: int) -> None:
         self._entries = entries
         self._key_bytes = key_bytes
-        self._kept: dict[bytes, T] = {}
-        # Hashes of keys that came once. Two keys of one hash: the second is kept one time too soon.
+        self._values: dict[bytes, T] = {}
+        # Hashes of keys that occurred once. Of two keys with one hash the second is admitted early.
         self._once: dict[int, None] = {}
-        self.get = self._kept.get
+        self.get = self._values.get
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._values)
 
     def should_admit(self, key: bytes) -> bool:
-        """Tell whether something shall be kept for *key*: it is short, new and came before."""
-        if len(key) > self._key_bytes or key in self._kept:
+        """Return whether to cache *key*: it is short, is not cached and occurs a second time."""
+        if len(key) > self._key_bytes or key in self._values:
             return False
         once = hash(key)
         if once in self._once:
@@ -55,54 +54,54 @@ class ParseCache(Generic[T]):
         return False
 
     def put(self, key: bytes, value: T) -> None:
-        """Keep *value* for *key*, which `wants` said yes to; the oldest goes where it is full."""
-        if len(self._kept) >= self._entries:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = value
+        """Cache *value* for *key*, which `should_admit` admitted; evict the oldest when full."""
+        if len(self._values) >= self._entries:
+            del self._values[next(iter(self._values))]
+        self._values[key] = value
 
     def clear(self) -> None:
-        """Forget everything: keys mean something else now."""
-        self._kept.clear()
+        """Remove all entries, because the meaning of keys has changed."""
+        self._values.clear()
         self._once.clear()
 
 
-_Take = Callable[[memoryview], tuple[memoryview, ...]]
-_Texts = Callable[[memoryview], tuple[Any, ...]]
+_Slice = Callable[[memoryview], tuple[memoryview, ...]]
+_Unpack = Callable[[memoryview], tuple[Any, ...]]
 
 
 class _Layout(Struct, Generic[T]):
-    """Where the text of a message lies, and what texts that lie so say.
+    """Where the holes of some messages are, and the cached values of these messages.
 
     Attributes:
-        texts: Takes the text out of a message, in pieces of bytes.
-        views: Takes the holes.
+        text: Returns the bytes of a message around its holes, in parts.
+        views: Returns the holes of a message.
+        values: By the text.
     """
 
     holes: Sequence[slice]
-    texts: _Texts
-    views: _Take
-    said: dict[bytes, T]
+    text: _Unpack
+    views: _Slice
+    values: dict[bytes, T]
 
 
 class MaskedMessageCache(Generic[T]):
-    """What binary messages say that repeat but for some of their bytes, the *holes*.
+    """A cache of parsed binary messages that repeat except for some of their bytes, the *holes*.
 
-    A message is found again by its length and by all of its bytes outside of the holes, which tell
-    where holes are and how long: what they say must follow from these bytes alone. As of
-    `Remembered`, so many are kept at most, each the second time it comes, and none of a long text.
+    The key of a message is its length and its text: all bytes outside of its holes.  The text must
+    determine where the holes are, and the cached value.  As in `ParseCache`, entries and the size
+    of their keys are bounded, and a message is admitted the second time that it occurs.
 
-    To find the holes costs more than reading some messages, so whether one came before is asked
-    with less than its text.
+    To find the holes costs more than to parse some messages, so `should_admit` needs only a hash.
 
     Args:
-        entries: Kept at most; when one comes that would be one too many, all go.
-        text_bytes: Of one message, outside of its holes.
+        entries: The most entries; one more removes all others.
+        text_bytes: The most bytes of a message outside of its holes.
     """
 
     def __init__(self, entries: int, text_bytes: int) -> None:
         self._entries = entries
         self._text_bytes = text_bytes
-        self._outlines: dict[int, list[_Layout[T]]] = {}
+        self._layouts: dict[int, list[_Layout[T]]] = {}
         self._count = 0
         self._once: set[int] = set()
 
@@ -110,60 +109,60 @@ class MaskedMessageCache(Generic[T]):
         return self._count
 
     def get(self, view: memoryview) -> tuple[T, tuple[memoryview, ...]] | None:
-        """Return what is remembered of a message, and its holes; None when nothing is."""
-        for outline in self._outlines.get(len(view), ()):
-            said = outline.said.get(b"".join(outline.texts(view)))
-            if said is not None:
-                return said, outline.views(view)
+        """Return the cached value of a message, and its holes; None when it is not cached."""
+        for layout in self._layouts.get(len(view), ()):
+            value = layout.values.get(b"".join(layout.text(view)))
+            if value is not None:
+                return value, layout.views(view)
         return None
 
-    def should_admit(self, mark: int) -> bool:
-        """Tell whether a message shall be kept, for one of this mark came before.
+    def should_admit(self, text_hash: int) -> bool:
+        """Return whether to cache a message: its hash occurs a second time.
 
         Args:
-            mark: A hash of what tells messages apart, but for their holes. Where two are of one
-                mark, the second is kept one time too soon.
+            text_hash: Of what distinguishes messages, except for their holes.  Of two messages
+                with one hash the second is admitted early.
         """
-        if mark in self._once:
+        if text_hash in self._once:
             return True
         if len(self._once) >= self._entries:
             self._once.clear()
-        self._once.add(mark)
+        self._once.add(text_hash)
         return False
 
-    def put(self, view: memoryview, holes: Sequence[slice], said: T) -> None:
-        """Remember what a message says; *holes* in their order, none within another."""
-        texts = _around(holes, len(view))
-        key = b"".join(texts(view))
+    def put(self, view: memoryview, holes: Sequence[slice], value: T) -> None:
+        """Cache the value of a message; *holes* in their order, none within another."""
+        text = _unpack_around(holes, len(view))
+        key = b"".join(text(view))
         if len(key) > self._text_bytes:
             return
         if self._count >= self._entries:
-            self._outlines.clear()
+            self._layouts.clear()
             self._count = 0
-        known = self._outlines.setdefault(len(view), [])
-        outline = next((each for each in known if each.holes == holes), None)
-        if outline is None:
-            if len(known) == _OUTLINES:
-                self._count -= len(known.pop(0).said)
-            outline = _Layout(holes, texts, _taking(holes), {})
-            known.append(outline)
-        self._count += key not in outline.said
-        outline.said[key] = said
+        layouts = self._layouts.setdefault(len(view), [])
+        layout = next((each for each in layouts if each.holes == holes), None)
+        if layout is None:
+            if len(layouts) == _LAYOUTS:
+                self._count -= len(layouts.pop(0).values)
+            layout = _Layout(holes, text, _slice_out(holes), {})
+            layouts.append(layout)
+        self._count += key not in layout.values
+        layout.values[key] = value
 
 
-def _around(holes: Sequence[slice], size: int) -> _Texts:
-    """Return what copies the text around *holes*: one call, where slices are an object each."""
+def _unpack_around(holes: Sequence[slice], size: int) -> _Unpack:
+    """Return a function that copies the text around *holes*, in one call and without slices."""
     at = 0
-    layout = []
+    parts = []
     for hole in holes:
-        layout.append(f"{hole.start - at}s{hole.stop - hole.start}x")
+        parts.append(f"{hole.start - at}s{hole.stop - hole.start}x")
         at = hole.stop
-    return Layout("".join([*layout, f"{size - at}s"])).unpack
+    return Layout("".join([*parts, f"{size - at}s"])).unpack
 
 
-def _taking(parts: Sequence[slice]) -> _Take:
-    """Return what takes *parts* out of a view: `itemgetter` does so at half the cost of a loop."""
+def _slice_out(parts: Sequence[slice]) -> _Slice:
+    """Return a function that slices *parts* out of a view; `itemgetter` costs half of a loop."""
     if len(parts) == 1:
         only = parts[0]
-        return lambda view: (view[only],)  # for one part alone `itemgetter` makes no tuple
+        return lambda view: (view[only],)  # for one part `itemgetter` returns no tuple
     return itemgetter(*parts)

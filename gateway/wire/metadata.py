@@ -1,8 +1,8 @@
-"""What travels beside a message, whatever its protocol: headers or metadata, request id, deadline.
+"""Headers or metadata, request id and deadline, as all protocols read and write them.
 
-In: a client's headers become a Context. Out: what a Context holds becomes the headers of a request
-to an upstream. `gateway.policies.forward_headers` has decided what may cross; here only what the
-carrier cannot hold, and what belongs to one message or connection, is left out.
+A client's headers become a Context, and a Context becomes the headers of a request to an upstream.
+`gateway.policies.forward_headers` decides which headers are forwarded.  This module leaves out only
+those that the carrier cannot write, and those of one message or connection.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from gateway.wire.http import Headers, HttpRequest
 
 _REQUEST_ID_BYTES: Final = 128
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
-# Keys of metadata that hold text: "-bin" ends those of bytes, "grpc-" begins the runtime's own.
+# Keys of metadata with text: "-bin" ends those with bytes, "grpc-" begins those of the runtime.
 _KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 
 
 def http_context(
     wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
 ) -> Context:
-    """Return what travels beside a client's HTTP request; *form* is noted for the answer."""
+    """Return the context of a client's HTTP request; *form* is kept for the response."""
     metadata, request_id = sender_metadata(wire.headers)
     origin = Origin(codec, wire, form)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin)
 
 
 def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return what a client's headers say of it: all of them as metadata, and its request id."""
+    """Return all of a client's headers as metadata, and its request id."""
     return headers.lowered, valid_request_id(headers.get(REQUEST_ID) or "")
 
 
@@ -42,14 +42,14 @@ def grpc_context(
     form: object = None,
     request_id: str = "",
 ) -> Context:
-    """Return what travels beside a client's gRPC message.
+    """Return the context of a client's gRPC message.
 
     Args:
         wire: The message.
-        codec: Name of who reads it.
-        needs: What the answer needs.
-        form: Noted for the answer.
-        request_id: For a message whose client gave it no sane one.
+        codec: Name of the codec that reads it.
+        needs: What the reply must have.
+        form: Kept for the response.
+        request_id: For a message without a valid request id.
     """
     origin = Origin(codec, wire, form)
     metadata = wire.metadata
@@ -64,7 +64,7 @@ def grpc_context(
 
 
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:
-    """Return the headers of a request to an upstream, the id of the call among them.
+    """Return the headers of a request to an upstream, with the id of the call.
 
     Args:
         context: Of the call.
@@ -76,7 +76,7 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
         [
             (name, value)
             for name, value in context.metadata
-            if _may_cross(name, value)
+            if _can_forward(name, value)
             and _NAME.fullmatch(name)
             and not (without and name.startswith(without))
         ]
@@ -87,34 +87,34 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
 
 
 def grpc_metadata(context: Context) -> Metadata:
-    """Return the metadata of a request to an upstream, the id of the call among it."""
+    """Return the metadata of a request to an upstream, with the id of the call."""
     if not context.metadata:
         return ((REQUEST_ID, context.request_id),) if context.request_id else ()
     metadata = []
-    named = False
+    has_id = False
     for pair in context.metadata:  # on the path of every inference: a plain loop
         name, value = pair
         if _is_key(name) and value.isascii() and value.isprintable():
             metadata.append(pair)
-            named = named or name == REQUEST_ID
-    if context.request_id and not named:
+            has_id = has_id or name == REQUEST_ID
+    if context.request_id and not has_id:
         metadata.append((REQUEST_ID, context.request_id))
     return tuple(metadata)
 
 
 def valid_request_id(text: str) -> str:
-    """Return a request id; "" for one that is not fit for a log: the gateway makes its own."""
+    """Return a request id; "" for one that cannot be logged: the gateway creates its own then."""
     if not text:
         return ""
-    sane = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
-    return text if sane else ""
+    valid = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
+    return text if valid else ""
 
 
-@lru_cache(1024)  # the same few, message for message
+@lru_cache(1024)  # messages repeat the same few keys
 def _is_key(name: str) -> bool:
-    """Tell whether metadata of this name may cross and be sent as text."""
+    """Return whether metadata of this name may be forwarded as text."""
     return name not in HOP_BY_HOP_HEADERS and _KEY.fullmatch(name) is not None
 
 
-def _may_cross(name: str, value: str) -> bool:
+def _can_forward(name: str, value: str) -> bool:
     return name not in HOP_BY_HOP_HEADERS and value.isascii() and value.isprintable()

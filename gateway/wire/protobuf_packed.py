@@ -1,10 +1,10 @@
-"""Protobuf's packed arrays, to and from numpy.
+"""Packed arrays of protobuf to and from numpy: the repeated scalar fields of tensors.
 
-Here live the repeated scalar fields that hold tensors.  Not here: fields, scalars and shapes
-(protobuf.py).  Varints are decoded by numpy, since a Python loop takes 0.3 us for each.
+`protobuf.py` has fields, scalars and shapes.  numpy decodes varints, because a Python loop needs
+0.3 us for each.
 
-Source: Protocol Buffers, "Encoding", on packed repeated fields: a parser takes packed and
-unpacked occurrences of one field, mixed.
+Source: Protocol Buffers, "Encoding", on packed repeated fields: a parser accepts packed and
+unpacked occurrences of one field in any order.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _BLOCK_BYTES = 1 << 16
 
 
 def varint_array(values: Iterable[int | memoryview], dtype: DTypeLike) -> NDArray[Any]:
-    """Read a repeated bool, int32, int64, uint32 or uint64 field into an array of its own.
+    """Read a repeated bool, int32, int64, uint32 or uint64 field into a new array.
 
     Args:
-        values: All occurrences in order, packed (views) and not (ints) as they came.
-        dtype: Booleans are true when not 0; integers keep their low bits, as protobuf's do.
+        values: All occurrences in order, packed ones as views and others as integers.
+        dtype: Booleans are true when not 0; integers keep their low bits, as in protobuf.
 
     Raises:
-        WireError: A packed value does not end, or takes more than ten bytes.
+        WireError: A packed value does not end, or has more than ten bytes.
     """
     kind = np.dtype(dtype)
     runs: list[NDArray[Any]] = []
@@ -53,17 +53,17 @@ def varint_array(values: Iterable[int | memoryview], dtype: DTypeLike) -> NDArra
 
 
 def fixed_run(values: Sequence[memoryview], size_bytes: int) -> memoryview:
-    """Join the occurrences of a repeated fixed-size field, packed or not: its raw elements.
+    """Join the occurrences of a repeated fixed-size field, packed or not, to its raw elements.
 
-    One occurrence, the usual case, is given back without a copy.
+    One occurrence, the usual case, is returned without a copy.
 
     Raises:
-        WireError: An occurrence is no multiple of *size_bytes* long.
+        WireError: The length of an occurrence is not a multiple of *size_bytes*.
     """
     for value in values:
         if len(value) % size_bytes:
             raise WireError(
-                f"packed field has {len(value)} bytes, elements take {size_bytes} bytes each"
+                f"packed field has {len(value)} bytes: expected a multiple of {size_bytes}"
             )
     return values[0] if len(values) == 1 else memoryview(b"".join(values))
 
@@ -86,7 +86,7 @@ def packed_varints(array: NDArray[Any]) -> memoryview:
 
 
 def _unpack(raw: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Decode packed varints block by block, so that what is made besides the answer stays small."""
+    """Decode packed varints block by block, so that temporary arrays stay small."""
     count = np.count_nonzero(raw < _MORE)
     if count == raw.size:
         return raw.astype(dtype)
@@ -106,7 +106,7 @@ def _unpack(raw: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _unpack_block(block: NDArray[np.uint8], last: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """Decode the varints whose last bytes stand at *last*."""
+    """Decode the varints whose last bytes are at the offsets *last*."""
     first = np.empty_like(last)
     first[0] = 0
     first[1:] = last[:-1] + 1

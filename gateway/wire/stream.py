@@ -1,4 +1,4 @@
-"""Framed byte streams as values: what TCP and unix-socket transports and their codecs exchange."""
+"""Frames of byte streams as values, which TCP and unix-socket transports and codecs exchange."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class Frame(Struct, frozen=True):
     """One message on a byte stream.
 
     Attributes:
-        payload: Never joined by a codec.
-        correlation: Matches answers to questions where the protocol has such a number.
+        payload: Codecs do not join its buffers.
+        correlation: The number that matches a response to its request, where the protocol has one.
         deadline: On the clock of `time.monotonic`; None for none.
-        extra_bytes: What reading it takes besides the bytes of its payload, such as those that
-            are compressed in it.
+        extra_bytes: Memory to read it besides its payload, such as for decompression.
     """
 
     payload: Sequence[Buffer]
@@ -29,12 +28,12 @@ class Frame(Struct, frozen=True):
 
 
 class Framer(Protocol):
-    """Cuts a byte stream into frames, and back; keeps the state of one connection.
+    """Cuts a byte stream into frames, and writes frames; has the state of one connection.
 
     Attributes:
-        wanted: Bytes that the frame which has begun has in all, as far as it has said; 0 between
-            frames. Known before they are held.
-        fault: Why nothing more can be read, once that is known.
+        wanted: Size of the incomplete frame, as far as it is known, before memory is allocated
+            for it; 0 between frames.
+        fault: The error after which nothing more can be read; None for none.
     """
 
     @property
@@ -45,23 +44,23 @@ class Framer(Protocol):
     def receive(self, data: bytes, /) -> list[Frame]:
         """Return the frames that *data* completes; b"" is the end of the stream.
 
-        Frames that come before a fault are returned: `fault` tells of it then, and so does the
-        next call.
+        Frames before an error are returned; `fault` has the error then, and the next call raises
+        it.
 
         Raises:
-            MalformedMessage: The stream cannot be followed any further.
+            MalformedMessage: The stream cannot be parsed any further.
             TooLarge: A frame declares more than the limit, before anything is allocated.
         """
         ...
 
     def send(self, frame: Frame, /) -> list[Buffer]:
-        """Return the buffers that carry *frame*; none where the protocol has no such message."""
+        """Return the buffers of *frame*; none where the protocol has no such message."""
         ...
 
     def begin(self) -> bytes:
-        """Return the first bytes of the frame sent next, whatever it is; b"" where none are known.
+        """Return bytes with which every next frame begins; b"" where there are none.
 
-        `send` leaves them out then. A server writes them to a client that has stopped sending, to
-        learn whether it still reads: nothing else can be written before the answer.
+        `send` leaves them out then.  A server writes them to a half-closed client to detect
+        whether it still reads: nothing else can be written before the response.
         """
         ...

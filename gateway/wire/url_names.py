@@ -1,4 +1,4 @@
-"""Names in URLs: decoded strictly, checked as every name is, never a path of files."""
+"""Names in URLs: strict decoding, and the same checks as for all names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHOWN: Final = 200
 
 
 def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
-    """Return a model's name or version as a URL holds it, percent-decoded.
+    """Return a model's name or version in a URL, percent-decoded.
 
     Args:
-        kind: What it is, for errors: "model name".
+        kind: For errors: "model name".
         text: As on the wire.
-        limits: For its length.
+        limits: `model_name_bytes` is its longest size.
 
     Raises:
         MalformedMessage: It is not percent-encoded UTF-8.
@@ -36,7 +36,7 @@ def _unquoted(kind: str, text: str) -> str:
     if not text.isascii() or not _ESCAPED.fullmatch(text):
         raise MalformedMessage(
             f"{kind} {text[:_SHOWN]!r} in the URL is not percent-encoded: "
-            "needed are ASCII and '%' with two hexadecimal digits"
+            "expected ASCII and '%' with two hexadecimal digits"
         )
     try:
         return unquote_to_bytes(text).decode()
