@@ -10,14 +10,18 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from time import monotonic
+from types import CoroutineType
+from typing import Any, Final, TypeVar
 
 import structlog
 
+from gateway.concurrency.offload import inline, off_loop
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest, sequence_of
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import close_stream
+from gateway.ir.work import LongWork, inflated
 from gateway.service import Service
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.wire.codec import Codec, CutThroughCodec, StreamCodec
@@ -31,11 +35,21 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 C = TypeVar("C", bound=Call[Any] | None)
 
+BLOCKED_S: Final = 0.1
+"""A request that blocks the event loop for longer is reported."""
+
 OnRejected = Callable[[str, GatewayError], None]
 """Told of a request that no service saw: codec name and error."""
 
 
 def _ignore(_codec: str, _error: GatewayError) -> None: ...
+
+
+OnBlocked = Callable[[str, str, float], None]
+"""Called for a request that blocked the event loop for long: codec name, model, seconds."""
+
+
+def _ignore_blocked(_codec: str, _model: str, _seconds: float) -> None: ...
 
 
 AttachRequestId = Callable[[A, str], A]
@@ -65,6 +79,8 @@ class Frontend(ServerFrontend[Q, A]):
         service: Answers calls.
         refused: Told of each request that was refused before the service saw it.
         stamp: Writes the request id on the answer to a call, on the first of a stream.
+        blocked: Called for each request whose decoding or encoding blocked the event loop for more
+            than 100 ms.
     """
 
     def __init__(
@@ -74,11 +90,13 @@ class Frontend(ServerFrontend[Q, A]):
         *,
         refused: OnRejected = _ignore,
         stamp: AttachRequestId[A] = _no_stamp,
+        blocked: OnBlocked = _ignore_blocked,
     ) -> None:
         self._codec = codec
         self._service = service
         self._refused = refused
         self._stamp = stamp
+        self._on_blocked = blocked
         # Unique within the process and, by its random part, between processes.
         self._prefix = os.urandom(6).hex()
         self._numbers = itertools.count(1)
@@ -105,7 +123,8 @@ class Frontend(ServerFrontend[Q, A]):
         # As `_decoded` and `_single` do it, without frames of their own on every step of the way.
         request_id = f"{self._prefix}-{next(self._numbers):x}"
         try:
-            call = self._codec.decode_call(wire, request_id)
+            read = self._read(self._codec.decode_call, wire, request_id)
+            call: Call[Any] = await read if type(read) is CoroutineType else read
         except Exception as error:  # noqa: BLE001
             return self.reject(_unread(error))
         found = call.context.request_id
@@ -114,7 +133,8 @@ class Frontend(ServerFrontend[Q, A]):
         if type(call) is StreamInferRequest:
             return self._stream(call)
         try:
-            answer = self._codec.encode_reply(call, await self._service(call))
+            written = self._write(self._codec.encode_reply, call, await self._service(call))
+            answer: A = await written if type(written) is CoroutineType else written
         except Exception as error:  # noqa: BLE001
             answer = self._failed(call, error)
         return self._stamp(answer, found or request_id)
@@ -128,7 +148,7 @@ class Frontend(ServerFrontend[Q, A]):
     ) -> A | AsyncGenerator[A, None]:
         """Answer *wire*, of which the head has come; where more is needed, when *whole* has it."""
         assert self._early is not None  # noqa: S101  # `early_bytes` said so
-        call = self._decoded(wire, self._early.decode_early)
+        call = await self._decoded(wire, self._early.decode_early)
         if isinstance(call, GatewayError):
             return self.reject(call)
         if call is not None:
@@ -153,13 +173,15 @@ class Frontend(ServerFrontend[Q, A]):
         """
         number = next(self._sessions)
         session: Session[A] = Session(gate.max_calls)
-        calls = (self._session_call(wire, gate, number) async for wire in wires)
+        calls = (await self._session_call(wire, gate, number) async for wire in wires)
         async with aclosing(calls), aclosing(session.run(calls)) as answers:
             async for answer in answers:
                 yield answer
 
-    def _session_call(self, wire: Q, gate: SessionLimits[Q, A], session: int) -> SessionCall[A]:
-        call = self._decoded(wire, self._codec.decode_call)
+    async def _session_call(
+        self, wire: Q, gate: SessionLimits[Q, A], session: int
+    ) -> SessionCall[A]:
+        call = await self._decoded(wire, self._codec.decode_call)
         if isinstance(call, GatewayError):
             return SessionCall(partial(self._rejected_only, call))
         call = call.with_context(session=session)
@@ -183,15 +205,57 @@ class Frontend(ServerFrontend[Q, A]):
             self._refused(self._codec.name, error)
             yield SessionReply(self._failed(call, error), is_only=True)
 
-    def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
+    async def _decoded(self, wire: Q, decode: Callable[[Q], C]) -> C | GatewayError:
         """Read *wire* with *decode*; return what is wrong with it rather than raise."""
         try:
-            call = decode(wire)
+            read = self._read(decode, wire)
+            call: C = await read if type(read) is CoroutineType else read
         except Exception as error:  # noqa: BLE001
             return _unread(error)
         if call is None or call.context.request_id:
             return call
         return call.with_context(request_id=f"{self._prefix}-{next(self._numbers):x}")
+
+    def _read(self, decode: Callable[..., Any], wire: Q, *more: str) -> Any:
+        """Return the call that *wire* is, or a coroutine that reads it on another thread."""
+        elements = getattr(wire, "elements", None)
+        if elements is not None:
+            decode = partial(inflated, elements, decode)
+        call = None
+        begun = monotonic()
+        try:
+            call = inline(decode, wire, *more)
+        except LongWork:
+            return off_loop(decode, wire, *more)
+        finally:
+            if monotonic() - begun > BLOCKED_S:
+                self._report_blocked(begun, call)
+        return call
+
+    def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
+        """Return *reply* as a response, or a coroutine that writes it on another thread."""
+        begun = monotonic()
+        try:
+            return inline(encode, call, reply)
+        except LongWork:
+            return off_loop(encode, call, reply)
+        finally:
+            if monotonic() - begun > BLOCKED_S:
+                self._report_blocked(begun, call)
+
+    def _report_blocked(self, begun: float, call: Any) -> None:
+        """Log and report a step that has blocked the event loop since *begun*."""
+        seconds = monotonic() - begun
+        model = getattr(call, "model", None)
+        name = "" if model is None else model.name
+        log.warning(
+            "event loop blocked",
+            protocol=self._codec.name,
+            model=name,
+            ms=round(seconds * 1e3),
+            request_id="" if call is None else call.context.request_id,
+        )
+        self._on_blocked(self._codec.name, name, seconds)
 
     async def _stream(self, call: StreamInferRequest) -> AsyncGenerator[A, None]:
         async with aclosing(self._replies(call)) as answers:
@@ -210,7 +274,8 @@ class Frontend(ServerFrontend[Q, A]):
                 async for item in items:
                     if item.error is not None and self._is_terminal(last):
                         raise item.error
-                    answer = self._codec.encode_item(call, item)
+                    written = self._write(self._codec.encode_item, call, item)
+                    answer = await written if type(written) is CoroutineType else written
                     alone, first, last = last is None and item.final, last is None, item
                     yield SessionReply(
                         self._with_request_id(call, answer) if first else answer, alone
@@ -235,7 +300,8 @@ class Frontend(ServerFrontend[Q, A]):
 
     async def _single(self, call: Call[Any]) -> A:
         try:
-            answer = self._codec.encode_reply(call, await self._service(call))
+            written = self._write(self._codec.encode_reply, call, await self._service(call))
+            answer = await written if type(written) is CoroutineType else written
         except Exception as error:  # noqa: BLE001
             answer = self._failed(call, error)
         return self._with_request_id(call, answer)
@@ -262,7 +328,9 @@ class Frontend(ServerFrontend[Q, A]):
         """
         self._refused(self._codec.name, error)
         try:
-            call = self._codec.decode_call(wire)
+            call = inline(self._codec.decode_call, wire)
+        except LongWork:  # its id is not worth it
+            return self._codec.encode_error(None, error)
         except GatewayError as unread:
             error.origin = error.origin or unread.origin
             return self._codec.encode_error(None, error)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from gateway.concurrency.offload import inline, off_loop, wherever
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -30,6 +31,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream
+from gateway.ir.work import LongWork
 from gateway.service import ReplyCoroutine, Service
 from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
 
@@ -94,10 +96,17 @@ class Upstream(Generic[Q, A]):
             # A stream's R is AsyncIterator[InferResponse]: the type system cannot follow that.
             return self._stream(call)  # type: ignore[return-value]
         if wire is None:
-            wire = self._codec.encode_call(call)
+            try:
+                wire = inline(self._codec.encode_call, call)
+            except LongWork:
+                wire = await off_loop(self._codec.encode_call, call)
         try:
             answer = await self._client.send(wire, deadline=_earlier(call))
-            return self._codec.decode_reply(call, answer)
+            try:
+                reply: R = inline(self._codec.decode_reply, call, answer)
+            except LongWork:
+                reply = await off_loop(self._codec.decode_reply, call, answer)
+            return reply  # noqa: TRY300  # an `else` would be of the inner `try`
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself replied with this error
                 raise
@@ -129,9 +138,9 @@ class Upstream(Generic[Q, A]):
         try:
             async for part in answers:
                 for answer in (part,) if splitter is None else splitter.receive(part):
-                    yield self._codec.decode_item(call, answer)
+                    yield await wherever(self._codec.decode_item, call, answer)
             for answer in () if splitter is None else splitter.end():
-                yield self._codec.decode_item(call, answer)
+                yield await wherever(self._codec.decode_item, call, answer)
         except _BROKEN as error:
             if error.origin is not None:
                 raise

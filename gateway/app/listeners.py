@@ -91,15 +91,14 @@ def build_listener(
     for name in config.protocols or PROTOCOLS:
         spec = protocol(name)
         options = _options(spec, config)
-        refused = shared.metrics.rejected
         own_service = _protocol_service(spec, service, shared)
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
-            frontend: Any = Frontend(codec, own_service, refused=refused, stamp=stamp_http)
+            frontend: Any = _frontend(codec, own_service, shared.metrics, stamp_http)
             http.append(HttpMount(_prefixes(spec.http, config, options), frontend))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
-            frontend = Frontend(codec, own_service, refused=refused, stamp=stamp_grpc)
+            frontend = _frontend(codec, own_service, shared.metrics, stamp_grpc)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
             descriptors.append(spec.grpc.file_descriptors())
     servers: dict[str, Server] = {}
@@ -140,6 +139,16 @@ def _protocol_service(spec: ProtocolSpec, service: Service, shared: SharedResour
     return ResolveModelKeys(service, shared.model_keys) if spec.model_keys else service
 
 
+def _frontend(
+    codec: Any, service: Service, metrics: Metrics, stamp: Any = None
+) -> Frontend[Any, Any]:
+    """Return the frontend of a codec, with metrics for its rejections and slow steps."""
+    stamps = {} if stamp is None else {"stamp": stamp}
+    return Frontend(
+        codec, service, refused=metrics.rejected, blocked=metrics.loop_blocked, **stamps
+    )
+
+
 def max_message_bytes(config: ListenerConfig) -> int:
     """Return the maximum size of a message that a listener accepts."""
     return _limits(config).message_bytes
@@ -176,7 +185,7 @@ def _stream_server(
     return StreamServer(
         str(stream.address),
         partial(binding.server_framer, limits[1]),
-        Frontend(codec, service, refused=shared.metrics.rejected),
+        _frontend(codec, service, shared.metrics),
         limits=limits[0],
         budget=shared.budget,
         ordered=binding.ordered,
@@ -206,7 +215,7 @@ def _shared_port(
     servers: list[tuple[MatchesPrefix, ConnectionServer]] = []
     if spec.http is not None and spec.stream.http_prefixes:
         codec: Any = spec.http.codec(limits[1], options)
-        frontend: Any = Frontend(codec, service, refused=metrics.rejected, stamp=stamp_http)
+        frontend: Any = _frontend(codec, service, metrics, stamp_http)
         http = HTTP_SERVERS[config.transport](
             mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
             limits=limits[0],
@@ -218,7 +227,7 @@ def _shared_port(
         servers.append((may_be_http, http))
     if spec.grpc is not None and spec.stream.grpc_methods:
         codec = spec.grpc.codec(limits[1], options)
-        frontend = Frontend(codec, service, refused=metrics.rejected, stamp=stamp_grpc)
+        frontend = _frontend(codec, service, metrics, stamp_grpc)
         # grpcio cannot serve a connection that another server accepted; the native server can.
         grpc = NativeGrpcServer(
             "",

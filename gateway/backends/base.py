@@ -20,6 +20,7 @@ import structlog
 from gateway.backends.instance_pool import InstancePool
 from gateway.backends.job import Job
 from gateway.backends.validation import Arrays, Signature
+from gateway.concurrency.offload import inline, off_loop, wherever
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -37,6 +38,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import NotifyingStream, close_stream, only_reply
+from gateway.ir.work import LongWork
 from gateway.service import Dispatch
 
 log = structlog.get_logger(__name__)
@@ -241,7 +243,7 @@ class Backend(Dispatch, abc.ABC):
         return self.metadata.changed(decoupled=True) if self.decoupled else self.metadata
 
     async def _infer(self, call: InferRequest) -> InferResponse:
-        inputs, job, signature = self._checked(call)
+        inputs, job, signature = await self._checked(call)
         places = self._places
         free = places.try_acquire(job.sequence)
         self._begin(job, places, await places.acquire(job.sequence) if free is None else free)
@@ -249,21 +251,25 @@ class Backend(Dispatch, abc.ABC):
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
                 return await only_reply(self.model, items)
-            return self._response(call, job, signature, await self.run(inputs, job))
+            arrays = await self.run(inputs, job)
+            try:
+                return inline(self._response, call, job, signature, arrays)
+            except LongWork:
+                return await off_loop(self._response, call, job, signature, arrays)
         except _FAULTS as error:
             self._raise(error)
         finally:
             self._leave(job, places)
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
-        inputs, job, signature = self._checked(call.request)
+        inputs, job, signature = await self._checked(call.request)
         job.streamed = True
         places = self._places
         self._begin(job, places, await places.acquire(job.sequence))
         items = self._responses(call.request, inputs, job, signature)
         return NotifyingStream(items, lambda _error: self._leave(job, places))
 
-    def _checked(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
+    async def _checked(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
         signature = self._signature
         if signature is None:
             raise self._not_ready()
@@ -271,7 +277,10 @@ class Backend(Dispatch, abc.ABC):
         # A copy: codecs remember parameters, and a model may change its own.
         parameters = dict(call.parameters)
         job = Job(self.model, call.id, parameters, call.sequence, wanted, call.context.deadline)
-        return signature.inputs(call), job, signature
+        try:
+            return inline(signature.inputs, call), job, signature
+        except LongWork:
+            return await off_loop(signature.inputs, call), job, signature
 
     def _begin(self, job: Job, places: InstancePool, instance: int) -> None:
         """Give *instance*, which was taken, to the job; or back, where the deadline has passed."""
@@ -301,7 +310,7 @@ class Backend(Dispatch, abc.ABC):
             answers = self.answers(inputs, job)
             try:
                 async for arrays in answers:
-                    yield self._response(call, job, signature, arrays)
+                    yield await wherever(self._response, call, job, signature, arrays)
             finally:
                 await close_stream(answers)
         except _FAULTS as error:

@@ -27,6 +27,10 @@ class ServerLimitsConfig(Model):
     Default: `200`."""
     decompressed_ratio_floor_bytes: Size | None = None
     """Decompressed size up to which `decompressed_ratio` is not checked. Default: `1MiB`."""
+    decompressed_elements: int | None = Field(None, ge=1)
+    """Number of elements that a compressed message may have, besides one for each compressed byte.
+    Elements are those of BYTES tensors, and texts and nested lists in JSON; some 60 bytes of
+    numbers in JSON count as one. Default: `8192`."""
     header_line_bytes: Size | None = None
     """Largest request target of HTTP/1, path and query together. Default: `8190`."""
     header_field_bytes: Size | None = None
@@ -110,10 +114,14 @@ class MessageLimitsConfig(Model):
     elements: int | None = Field(None, ge=1)
     """Largest number of elements in one tensor. Default: `2147483647`."""
     bytes_elements: int | None = Field(None, ge=1)
-    """Largest number of elements in one BYTES tensor. It also limits the number of values in a
-    JSON document. Default: `1000000`."""
+    """Largest number of BYTES elements in one message, all tensors together. It also limits the
+    number of nested lists in JSON tensors, and the number of values in other JSON documents.
+    Default: `1000000`."""
     bytes_element_size: Size | None = None
     """Largest element of a BYTES tensor. Default: `16MiB`."""
+    classes: int | None = Field(None, ge=1)
+    """Largest number of classes that a request may ask for, for each output that is to be
+    classified. Default: `1000`."""
     model_name_bytes: Size | None = None
     """Longest model name, in bytes of UTF-8. Default: `255`."""
     name_bytes: Size | None = None

@@ -15,12 +15,20 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gateway.ir.errors import InvalidTensor
+from gateway.ir.items import (
+    LENGTH,
+    ItemViews,
+    count_items,
+    even_items,
+    even_length,
+    walk_items,
+)
+from gateway.ir.work import BYTE, charge
 
 if TYPE_CHECKING:
     from gateway.ir.streaming_body import StreamingBody
 
-_LENGTH = struct.Struct("<I")
-_FEW_ITEMS = 8
+_MANY_BYTES = 1 << 20
 
 
 class RawData(Struct, frozen=True, eq=False):
@@ -90,7 +98,7 @@ class StreamedData(Struct, frozen=True, eq=False):
 TensorData = RawData | ArrayData | ItemsData | SlicedData | SharedMemoryData | StreamedData
 
 
-def split_items(name: str, view: memoryview, expected: int | None = None) -> list[memoryview]:
+def split_items(name: str, view: memoryview, expected: int | None = None) -> Sequence[memoryview]:
     """Split the wire form of a BYTES tensor into its elements, as views.
 
     Args:
@@ -103,17 +111,14 @@ def split_items(name: str, view: memoryview, expected: int | None = None) -> lis
 
     Source: Open Inference Protocol, binary tensor extension, "BYTES".
     """
-    items: list[memoryview] = []
-    position, end = 0, view.nbytes
-    unpack = _LENGTH.unpack_from
-    while position + 4 <= end:
-        start = position + 4
-        stop = start + unpack(view, position)[0]
-        if stop > end or len(items) == expected:
-            break
-        items.append(view[start:stop])
-        position = stop
-    if position != end or (expected is not None and len(items) != expected):
+    count = expected
+    if count is None and view.nbytes >= LENGTH.size:
+        # Perhaps all elements are as long as the first one.
+        count = view.nbytes // (LENGTH.size + LENGTH.unpack_from(view)[0])
+    if count and even_length(view, count) is not None:
+        return even_items(view, count, LENGTH.size)
+    items, end = walk_items(view, expected)
+    if end != view.nbytes or (expected is not None and len(items) != expected):
         raise InvalidTensor(_invalid_items(name, view, len(items), expected))
     return items
 
@@ -124,8 +129,13 @@ def join_items(name: str, items: Sequence[bytes | memoryview]) -> memoryview:
     Raises:
         InvalidTensor: An element is 4 GiB or longer.
     """
+    charge(len(items))
+    if isinstance(items, ItemViews):
+        packed = items.packed()
+        if packed is not None:
+            return packed
     parts: list[bytes | memoryview] = []
-    pack = _LENGTH.pack
+    pack = LENGTH.pack
     try:
         for item in items:
             parts.append(pack(len(item)))
@@ -141,22 +151,10 @@ def check_items(name: str, view: memoryview, expected: int) -> None:
     Raises:
         InvalidTensor: A length exceeds the buffer, or the count is not *expected*.
     """
-    end = view.nbytes
-    unpack = _LENGTH.unpack_from
-    if expected > _FEW_ITEMS and end % expected == 0 and end // expected >= _LENGTH.size:
-        # Elements often have one length: one vectorized comparison then checks them all.
-        rows = np.frombuffer(view, dtype=np.uint8).reshape(expected, -1)
-        lengths = rows[:, : _LENGTH.size].copy().view("<u4")
-        if bool((lengths == end // expected - _LENGTH.size).all()):
-            return
-    position = found = 0
-    while position + 4 <= end and found < expected:
-        stop = position + 4 + unpack(view, position)[0]
-        if stop > end:
-            break
-        position = stop
-        found += 1
-    if position != end or found != expected:
+    if even_length(view, expected) is not None:
+        return
+    found, end = count_items(view, expected)
+    if end != view.nbytes or found != expected:
         raise InvalidTensor(_invalid_items(name, view, found, expected))
 
 
@@ -166,6 +164,8 @@ def check_bools(name: str, view: memoryview) -> None:
     Raises:
         InvalidTensor: It contains another byte.
     """
+    if view.nbytes > _MANY_BYTES:
+        charge(view.nbytes * BYTE)
     if view.nbytes and np.frombuffer(view, np.uint8).max() > 1:
         raise InvalidTensor(
             f"tensor {name!r} has a byte other than 0 and 1, which BOOL does not allow"

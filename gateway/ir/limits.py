@@ -32,6 +32,7 @@ class MessageLimits:
     elements: int = (1 << 31) - 1
     bytes_elements: int = 1_000_000
     bytes_element_size: int = 16 * _MIB
+    classes: int = 1000
     model_name_bytes: int = 255
     name_bytes: int = 1024
     parameters: int = 64
@@ -40,15 +41,23 @@ class MessageLimits:
 
 DEFAULT_LIMITS = MessageLimits()
 
+DOT_SEGMENTS = frozenset({".", ".."})
+"""What servers take for steps when they stand between the slashes of a path."""
+
+# How the kinds of names begin that become segments of paths.
+_IN_PATHS = ("model", "version", "region")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
     """Reject a name that is too long or contains control characters or lone surrogates.
 
+    Models, versions and regions stand in the paths of URLs, so they are not called "." or "..".
+
     Raises:
         TooLarge: The name has more than *limit_bytes* bytes of UTF-8.
-        InvalidRequest: The name contains a character that may break a URL, a header or a log.
+        InvalidRequest: The name contains a character that may break a URL, a header or a log, or
+            it is a step of a path.
     """
     if name.isascii() and name.isprintable():
         size = len(name)
@@ -62,6 +71,10 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
         size = len(name.encode())
     if size > limit_bytes:
         raise TooLarge(f"{kind} has {size} bytes, at most {limit_bytes} are allowed", limit=limit)
+    if name in DOT_SEGMENTS and kind.startswith(_IN_PATHS):
+        raise InvalidRequest(
+            f"{kind} is {name!r}, which is a step of a path; expected another name"
+        )
 
 
 def check_shape(
@@ -113,6 +126,34 @@ def check_shape(
             limit="message_bytes",
         )
     return count
+
+
+def check_bytes_elements(count: int, limits: MessageLimits) -> None:
+    """Reject too many BYTES elements, or nested lists, in one message.
+
+    Raises:
+        TooLarge: All tensors together have more than `bytes_elements`.
+    """
+    if count > limits.bytes_elements:
+        raise TooLarge(
+            f"the message has too many BYTES elements or nested lists: {count} in all tensors "
+            f"together; at most {limits.bytes_elements} are allowed (bytes_elements)",
+            limit="bytes_elements",
+        )
+
+
+def check_classes(output: str, classes: int, limits: MessageLimits) -> None:
+    """Reject a request for too many classes of an output.
+
+    Raises:
+        TooLarge: It asks for more than `classes`.
+    """
+    if classes > limits.classes:
+        raise TooLarge(
+            f"output {output!r} is requested with {classes} classes; at most {limits.classes} are "
+            "allowed (classes)",
+            limit="classes",
+        )
 
 
 def check_count(kind: str, found: int, maximum: int, limit: str) -> None:

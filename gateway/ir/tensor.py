@@ -30,6 +30,8 @@ from gateway.ir.data import (
 )
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.errors import InvalidTensor
+from gateway.ir.items import LENGTH, ItemViews
+from gateway.ir.work import charge
 
 Shape = tuple[int, ...]
 
@@ -82,7 +84,9 @@ class Tensor(Struct, frozen=True, eq=False):
             return data.view.nbytes
         if isinstance(data, ArrayData):
             return data.array.nbytes
-        return sum(map(len, data.items)) + 4 * len(data.items)
+        items = data.items
+        size = items.nbytes if isinstance(items, ItemViews) else sum(map(len, items))
+        return size + LENGTH.size * len(items)
 
     def renamed(self, name: str) -> Tensor:
         """Return the same tensor with another name; shares the data."""
@@ -238,9 +242,10 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
         raise InvalidTensor(f"tensor {tensor.name!r} has no datatype or shape yet")
     data = tensor.data
     if datatype is _BYTES:
+        items = as_items(tensor)
+        charge(len(items))
         array: npt.NDArray[Any] = np.empty(math.prod(shape), dtype=object)
-        for index, item in enumerate(as_items(tensor)):
-            array[index] = bytes(item)
+        array[:] = list(map(bytes, items))
         return array.reshape(shape)
     if isinstance(data, RawData):
         size = data.view.nbytes
@@ -285,6 +290,7 @@ def _content(tensor: Tensor) -> object:
 
 
 def _items_of(name: str, array: npt.NDArray[Any]) -> list[bytes]:
+    charge(array.size)
     items: list[bytes] = []
     for value in array.reshape(-1).tolist() if array.dtype.kind != "S" else _fixed(array):
         if isinstance(value, bytes):

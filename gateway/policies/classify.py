@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from gateway.concurrency.offload import wherever
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -24,14 +25,24 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
+from gateway.ir.errors import InvalidRequest, TooLarge, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
+from gateway.ir.work import charge
 from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
+
+# Classes of one output, of all items of a batch together.
+_MOST = 1_000_000
+# Values of an item: more are not sorted, but those that are asked for.
+_ROW = 1024
+# Values that are sorted at a time.
+_BLOCK = 1 << 16
+# Items that one value is, which is compared with others.
+_VALUE = 1 / 16
 
 
 class _CannotClassify(Exception):
@@ -114,16 +125,20 @@ class Classify:
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         model = call.model or ModelRef("")
         metadata = await self._metadata(ModelMetadataRequest(model=model))
-        counts = {output.name: output.classes for output in call.outputs if output.classes}
-        outputs = tuple(
-            [
-                _of_output(tensor, counts[tensor.name], reply.batch_size, metadata)
-                if tensor.name in counts
-                else tensor
-                for tensor in reply.outputs
-            ]
-        )
-        return reply.changed(outputs=outputs)
+        return await wherever(_classified, call, reply, metadata)
+
+
+def _classified(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
+    counts = {output.name: output.classes for output in call.outputs if output.classes}
+    outputs = tuple(
+        [
+            _of_output(tensor, counts[tensor.name], reply.batch_size, metadata)
+            if tensor.name in counts
+            else tensor
+            for tensor in reply.outputs
+        ]
+    )
+    return reply.changed(outputs=outputs)
 
 
 def _asks(call: InferRequest) -> bool:
@@ -164,6 +179,7 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
 
     Raises:
         InvalidRequest: The datatype is none of the integers, FP32 and FP64.
+        TooLarge: There would be too many.
         UpstreamProtocolError: The output does not divide by the batch size.
 
     Source: docs/protocols/open-inference.md, "12. Classification"; docs/protocols/tensorrt-v1.md,
@@ -184,22 +200,67 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
             "items does not share"
         )
     items = values.reshape(batch_size, -1)
-    return [
-        _element(item[index], int(index), labels)
-        for item in items
-        for index in _best(item, min(count, item.size))
-    ]
+    most = min(count, items.shape[1])
+    if most * batch_size > _MOST:
+        raise TooLarge(
+            f"output {tensor.name!r} would have {most} classes for each of {batch_size} items, "
+            f"at most {_MOST} are allowed in all",
+            limit="classes",
+        )
+    charge(values.size * _VALUE + 2 * most * batch_size)
+    if items.shape[1] > _ROW:
+        return [text for item in items for text in _texts(item, _best(item, most), labels)]
+    texts: list[bytes] = []
+    step = _BLOCK // max(1, items.shape[1])
+    for start in range(0, batch_size, step):
+        block = items[start : start + step]
+        for item, order in zip(block, _best_of_rows(block, most), strict=True):
+            texts += _texts(item, order, labels)
+    return texts
 
 
 def _best(item: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
-    ranked = np.nan_to_num(item, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    """Return the places of the *count* greatest values, which are sorted alone."""
+    ranked = _ranked(item)
+    if count < ranked.size:
+        least = np.partition(ranked, ranked.size - count)[ranked.size - count]
+        better = np.flatnonzero(ranked > least)
+        equal = np.flatnonzero(ranked == least)[: count - better.size]
+        places = np.sort(np.concatenate((better, equal)))
+    else:
+        places = np.arange(ranked.size)
+    return cast("npt.NDArray[np.intp]", places[_best_of_rows(ranked[places][None], count)[0]])
+
+
+def _best_of_rows(items: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
+    """Return the places of the *count* greatest values of each row, greatest first."""
+    ranked = _ranked(items)
     # From the back, so that of equal values the first one comes first.
-    order = ranked.size - 1 - np.argsort(ranked[::-1], kind="stable")
-    return cast("npt.NDArray[np.intp]", order[::-1][:count])
+    order = ranked.shape[1] - 1 - np.argsort(ranked[:, ::-1], axis=1, kind="stable")
+    return cast("npt.NDArray[np.intp]", order[:, ::-1][:, :count])
 
 
-def _element(value: np.generic, index: int, labels: Sequence[str]) -> bytes:
+def _ranked(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return *values* with NaN behind all others."""
+    if values.dtype.kind != "f":
+        return values
+    ranked: npt.NDArray[np.generic] = np.nan_to_num(
+        values, nan=-np.inf, posinf=np.inf, neginf=-np.inf
+    )
+    return ranked
+
+
+def _texts(
+    item: npt.NDArray[np.generic], order: npt.NDArray[np.intp], labels: Sequence[str]
+) -> list[bytes]:
+    return [
+        _element(value, index, labels)
+        for value, index in zip(item[order].tolist(), order.tolist(), strict=True)
+    ]
+
+
+def _element(value: float, index: int, labels: Sequence[str]) -> bytes:
     # All the digits of the value: who wants fewer can round them.
-    text = f"{value.item()!r}:{index}"
+    text = f"{value!r}:{index}"
     label = labels[index] if index < len(labels) else ""
     return (f"{text}:{label}" if label else text).encode("utf-8", "replace")

@@ -81,6 +81,12 @@ class Metrics:
             ("limit", "protocol"),
             registry=self.registry,
         )
+        self._blocked = Counter(
+            "gateway_loop_blocked_requests",
+            "Requests whose decoding or encoding blocked the event loop for more than 100 ms.",
+            ("protocol", "model"),
+            registry=self.registry,
+        )
         self._upstream_ready = Gauge(
             "gateway_upstream_ready",
             "1 if the last readiness probe of the endpoint succeeded, else 0.",
@@ -119,6 +125,11 @@ class Metrics:
         """Count a request that was rejected before routing."""
         self._rejected.labels(protocol, error.code.value).inc()
         self.limit_exceeded(protocol, error.limit)
+
+    def loop_blocked(self, protocol: str, model: str, _seconds: float) -> None:
+        """Count a request that blocked the event loop for long."""
+        label = model if not model or model in self._models else UNKNOWN
+        self._blocked.labels(protocol, label).inc()
 
     def limit_exceeded(self, protocol: str, limit: str | None) -> None:
         """Count an exceeded limit; None counts nothing."""

@@ -44,6 +44,8 @@ class GrpcRequest(Struct, frozen=True):
         metadata: Keys in lower case; keys ending in "-bin" have bytes.
         deadline: On the clock of `time.monotonic`; None for none.
         rest: The part of the message that has not arrived; None where the message is complete.
+        elements: Maximum number of elements, because the message was compressed; None for no limit
+            beyond the usual ones. See `gateway.ir.work.inflated`.
     """
 
     method: str
@@ -51,6 +53,7 @@ class GrpcRequest(Struct, frozen=True):
     metadata: Metadata = ()
     deadline: float | None = None
     rest: StreamingBody | None = None
+    elements: int | None = None
 
     @property
     def view(self) -> memoryview:

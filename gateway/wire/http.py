@@ -23,13 +23,13 @@ class Headers:
     Frozen.  Of a repeated field `get` returns the first value.
     """
 
-    __slots__ = ("_lowered", "_read", "_reader", "pairs")
+    __slots__ = ("_lowered", "_read", "pairs")
 
     def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
         self.pairs = tuple(pairs)
         self._lowered: tuple[tuple[str, str], ...] | None = None
-        self._reader: Callable[[Headers], object] | None = None
-        self._read: Any = None
+        # In one piece, for headers that are remembered are read on two threads.
+        self._read: tuple[Callable[[Headers], object] | None, Any] = (None, None)
 
     def parsed_with(self, reader: Callable[[Headers], T], /) -> T:
         """Return the result of *reader* for these fields, which is cached for the last reader.
@@ -37,11 +37,12 @@ class Headers:
         Transports cache the heads of repeated messages, and with them this result.  *reader* must
         depend on these fields alone.  An exception is not cached.
         """
-        if self._reader is not reader:
-            self._read = reader(self)
-            self._reader = reader
-        found: T = self._read
-        return found
+        last, found = self._read
+        if last is not reader:
+            found = reader(self)
+            self._read = reader, found
+        read: T = found
+        return read
 
     def get(self, name: str) -> str | None:
         """Return the first value of the field *name*, in lower case; None if absent."""
@@ -94,6 +95,8 @@ class HttpRequest(Struct, frozen=True):
         body_stream: The part of the body that has not arrived; None where the body is complete.
         request_id: Of the call, for an upstream; the transport writes it as the field
             `x-request-id`. "" for none, or where *headers* contain it.
+        elements: Maximum number of elements, because the message was compressed; None for no limit
+            beyond the usual ones. See `gateway.ir.work.inflated`.
     """
 
     method: str
@@ -104,6 +107,7 @@ class HttpRequest(Struct, frozen=True):
     deadline: float | None = None
     body_stream: StreamingBody | None = None
     request_id: str = ""
+    elements: int | None = None
 
     @property
     def view(self) -> memoryview:

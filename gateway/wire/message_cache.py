@@ -7,6 +7,7 @@ the bytes of the key, and never views of a received message, which would keep al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from struct import Struct as Layout
 from typing import Any, Final, Generic, TypeVar
@@ -46,23 +47,29 @@ class ParseCache(Generic[T]):
             return False
         once = hash(key)
         if once in self._once:
-            del self._once[once]
+            self._once.pop(once, None)
             return True
         if len(self._once) >= self._entries:
-            del self._once[next(iter(self._once))]
+            _evict_first(self._once)
         self._once[once] = None
         return False
 
     def put(self, key: bytes, value: T) -> None:
         """Cache *value* for *key*, which `should_admit` admitted; evict the oldest when full."""
         if len(self._values) >= self._entries:
-            del self._values[next(iter(self._values))]
+            _evict_first(self._values)
         self._values[key] = value
 
     def clear(self) -> None:
         """Remove all entries, because the meaning of keys has changed."""
         self._values.clear()
         self._once.clear()
+
+
+def _evict_first(entries: dict[Any, Any]) -> None:
+    """Evict the oldest entry; the thread for long messages may do so at the same time."""
+    with suppress(StopIteration, RuntimeError):
+        entries.pop(next(iter(entries)), None)
 
 
 _Slice = Callable[[memoryview], tuple[memoryview, ...]]

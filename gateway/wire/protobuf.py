@@ -26,7 +26,7 @@ SGROUP: Final = 3
 EGROUP: Final = 4
 I32: Final = 5
 
-MAX_FIELDS: Final = 1 << 16
+MAX_FIELDS: Final = 1 << 14
 MAX_GROUPS: Final = 100
 # Shorter values are copied into the head: one send of a few KB beats another buffer to carry.
 TAIL_BYTES: Final = 4096
@@ -62,18 +62,34 @@ class TooManyFields(WireError):
     """A message of more fields than its reader allows, which need not be wrong otherwise."""
 
 
+class FieldCounter:
+    """Bounds the fields of a whole message, those of its nested messages included.
+
+    Attributes:
+        left: So many more are allowed. A reader adds what a declared shape needs.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int = MAX_FIELDS) -> None:
+        self.left = most
+
+
 def tag(number: int, kind: int) -> int:
     """Combine a field number and a wire type, as `fields` reports them."""
     return number << 3 | kind
 
 
-def fields(view: memoryview, limit: int = MAX_FIELDS) -> list[Field]:
+def fields(
+    view: memoryview, limit: int = MAX_FIELDS, counter: FieldCounter | None = None
+) -> list[Field]:
     """Find the fields of one message, in the order they were sent; nested ones stay closed.
 
     Args:
         view: One message; contiguous, of unsigned bytes.
-        limit: Fields allowed.  A field of two bytes costs 250 here, so a stranger's message
-            must not decide.
+        limit: Fields allowed, those in groups included.  A field of two bytes costs 250 here, so a
+            stranger's message must not decide.
+        counter: Of the message that this one is a part of; it bounds the fields too.
 
     Returns:
         Pairs of tag and value: VARINT an int from 0 to 2**64 - 1, I32 and I64 a view of 4 or 8
@@ -82,19 +98,21 @@ def fields(view: memoryview, limit: int = MAX_FIELDS) -> list[Field]:
 
     Raises:
         WireError: The bytes are no message.
-        TooManyFields: They have more than *limit* fields.
+        TooManyFields: They have more fields than *limit*, or than *counter* has left.
     """
     found: list[Field] = []
+    most = limit if counter is None else min(limit, counter.left)
+    left = most  # without those in groups
     end = len(view)
     # Indexing bytes is faster than indexing a view; large messages are mostly one jump anyway.
     data = bytes(view) if end <= _COPIED_BYTES else view
     at = 0
     try:
         while at < end:
-            if len(found) >= limit:
-                raise TooManyFields(f"message has more than {limit} fields")
+            if len(found) >= left:
+                raise TooManyFields(f"message has more than {most} fields")
             # A field takes two bytes at least: up to `stop` the limit cannot be passed.
-            stop = min(end, at + 2 * (limit - len(found)))
+            stop = min(end, at + 2 * (left - len(found)))
             while at < stop:
                 key = data[at]
                 size = data[at + 1]
@@ -102,12 +120,18 @@ def fields(view: memoryview, limit: int = MAX_FIELDS) -> list[Field]:
                     start = at + 2
                     at = start + size
                     found.append((key, view[start:at]))
+                elif key & _KIND == SGROUP:
+                    at, inside = _group(view, data, at, found, left - len(found))
+                    left -= inside
+                    break
                 else:
                     at = _field(view, data, at, found)
     except IndexError:
         at = end + 1
     if at > end:
         raise WireError(f"message of {end} bytes ends inside a field")
+    if counter is not None:
+        counter.left -= len(found) + most - left
     return found
 
 
@@ -312,42 +336,48 @@ def _head(parts: Parts) -> bytearray:
 
 
 def _field(view: memoryview, data: bytes | memoryview, at: int, found: list[Field]) -> int:
-    """Append the field at *at*, of any kind and size; give the place after it."""
+    """Append the field at *at*, of any size and kind but a group; give the place after it."""
     key, at = _tag(data, at)
     kind = key & _KIND
     if kind == VARINT:
         value, at = _varint(data, at)
         found.append((key, value))
         return at
-    if kind == SGROUP:
-        stop, after = _group(data, at, key)
-        found.append((key, view[at:stop]))
-        return after
     at, stop = _span(data, at, kind)
     found.append((key, view[at:stop]))
     return stop
 
 
-def _group(data: bytes | memoryview, at: int, key: int) -> tuple[int, int]:
-    """Skip the group opened by *key*; give the end of its contents and the place after it."""
+def _group(
+    view: memoryview, data: bytes | memoryview, at: int, found: list[Field], most: int
+) -> tuple[int, int]:
+    """Append the group at *at*; give the place after it and the number of fields in it."""
+    key, at = _tag(data, at)
+    begin = at
     opened = [key]
     stop = at
+    inside = 0
     while opened:
         stop = at
-        key, at = _tag(data, at)
-        kind = key & _KIND
+        inner, at = _tag(data, at)
+        kind = inner & _KIND
+        if kind == EGROUP:
+            if opened.pop() >> 3 != inner >> 3:
+                raise WireError(f"end of group {inner >> 3} where another group is open")
+            continue
+        inside += 1
+        if inside >= most:
+            raise TooManyFields(f"group has more than {most} fields")
         if kind == SGROUP:
-            opened.append(key)
+            opened.append(inner)
             if len(opened) > MAX_GROUPS:
                 raise WireError(f"groups stand more than {MAX_GROUPS} deep")
-        elif kind == EGROUP:
-            if opened.pop() >> 3 != key >> 3:
-                raise WireError(f"end of group {key >> 3} where another group is open")
         elif kind == VARINT:
             _, at = _varint(data, at)
         else:
             _, at = _span(data, at, kind)
-    return stop, at
+    found.append((key, view[begin:stop]))
+    return at, inside
 
 
 def _span(data: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:

@@ -9,11 +9,14 @@ unpacked occurrences of one field in any order.
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gateway.wire.protobuf import WireError
+from gateway.ir.items import ItemViews, even_items, even_length
+from gateway.ir.work import charge
+from gateway.wire.protobuf import WireError, read_varint, varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +27,9 @@ _MORE = 0x80
 _LOW = 0x7F
 _VARINT_BYTES = 10
 _BLOCK_BYTES = 1 << 16
+_FEW = 32
+# Items that one element of a repeated field is.
+_EACH = 0.4
 
 
 def varint_array(values: Iterable[int | memoryview], dtype: DTypeLike) -> NDArray[Any]:
@@ -66,6 +72,45 @@ def fixed_run(values: Sequence[memoryview], size_bytes: int) -> memoryview:
                 f"packed field has {len(value)} bytes: expected a multiple of {size_bytes}"
             )
     return values[0] if len(values) == 1 else memoryview(b"".join(values))
+
+
+def repeated_bytes(view: memoryview, key: bytes, count: int) -> ItemViews | None:
+    """Find the elements of a repeated bytes field that is all that a message has.
+
+    Args:
+        view: The message.
+        key: The field's tag, of one byte.
+        count: How many elements are expected.
+
+    Returns:
+        Views of the elements; None where there are few, other fields, or not *count* elements:
+        then `fields` tells.
+    """
+    if count <= _FEW or len(view) < 2 * count:
+        return None
+    head = key + varint(len(view) // count - len(key) - 1)
+    if len(view) // count < _MORE and even_length(view, count, head) is not None:
+        return even_items(view, count, len(head))
+    charge(count * _EACH, count)
+    data = bytes(view)
+    starts, ends = array("q"), array("q")
+    at, end, expected = 0, len(data), key[0]
+    try:
+        while at < end and len(ends) < count:
+            if data[at] != expected:
+                return None
+            size = data[at + 1]
+            at += 2
+            if size >= _MORE:
+                size, at = read_varint(data, at - 1)
+            starts.append(at)
+            at += size
+            ends.append(at)
+    except IndexError:
+        return None
+    if at != end or len(ends) != count:
+        return None
+    return ItemViews(view, np.frombuffer(starts, np.int64), np.frombuffer(ends, np.int64))
 
 
 def packed_varints(array: NDArray[Any]) -> memoryview:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
-from gateway.ir.errors import MalformedMessage
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.errors import MalformedMessage, Unsupported
+from gateway.ir.limits import DOT_SEGMENTS, MessageLimits, check_name
 
 _ESCAPED: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 _SHOWN: Final = 200
@@ -23,13 +23,24 @@ def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
 
     Raises:
         MalformedMessage: It is not percent-encoded UTF-8.
-        InvalidRequest: It has control characters.
+        InvalidRequest: It has control characters, or is a step of a path.
         TooLarge: It is too long.
     """
     if not text.isascii() or "%" in text:
         text = _unquoted(kind, text)
     check_name(kind, text, limits.model_name_bytes, "model_name_bytes")
     return text
+
+
+def url_segment(name: str) -> str:
+    """Return a name, of a model or of the configuration, as one segment of a URL's path.
+
+    Raises:
+        Unsupported: A server would take it for a step in the path, however it is encoded.
+    """
+    if name in DOT_SEGMENTS:
+        raise Unsupported(f"{name!r} cannot stand in the path of a URL")
+    return quote(name, safe="")
 
 
 def _unquoted(kind: str, text: str) -> str:

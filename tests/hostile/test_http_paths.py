@@ -74,6 +74,14 @@ def test_hostile_model_names(patient: Patient, name: str, action: str) -> None:
         assert answer.get("x-injected") is None
 
 
+@pytest.mark.parametrize("name", [".", "..", "%2e", "%2e%2e", ".%2E"])
+@pytest.mark.parametrize("path", ["/v2/models/{}/ready", "/v2/models/simple/versions/{}/ready"])
+def test_a_step_of_a_path_is_no_name(patient: Patient, path: str, name: str) -> None:
+    """Models and versions called as steps of a path would lead elsewhere at an upstream."""
+    outcome = attack(patient, head("GET", path.format(name)))
+    assert refused(outcome, frozenset({400})), outcome
+
+
 VERSIONS = ("0", "2", "-1", "9" * 30, "9" * 2000, "01", "1.0", "%2e%2e", "latest", "%00", "1%2f1")
 
 

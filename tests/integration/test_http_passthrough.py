@@ -72,6 +72,31 @@ async def test_request_and_answer_cross_as_they_are() -> None:
     assert data.endswith(b"\r\n\r\nok")
 
 
+async def test_trace_is_not_passed_on() -> None:
+    """An upstream that answers TRACE with the request makes credentials readable: it is not asked."""
+
+    async def script(_peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        pytest.fail("the upstream was asked")
+
+    async with passing(script) as running:
+        data = await running.ask(
+            b"TRACE /a HTTP/1.1\r\nHost: h\r\nCookie: secret\r\nConnection: close\r\n\r\n"
+        )
+    assert data.startswith(b"HTTP/1.1 405 ")
+    assert b"secret" not in data
+
+
+async def test_connect_is_not_passed_on() -> None:
+    """No tunnel is opened."""
+
+    async def script(_peer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        pytest.fail("the upstream was asked")
+
+    async with passing(script) as running:
+        data = await running.ask(b"CONNECT h:1 HTTP/1.1\r\nHost: h:1\r\n\r\n")
+    assert data.startswith(b"HTTP/1.1 405 ")
+
+
 async def test_event_stream_is_passed_on_as_it_comes() -> None:
     """Events reach the client before the stream ends."""
     go = asyncio.Event()

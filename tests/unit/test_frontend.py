@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from gateway.frontend import Frontend, stamp_grpc, stamp_http
 from gateway.ir.calls import (
@@ -14,6 +17,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, MalformedMessage, NotFound, Overloaded, TooLarge
+from gateway.ir.work import charge
 from gateway.wire.codec import StreamCodec
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
@@ -312,3 +316,60 @@ async def test_refuses_a_message_with_its_call() -> None:
     for wire in ("live", "?", "bug"):
         assert "overloaded: full" == frontend.reject_message(wire, Overloaded("full"))
     assert ["full"] * 3 == refused
+
+
+class HeavyCodec(TextCodec):
+    """Calls are numbers: so many items of work."""
+
+    def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
+        charge(float(wire))
+        self.decoded_by = threading.get_ident()
+        return ServerLiveRequest(context=Context(request_id=wire))
+
+    def encode_reply(self, call: Call[Any], reply: Any, /) -> str:
+        charge(float(reply))
+        return f"{threading.get_ident()}"
+
+
+@pytest.mark.parametrize("items", ["1", "1000000"])
+async def test_long_messages_are_read_and_written_on_another_thread(items: str) -> None:
+    """Short ones on the event loop."""
+    codec = HeavyCodec()
+    frontend: Frontend[str, str] = Frontend(codec, ScriptedService(items))
+    written_by = int(str(await frontend.handle(items)))
+    is_here = items == "1"
+    assert is_here is (codec.decoded_by == threading.get_ident())
+    assert is_here is (written_by == threading.get_ident())
+
+
+async def test_what_is_wrong_with_a_long_message_is_a_refusal() -> None:
+    """An error on the other thread is answered as one on the event loop."""
+    refused: list[str] = []
+
+    class Broken(HeavyCodec):
+        def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
+            charge(1e9)
+            raise MalformedMessage("broken")
+
+    frontend: Frontend[str, str] = Frontend(
+        Broken(), ScriptedService(), refused=lambda codec, error: refused.append(error.message)
+    )
+    assert "invalid_argument: broken" == await frontend.handle("x")
+    assert ["broken"] == refused
+
+
+async def test_a_request_that_blocks_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With protocol and model; short requests are not."""
+    times = iter([0.0, 0.05, 1.0, 1.2, 1.2])
+    monkeypatch.setattr("gateway.frontend.monotonic", lambda: next(times))
+    blocked: list[tuple[str, str, float]] = []
+
+    class Modelled(TextCodec):
+        def decode_call(self, wire: str, _request_id: str = "", /) -> Call[Any]:
+            return InferRequest(model=ModelRef("m"))
+
+    frontend: Frontend[str, str] = Frontend(
+        Modelled(), ScriptedService("x"), blocked=lambda *found: blocked.append(found)
+    )
+    assert "reply x" == await frontend.handle("live")
+    assert [("text", "m", 0.2)] == [(codec, model, round(s, 6)) for codec, model, s in blocked]

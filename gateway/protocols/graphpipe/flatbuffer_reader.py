@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final
 
 from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.limits import MessageLimits, check_bytes_elements, check_name
 from gateway.ir.tensor import Shape
 from gateway.protocols.graphpipe.flatbuffer_writer import MAX_MESSAGE_BYTES
 
@@ -72,7 +72,7 @@ class FlatbufferMessage:
         TooLarge: It has more bytes than are allowed.
     """
 
-    __slots__ = ("_handed_out", "_visits_left", "limits", "size", "view")
+    __slots__ = ("_handed_out", "_strings", "_visits_left", "limits", "size", "view")
 
     def __init__(self, view: memoryview, limits: MessageLimits) -> None:
         size = view.nbytes
@@ -91,6 +91,7 @@ class FlatbufferMessage:
         self.limits = limits
         self._visits_left = _VISITS
         self._handed_out = 0
+        self._strings = 0
 
     def root(self) -> int:
         """Return where the root table stands."""
@@ -172,6 +173,15 @@ class FlatbufferMessage:
                     f"more than {most} bytes",
                     limit="aliases",
                 )
+
+    def count_strings(self, count: int) -> None:
+        """Count *count* more strings of tensors; tensors may share them, so each counts.
+
+        Raises:
+            TooLarge: All tensors together have more than `bytes_elements`.
+        """
+        self._strings += count
+        check_bytes_elements(self._strings, self.limits)
 
     def data(self, at: int, what: str) -> memoryview:
         """Return the bytes of the string or byte vector that the offset at *at* points to.

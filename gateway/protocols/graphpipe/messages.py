@@ -191,6 +191,7 @@ def _strings(
         raise _misplaced(label, STRING, f"{data_bytes} bytes in data")
     if found != count:
         raise _misfit(label, STRING, shape, f"{found} strings", str(count))
+    message.count_strings(count)
     items = read_strings(message, start, count, f"an element of tensor {label!r}")
     return Tensor(name, Datatype.BYTES, shape, ItemsData(items))
 

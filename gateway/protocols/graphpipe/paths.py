@@ -10,12 +10,11 @@ Source: docs/protocols/graphpipe.md, "7. HTTP".
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote
 
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import InvalidRequest, NotFound, Unsupported
+from gateway.ir.errors import InvalidRequest, NotFound
 from gateway.ir.limits import MessageLimits
-from gateway.wire.url_names import decoded_name
+from gateway.wire.url_names import decoded_name, url_segment
 
 PREFIX: Final = "/graphpipe"
 PATTERN: Final = "/graphpipe/<model>[/<version>]"
@@ -63,11 +62,7 @@ def model_path(model: ModelRef) -> str:
         Unsupported: Its name or version would be taken for a step in the path.
     """
     steps = [PREFIX]
-    for step in (model.name, model.version):
-        if step in {".", ".."}:
-            raise Unsupported(f"{step!r} cannot stand in the path of a URL", model=model)
-        if step:
-            steps.append(quote(step, safe=""))
+    steps += [url_segment(step) for step in (model.name, model.version) if step]
     return "/".join(steps)
 
 

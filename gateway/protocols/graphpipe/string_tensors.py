@@ -1,59 +1,22 @@
-"""The elements of a String tensor, read where they lie.
-
-A million elements can stand in four megabytes, so they are kept as positions and lengths and
-become views one at a time.
-"""
+"""The elements of a String tensor, read where they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, overload
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.items import ItemViews, Positions
+from gateway.ir.work import charge
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 
 # Fewer are quicker one by one.
 _FEW: Final = 32
-
-Positions = npt.NDArray[np.int64]
-
-
-class Strings(Sequence[memoryview]):
-    """Strings in a message, as views of it.
-
-    Args:
-        view: The message.
-        starts: Where each begins.
-        ends: Where each ends; inside the message.
-    """
-
-    __slots__ = ("_ends", "_starts", "_view")
-
-    def __init__(self, view: memoryview, starts: Positions, ends: Positions) -> None:
-        self._view = view
-        self._starts = starts
-        self._ends = ends
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @overload
-    def __getitem__(self, index: int) -> memoryview: ...
-    @overload
-    def __getitem__(self, index: slice) -> Strings: ...
-
-    def __getitem__(self, index: int | slice) -> memoryview | Strings:
-        if isinstance(index, slice):
-            return Strings(self._view, self._starts[index], self._ends[index])
-        return self._view[self._starts[index] : self._ends[index]]
-
-    def __iter__(self) -> Iterator[memoryview]:
-        view = self._view
-        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
-            yield view[start:end]
+# Items that one string is, where numpy finds it.
+_EACH: Final = 1 / 8
 
 
 def read_strings(
@@ -72,6 +35,7 @@ def read_strings(
             if len(item) > most:
                 raise _too_long(what, len(item), most)
         return found
+    charge(count * _EACH, count)
     view, size = message.view, message.size
     places = np.arange(start, start + 4 * count, 4, dtype=np.int64)
     distances = np.frombuffer(view, "<u4", count, start).astype(np.int64)
@@ -88,7 +52,7 @@ def read_strings(
     if longest > message.limits.bytes_element_size:
         raise _too_long(what, longest, message.limits.bytes_element_size)
     message.hand_out(int(lengths.sum()))
-    return Strings(view, starts, ends)
+    return ItemViews(view, starts, ends)
 
 
 def _check(what: str, wrong: npt.NDArray[np.bool_], places: Positions, size: int) -> None:

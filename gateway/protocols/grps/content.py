@@ -23,6 +23,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor, as_items, items_tensor
+from gateway.ir.work import charge
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.messages import (
@@ -236,6 +237,7 @@ def _check_text(tensor: Tensor) -> None:
     if tensor.datatype is not Datatype.BYTES:
         return
     items = as_items(tensor)
+    charge(len(items))
     # ASCII needs no closer look; what is not may end and begin in the middle of a character.
     if b"".join(items).isascii():
         return

@@ -13,8 +13,9 @@ from gateway.ir.context import Parameter, Parameters
 from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
-from gateway.ir.limits import MessageLimits
+from gateway.ir.limits import MessageLimits, check_classes
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items
+from gateway.ir.work import charge
 from gateway.protocols.oip.shared_memory import join_shared, split_shared
 from gateway.wire.errors import clip
 
@@ -59,6 +60,7 @@ def requested_output(
             f"parameter {CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), _SHOWN)}, "
             "needed is a number of classes"
         )
+    check_classes(name, classes, limits)
     if classes and shared is not None:
         raise InvalidRequest(
             f"output {name!r} is asked for as classes and in shared memory: one of the two"
@@ -93,7 +95,9 @@ def with_c_values(call: InferRequest, reply: InferResponse) -> InferResponse:
 
 
 def _printed(tensor: Tensor) -> Tensor:
-    items = [_VALUE.sub(_as_c, bytes(item), count=1) for item in as_items(tensor)]
+    found = as_items(tensor)
+    charge(4 * len(found))
+    items = [_VALUE.sub(_as_c, bytes(item), count=1) for item in found]
     data = ItemsData(items)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
 

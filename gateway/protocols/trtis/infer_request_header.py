@@ -21,7 +21,13 @@ from gateway.ir.context import Sequence
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, Unsupported
-from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.limits import (
+    MessageLimits,
+    check_classes,
+    check_count,
+    check_name,
+    check_shape,
+)
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor
 from gateway.protocols.trtis.datatypes import check_carried
 from gateway.protocols.trtis.textproto.parser import parse_text
@@ -173,6 +179,7 @@ def _output(entry: pb.InferRequestHeader.Output, limits: MessageLimits) -> Reque
     classes = entry.cls.count
     if entry.HasField("cls") and not classes:
         raise InvalidRequest(f"output {name!r} asks for 0 classes, needed is at least 1")
+    check_classes(name, classes, limits)
     if not entry.HasField("shared_memory"):
         return RequestedOutput(name, classes)
     if classes:

@@ -16,6 +16,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import RequestedOutput, Shape, Tensor, as_items, as_raw, items_tensor
+from gateway.ir.work import charge
 from gateway.protocols.trtis.datatypes import DATATYPES, check_carried
 from gateway.protocols.trtis.infer_request_header import number_of
 from gateway.protocols.trtis.textproto.writer import float_text
@@ -97,6 +98,7 @@ def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryvi
 def _write_classes(entry: pb.InferResponseHeader.Output, tensor: Tensor, batch_size: int) -> None:
     """Write elements "value:index:label", as many for each item of the batch."""
     items = as_items(tensor)
+    charge(8 * len(items))
     each, rest = divmod(len(items), batch_size)
     if rest:
         raise UpstreamProtocolError(

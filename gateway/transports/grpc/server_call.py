@@ -216,7 +216,7 @@ class ServerCall:
         """Give the messages of a bidirectional stream as they come."""
         async with aclosing(self._receiving().read()) as messages:
             async for message in messages:
-                yield self._request(await self._plain(message))
+                yield self._request(await self._plain(message), message)
 
     async def _plain(self, message: GrpcMessage) -> memoryview:
         """Return a message as it was before it was compressed."""
@@ -224,8 +224,13 @@ class ServerCall:
         ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
         return await decompress_message(message, limits.message_bytes, ratio, floor)
 
-    def _request(self, view: memoryview) -> GrpcRequest:
-        return GrpcRequest(self._method.path, (view,), self._head.metadata, self._deadline)
+    def _request(self, view: memoryview, message: GrpcMessage) -> GrpcRequest:
+        """Return the request that is *view*, which came as *message*."""
+        elements = None
+        if message.coding is not None:
+            elements = self._method.limits.decompressed_elements + len(message.view)
+        metadata, deadline = self._head.metadata, self._deadline
+        return GrpcRequest(self._method.path, (view,), metadata, deadline, None, elements)
 
     # -- answering
 
@@ -241,7 +246,7 @@ class ServerCall:
             if held or not admission.admit(size):
                 await admission.enter(size, held)
             try:
-                request = GrpcRequest(method.path, (view,), self._head.metadata, self._deadline)
+                request = self._request(view, message)
                 found = await method.ask(request)
                 if not isinstance(found, GrpcResponse):
                     found = await self._first(found)
@@ -300,7 +305,7 @@ class ServerCall:
     async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
         held = 0 if self._incoming is None else self._incoming.transfer_reservation()
-        request = self._request(view)
+        request = self._request(view, message)
         async with (
             self._method.admission.place(len(view), held),
             aclosing(self._method.frontend(request)) as answers,

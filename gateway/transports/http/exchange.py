@@ -65,6 +65,7 @@ class Exchange:
         "_connection",
         "_deadline",
         "_drops",
+        "_elements",
         "_fault",
         "_frontend",
         "_handle",
@@ -98,6 +99,7 @@ class Exchange:
         self._lease = incoming.lease
         self._arrival: OpenBodyStream | None = None
         self._drops = False
+        self._elements: int | None = None
         self._fault: HttpError | None = None
         self._is_cancelled = False
 
@@ -248,7 +250,14 @@ class Exchange:
             await self._refuse(error)
             return None
         return HttpRequest(
-            head.method, head.path, head.query, head.headers, (body,), self._deadline, self._arrival
+            head.method,
+            head.path,
+            head.query,
+            head.headers,
+            (body,),
+            self._deadline,
+            self._arrival,
+            elements=self._elements,
         )
 
     def _early(
@@ -297,7 +306,10 @@ class Exchange:
         if head.length is not None:
             await lease.grow(head.length)
         body = await incoming.body(head.length, limits, lease)
-        return await undo_coding(body, codings, limits, lease) if head.coded else body
+        if not head.coded:
+            return body
+        self._elements = limits.decompressed_elements + len(body)
+        return await undo_coding(body, codings, limits, lease)
 
     async def _relay(self, found: AsyncGenerator[HttpResponse, None]) -> None:
         """Relay the frontend's answers: one of known length, or many in chunks.

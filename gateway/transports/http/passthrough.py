@@ -21,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 _OURS = frozenset({"host", "accept-encoding", "content-encoding", "grpc-timeout"})
 _BAD_GATEWAY = 502
+_METHOD_NOT_ALLOWED = 405
+# An upstream answers TRACE with what it was sent, credentials among it. CONNECT never comes here.
+_REFUSED = frozenset({"TRACE"})
 
 # A proxy's statuses: the request is unread here, so whatever fails is the hop's or the upstream's.
 _STATUS = {
@@ -47,6 +50,9 @@ class Passthrough(HttpFrontend):
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire*, and its answer; event streams piece by piece."""
+        if wire.method in _REFUSED:
+            yield text_response(_METHOD_NOT_ALLOWED, f"method {wire.method} is not passed on")
+            return
         begun = False
         try:
             request = self._request(wire)

@@ -5,7 +5,14 @@ import pytest
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, TooLarge
-from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.limits import (
+    MessageLimits,
+    check_bytes_elements,
+    check_classes,
+    check_count,
+    check_name,
+    check_shape,
+)
 
 LIMITS = MessageLimits(rank=3, dim=1000, elements=5000, bytes_elements=10, message_bytes=8000)
 
@@ -84,3 +91,28 @@ def test_counts() -> None:
     check_count("inputs", 3, 3, "tensors")
     with pytest.raises(TooLarge, match="4 inputs, at most 3"):
         check_count("inputs", 4, 3, "tensors")
+
+
+@pytest.mark.parametrize("kind", ["model name", "model version", "region name", "model"])
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_step_of_a_path_names_nothing_in_it(kind: str, name: str) -> None:
+    """What stands in paths of URLs is not called as a step in them; a tensor may be."""
+    with pytest.raises(InvalidRequest, match="is a step of a path"):
+        check_name(kind, name, 100, "name_bytes")
+    check_name("tensor name", name, 100, "name_bytes")
+
+
+def test_classes_are_limited() -> None:
+    """As many classes as allowed are a request, one more is none."""
+    check_classes("o", 3, MessageLimits(classes=3))
+    with pytest.raises(TooLarge, match="requested with 4 classes; at most 3") as caught:
+        check_classes("o", 4, MessageLimits(classes=3))
+    assert "classes" == caught.value.limit
+
+
+def test_bytes_elements_are_limited() -> None:
+    """The limit holds for all tensors of a message together."""
+    check_bytes_elements(3, MessageLimits(bytes_elements=3))
+    with pytest.raises(TooLarge, match="4 in all tensors together; at most 3") as caught:
+        check_bytes_elements(4, MessageLimits(bytes_elements=3))
+    assert "bytes_elements" == caught.value.limit

@@ -69,6 +69,17 @@ def test_counts_refusals_and_the_limit_they_name() -> None:
     assert 'gateway_limit_exceeded_total{limit="tensors",protocol="oip.http"} 1.0' in page(metrics)
 
 
+def test_counts_requests_that_blocked_the_event_loop() -> None:
+    """By protocol and model; a model that never answered is no label."""
+    metrics = Metrics("1")
+    metrics.allow_models(["m"])
+    for model in ("m", "m", "stranger", ""):
+        metrics.loop_blocked("oip.http", model, 0.2)
+    for model, count in (("m", 2.0), ("_unknown", 1.0), ("", 1.0)):
+        line = f'gateway_loop_blocked_requests_total{{model="{model}",protocol="oip.http"}} {count}'
+        assert line in page(metrics)
+
+
 def test_speaks_tritons_names_when_asked() -> None:
     """Dashboards made for Triton find its counters, inference calls only."""
     metrics = Metrics("1", triton=True)

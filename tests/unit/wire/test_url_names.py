@@ -2,17 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage, TooLarge
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+)
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.wire.url_names import decoded_name
+from gateway.wire.url_names import decoded_name, url_segment
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("m", "m"), ("a%20b", "a b"), ("a%2Fb", "a/b"), ("%C3%BC", "ü"), ("..", "..")],
+    [("m", "m"), ("a%20b", "a b"), ("a%2Fb", "a/b"), ("%C3%BC", "ü"), ("...", "...")],
 )
 def test_names_are_decoded(text: str, name: str) -> None:
-    """An encoded slash stays in the name; dots mean nothing, for names are no paths."""
+    """An encoded slash stays in the name."""
     assert name == decoded_name("model name", text, DEFAULT_LIMITS)
 
 
@@ -24,6 +30,9 @@ def test_names_are_decoded(text: str, name: str) -> None:
         ("%zz", MalformedMessage, "not percent-encoded"),
         ("%ff", MalformedMessage, "not UTF-8"),
         ("a%00", InvalidRequest, r"U\+0000"),
+        ("..", InvalidRequest, "is a step of a path"),
+        ("%2e%2E", InvalidRequest, "is a step of a path"),
+        ("%2e", InvalidRequest, "is a step of a path"),
         ("n" * 256, TooLarge, "at most 255"),
     ],
 )
@@ -33,3 +42,15 @@ def test_names_that_cannot_be_are_refused(
     """The error says what the name lacks."""
     with pytest.raises(error, match=reason):
         decoded_name("model name", text, DEFAULT_LIMITS)
+
+
+def test_segments_are_encoded() -> None:
+    """Whatever a name holds, it is one segment."""
+    assert "a%2Fb%3F..." == url_segment("a/b?...")
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_step_is_no_segment(name: str) -> None:
+    """A configured name that a server would take for a step is refused."""
+    with pytest.raises(Unsupported, match="cannot stand in the path"):
+        url_segment(name)

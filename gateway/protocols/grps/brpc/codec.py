@@ -23,8 +23,16 @@ from gateway.ir.errors import (
     MalformedMessage,
 )
 from gateway.ir.limits import MessageLimits
+from gateway.ir.work import inflated
 from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.brpc.compression import NAMES, NONE, NUMBERS, compress, decompress
+from gateway.protocols.grps.brpc.compression import (
+    NAMES,
+    NONE,
+    NUMBERS,
+    compress,
+    decompress,
+    most_elements,
+)
 from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import (
@@ -186,7 +194,9 @@ class BrpcCodec(Codec[Frame, Frame]):
         try:
             data = rest[: len(rest) - attached]
             plain = decompress(meta.compress_type, data, self._limits.message_bytes)
-            return read_message(plain, self._limits)
+            if meta.compress_type == NONE:
+                return read_message(plain, self._limits)
+            return inflated(most_elements(data), read_message, plain, self._limits)
         except Unreadable as error:
             raise self._unparsed(meta, rest, error.message) from error
 

@@ -16,6 +16,7 @@ from typing import Final
 
 import cramjam
 
+from gateway.ir.work import charge
 from gateway.protocols.grps.errors import Unreadable
 
 NONE, SNAPPY, GZIP, ZLIB = 0, 1, 2, 3
@@ -32,6 +33,12 @@ _LEVEL: Final = 1
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 _GZIP_SIZE_BYTES: Final = 4
 _COUNTED_BYTES: Final = 64 * 1024
+# More is not counted ahead, which takes 10 ms: it may be as much as is allowed.
+_MOST_COUNTED_BYTES: Final = 4 << 20
+# A message has so many elements, and one more for each byte that came: see `decompressed_elements`
+# of listeners.
+_ELEMENTS: Final = 8192
+_BYTE: Final = 1 / 100
 
 
 def decompress(number: int, data: memoryview, most: int) -> memoryview:
@@ -48,11 +55,13 @@ def decompress(number: int, data: memoryview, most: int) -> memoryview:
     unpack = _UNPACK.get(number)
     if unpack is None:
         raise Unreadable(f"compress_type {number} is unknown")
+    if number != NONE:
+        charge(unpacked_bytes(number, data, most) * _BYTE)
     return unpack(data, _bounded(data, most))
 
 
 def unpacked_bytes(number: int, data: memoryview, most: int) -> int:
-    """Return how many bytes `decompress` will give; 0 for those of *data*, or none at all.
+    """Return how many bytes `decompress` will give at most; 0 for those of *data*, or none at all.
 
     What it cannot give, since it is damaged or too much, is none; nothing is kept of it here.
     """
@@ -62,6 +71,11 @@ def unpacked_bytes(number: int, data: memoryview, most: int) -> int:
     most = _bounded(data, most)
     size = count(data, most)
     return size if size <= most else 0
+
+
+def most_elements(data: memoryview) -> int:
+    """Return how many elements the message may have that is compressed as *data*."""
+    return _ELEMENTS + len(data)
 
 
 def compress(number: int, data: bytes) -> bytes:
@@ -134,6 +148,8 @@ def _counted(data: memoryview, most: int) -> int:
     size, left = 0, bytes(data)
     try:
         while left and size <= most:
+            if size > _MOST_COUNTED_BYTES:
+                return most
             size += len(stream.decompress(left, _COUNTED_BYTES))
             left = stream.unconsumed_tail
     except zlib.error:

@@ -13,11 +13,13 @@ from typing import Any, Final
 import orjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
-from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.limits import MessageLimits, check_bytes_elements, check_count
+from gateway.ir.work import LIST, OBJECT_BYTE, charge
 
 _SHOWN: Final = 64
 # Longer than any list of tensors may be.
 _LONG: Final = 1024
+_MANY_BYTES: Final = 1 << 13
 _NODES: Final = frozenset({dict, list})
 
 
@@ -27,22 +29,26 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
     Args:
         view: The whole text.
         what: Names the document in errors.
-        limits: `json_bytes`, `json_depth` and `json_keys` are enforced.
+        limits: `json_bytes`, `json_depth` and `json_keys` are enforced; `bytes_elements` on lists.
 
     Raises:
         MalformedMessage: It is not JSON, not an object, or a key comes twice in one object.
         TooLarge: A limit is exceeded.
     """
     _check_size(view, what, limits)
+    text = bytes(view)
+    lists = text.count(b"[")
+    check_bytes_elements(lists, limits)
+    if len(text) > _MANY_BYTES:
+        charge(len(text) * OBJECT_BYTE + lists * LIST)
     try:
-        document = orjson.loads(view)
+        document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise MalformedMessage(f"{what} is not a JSON object")
-    text = bytes(view)
     # With so few brackets it cannot be too deep, and long lists need no look inside for others.
-    few = text.count(b"[") + text.count(b"{") <= limits.json_depth
+    few = lists + text.count(b"{") <= limits.json_depth
     keys = _counted(document, what, limits, _LONG if few else None)
     # Each key has one colon outside of strings: no more colons than keys, then no key came twice.
     if text.count(b":") != keys:
@@ -60,6 +66,7 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[s
     try:
         return read_document(view, what, limits)
     except MalformedMessage as error:
+        charge(view.nbytes * OBJECT_BYTE)
         try:
             document = json.loads(bytes(view), object_pairs_hook=_once)
         except (ValueError, RecursionError):

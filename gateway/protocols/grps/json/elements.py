@@ -18,12 +18,14 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from gateway.ir.data import ArrayData, ItemsData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Shape
+from gateway.ir.work import JSON_NUMBER, charge
 from gateway.protocols.grps.datatypes import WireType, narrowed
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
@@ -37,6 +39,8 @@ _ONLY_DIGITS: Final = re.compile(r"[-0-9]*")
 _DECIMAL: Final = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][-+]?[0-9]{1,4})?")
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _SHOWN: Final = 40
+# Numbers that are converted in one go.
+_PIECE: Final = 1 << 17
 
 
 def read_data(
@@ -96,7 +100,7 @@ def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
     try:
         # Beyond float32 is infinity here, as numpy has it on the real server.
         with np.errstate(over="ignore"):
-            array = np.array(flat, np.float64).astype("<f4")
+            array = _array(flat, np.float64).astype("<f4")
     except OverflowError as error:
         raise InvalidTensor("ndarray has an integer that no float can hold") from error
     return array.reshape(shape)
@@ -129,13 +133,23 @@ def read_number(what: str, value: Any) -> float:
 
 
 def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
-    """Return elements for JSON: an array that orjson takes, or a list.
+    """Return elements for JSON: an array that orjson takes, a list, or, for many, their text.
 
     Args:
         flat: Of one dimension; FP16 has the digits of its float32 value.
         numbers: INT64 as numbers, else as text.
     """
     flat = _native(flat)
+    if flat.size > _PIECE:
+        charge(flat.size * JSON_NUMBER)
+        pieces = [
+            orjson.dumps(
+                written_elements(flat[at : at + _PIECE], numbers=numbers),
+                option=orjson.OPT_SERIALIZE_NUMPY,
+            )[1:-1]
+            for at in range(0, flat.size, _PIECE)
+        ]
+        return orjson.Fragment(b"[%b]" % b",".join(pieces))
     if flat.dtype.kind == "f":
         if flat.dtype.itemsize == 2:  # noqa: PLR2004  # half
             flat = flat.astype(np.float32)
@@ -149,13 +163,32 @@ def written_elements(flat: npt.NDArray[Any], *, numbers: bool) -> Any:
 
 
 def written_array(array: npt.NDArray[Any]) -> Any:
-    """Return an array for JSON, nested as its shape; a bare number when it has none."""
+    """Return an array for JSON, nested as its shape; a bare number when it has none.
+
+    The text of it, where it is long.
+    """
+    if array.size > _PIECE:
+        charge(array.size * JSON_NUMBER)
+        return orjson.Fragment(_nested_text(array))
     if not np.isfinite(array).all():
         return _worded(array).tolist()
     array = _native(array)
     if not array.shape:
         return array[()]
     return np.array(array, order="C")
+
+
+def _nested_text(array: npt.NDArray[Any]) -> bytes:
+    """Return an array as JSON, written piece by piece."""
+    if array.size <= _PIECE:
+        return orjson.dumps(written_array(array), option=orjson.OPT_SERIALIZE_NUMPY)
+    step = _PIECE * len(array) // array.size
+    if step <= 1:
+        pieces = [_nested_text(row) for row in array]
+    else:
+        blocks = [array[at : at + step] for at in range(0, len(array), step)]
+        pieces = [_nested_text(block)[1:-1] for block in blocks]
+    return b"[%b]" % b",".join(pieces)
 
 
 def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -190,11 +223,11 @@ def _texts(name: str, flat: list[Any], limits: MessageLimits) -> list[bytes]:
 
 
 def _integers(name: str, flat: list[Any]) -> npt.NDArray[np.int64]:
-    kinds = set(map(type, flat))
+    kinds = _kinds(flat)
     if kinds == {str} and _ONLY_DIGITS.fullmatch("".join(flat)):
         # As servers and careful clients write INT64: nothing in it that int() would forgive.
         with contextlib.suppress(ValueError, OverflowError):
-            return np.array(list(map(int, flat)), np.int64)
+            return _array(list(map(int, flat)), np.int64)
     if not kinds <= _INTEGERS:
         found = [_integer(value) for value in flat]
         if None in found:
@@ -202,23 +235,41 @@ def _integers(name: str, flat: list[Any]) -> npt.NDArray[np.int64]:
             raise _wrong(name, index, flat[index], "an integer")
         flat = found
     try:
-        return np.array(flat, np.int64)
+        return _array(flat, np.int64)
     except OverflowError:
         index = next(at for at, one in enumerate(flat) if not _INT64_MIN <= one <= _INT64_MAX)
         raise _wrong(name, index, flat[index], "an integer of 64 bits") from None
 
 
 def _floats(name: str, flat: list[Any]) -> npt.NDArray[np.float64]:
-    if not _NUMBERS.issuperset(map(type, flat)):
+    if not _kinds(flat) <= _NUMBERS:
         found = [_float(value) for value in flat]
         if None in found:
             index = found.index(None)
             raise _wrong(name, index, flat[index], "a number")
         flat = found
     try:
-        return np.array(flat, np.float64)
+        return _array(flat, np.float64)
     except OverflowError as error:
         raise InvalidTensor(f"tensor {name!r} has an integer that no float can hold") from error
+
+
+def _kinds(flat: list[Any]) -> set[type]:
+    """Return the types of elements, looked at piece by piece as `_array` does."""
+    kinds: set[type] = set()
+    for at in range(0, len(flat), _PIECE):
+        kinds.update(map(type, flat[at : at + _PIECE]))
+    return kinds
+
+
+def _array(flat: list[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return numbers as an array, made piece by piece: each keeps the interpreter's lock."""
+    if len(flat) <= _PIECE:
+        return np.array(flat, dtype)
+    array = np.empty(len(flat), dtype)
+    for at in range(0, len(flat), _PIECE):
+        array[at : at + _PIECE] = flat[at : at + _PIECE]
+    return array
 
 
 def _integer(value: Any) -> int | None:

@@ -13,6 +13,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -20,8 +21,15 @@ import numpy as np
 from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
-from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.limits import (
+    MessageLimits,
+    check_bytes_elements,
+    check_count,
+    check_name,
+    check_shape,
+)
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.ir.work import charge
 from gateway.protocols.grps.datatypes import BY_DATATYPE, WIRE_TYPES, WireType, wire_type
 from gateway.protocols.grps.json.elements import (
     FLOAT32_MAX,
@@ -174,6 +182,8 @@ def _with_data(
         raise InvalidRequest(f"gtensors.tensors is {_show(tensors)}, needed is a list")
     check_count("tensors", len(tensors), limits.tensors, "tensors")
     found = tuple([_read_tensor(tensor, limits) for tensor in tensors])
+    texts = [prod(one.shape or ()) for one in found if one.datatype is Datatype.BYTES]
+    check_bytes_elements(sum(texts), limits)
     return GrpsMessage(form=form, model=model, status=status, tensors=found)
 
 
@@ -370,10 +380,12 @@ def _tensor(tensor: Tensor, *, numbers: bool) -> dict[str, Any]:
             )
         written["shape"] = list(shape)
     if datatype is Datatype.BYTES:
-        elements: Any = [str(item, "utf-8") for item in as_items(tensor)]
+        items = as_items(tensor)
+        charge(len(items))
+        elements: Any = [str(item, "utf-8") for item in items]
     else:
         flat = tensor.data.array if isinstance(tensor.data, ArrayData) else as_numpy(tensor)
         elements = written_elements(flat.reshape(-1), numbers=numbers)
-    if len(elements):
+    if prod(shape):
         written[known.member] = elements
     return written

@@ -17,8 +17,10 @@ from google.protobuf.message import DecodeError
 from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
+from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
+from gateway.ir.work import BYTE, FIELD, OBJECT_BYTE, charge
 from gateway.protocols.grps.datatypes import (
     BY_DATATYPE,
     BY_FIELD,
@@ -39,9 +41,13 @@ from gateway.protocols.grps.protobuf.packed_integers import packed, unpacked
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.protobuf import (
     LEN,
+    MAX_FIELDS,
     TAIL_BYTES,
     VARINT,
+    Field,
+    FieldCounter,
     Parts,
+    TooManyFields,
     WireError,
     fields,
     int32,
@@ -79,6 +85,12 @@ _FIRST_FLAT, _LAST_FLAT = min(BY_FIELD), max(BY_FIELD)
 _STRINGS = 12
 _VARINT_BYTES = 10
 _BESIDE_ELEMENTS = 64
+_KIND = 7
+_MANY_BYTES = 1 << 16
+# Items that one byte of packed integers is.
+_VARINT_BYTE = 10 * BYTE
+# What the scan does not follow is read by a library that keeps the interpreter's lock meanwhile.
+_LIBRARY_BYTES = 8 << 20
 
 _STATUS_KEY, _MODEL_KEY, _TENSORS_KEY = _key(1), _key(2), _key(1)
 _NAME_KEY, _DTYPE_KEY, _SHAPE_KEY = _key(1), _key(2, VARINT), _key(3)
@@ -98,8 +110,16 @@ def read_message(view: memoryview, limits: MessageLimits) -> GrpsMessage:
     """
     try:
         return _scan(view, limits)
-    except WireError:
-        plain = _by_library(view)
+    except TooManyFields as error:
+        raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+    except WireError as error:
+        if len(view) > _LIBRARY_BYTES:
+            raise TooLarge(
+                f"message of {len(view)} bytes is not in the form that protobuf's writers give "
+                f"it: {error}; at most {_LIBRARY_BYTES} bytes are read then"
+            ) from error
+    charge(len(view) * OBJECT_BYTE)
+    plain = _by_library(view)
     try:
         return _scan(plain, limits)
     except WireError as error:
@@ -133,7 +153,8 @@ def _scan(view: memoryview, limits: MessageLimits) -> GrpsMessage:
     data = memoryview(b"")
     model = ""
     status: GrpsStatus | None = None
-    for key, value in fields(view):
+    counter = FieldCounter()
+    for key, value in fields(view, MAX_FIELDS, counter):
         found = _FORMS.get(key)
         if found is not None:
             if form is not None:
@@ -144,28 +165,29 @@ def _scan(view: memoryview, limits: MessageLimits) -> GrpsMessage:
         elif key == _STATUS:
             if status is not None:
                 raise WireError("status is set twice")
-            status = _read_status(value)
-    return _with_data(form, data, model, status, limits)
+            status = _read_status(value, counter)
+    return _with_data(form, data, model, status, limits, counter)
 
 
-def _with_data(
+def _with_data(  # the parts of one message
     form: ContentFormat | None,
     data: memoryview,
     model: str,
     status: GrpsStatus | None,
     limits: MessageLimits,
+    counter: FieldCounter,
 ) -> GrpsMessage:
     if form is ContentFormat.GTENSORS:
-        tensors = _read_tensors(data, limits)
+        tensors = _read_tensors(data, limits, counter)
         return GrpsMessage(form=form, model=model, status=status, tensors=tensors)
     if form is ContentFormat.STR_DATA:
         words = text(data, "str_data")
         return GrpsMessage(form=form, model=model, status=status, text=words)
     if form is ContentFormat.GMAP:
-        entries = _read_map(data, limits)
+        entries = _read_map(data, limits, counter)
         return GrpsMessage(form=form, model=model, status=status, entries=entries)
     if form is ContentFormat.NDARRAY:
-        fields(data)
+        fields(data, MAX_FIELDS, counter)
         return GrpsMessage(form=form, model=model, status=status)
     return GrpsMessage(form=form, model=model, status=status, data=data)
 
@@ -181,10 +203,10 @@ def _by_library(view: memoryview) -> memoryview:
     return memoryview(message.SerializeToString())
 
 
-def _read_status(view: memoryview) -> GrpsStatus:
+def _read_status(view: memoryview, counter: FieldCounter) -> GrpsStatus:
     code = flag = 0
     words = ""
-    for key, value in fields(view):
+    for key, value in fields(view, _BESIDE_ELEMENTS, counter):
         if key == tag(1, VARINT):
             code = int32(value)
         elif key == tag(2, LEN):
@@ -194,19 +216,22 @@ def _read_status(view: memoryview) -> GrpsStatus:
     return GrpsStatus(code, words, flag)
 
 
-def _read_tensors(view: memoryview, limits: MessageLimits) -> tuple[Tensor, ...]:
-    found = [value for key, value in fields(view) if key == _TENSORS]
+def _read_tensors(
+    view: memoryview, limits: MessageLimits, counter: FieldCounter
+) -> tuple[Tensor, ...]:
+    found = [value for key, value in fields(view, MAX_FIELDS, counter) if key == _TENSORS]
     check_count("tensors", len(found), limits.tensors, "tensors")
-    return tuple([_read_tensor(value, limits) for value in found])
+    # Each string is a field of its own, and no tensor says how many come before they do.
+    counter.left += limits.bytes_elements
+    return tuple([_read_tensor(value, limits, counter) for value in found])
 
 
-def _read_tensor(view: memoryview, limits: MessageLimits) -> Tensor:
+def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> Tensor:
     name = ""
     number = 0
     dims: list[int] = []
     flats: dict[int, list[Any]] = {}
-    # Each string is a field of its own.
-    for key, value in fields(view, limits.bytes_elements + _BESIDE_ELEMENTS):
+    for key, value in _tensor_fields(view, limits, counter):
         place = key >> 3
         if _FIRST_FLAT <= place <= _LAST_FLAT:
             if _holds(place, key & 7):
@@ -217,8 +242,10 @@ def _read_tensor(view: memoryview, limits: MessageLimits) -> Tensor:
             number = int32(value)
         elif key == _SHAPE:
             dims += _dims(value, limits)
+            _check_rank(dims, limits)
         elif key == _DIM:
             dims.append(uint32(value))
+            _check_rank(dims, limits)
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
     known = wire_type(name, number)
     shape = tuple(dims)
@@ -231,6 +258,25 @@ def _read_tensor(view: memoryview, limits: MessageLimits) -> Tensor:
                 f"needed is {known.member} alone"
             )
     return Tensor(name, known.datatype, shape, _data(name, known, shape, count, values, limits))
+
+
+def _tensor_fields(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> list[Field]:
+    """Find the fields of a tensor: few, but for its strings and numbers that are not packed."""
+    few = limits.rank + _BESIDE_ELEMENTS
+    try:
+        return fields(view, few, counter)
+    except TooManyFields:
+        charge(min(len(view) // 2, limits.bytes_elements) * FIELD)
+    return fields(view, limits.bytes_elements + few, counter)
+
+
+def _check_rank(dims: list[int], limits: MessageLimits) -> None:
+    """Refuse a shape as soon as it has a dimension too many."""
+    if len(dims) > limits.rank:
+        raise TooLarge(
+            f"a shape has more than {limits.rank} dimensions, which is the most allowed",
+            limit="rank",
+        )
 
 
 def _holds(place: int, kind: int) -> bool:
@@ -279,6 +325,9 @@ def _data(
             return RawData(run)
         wide = np.frombuffer(run, "<f4")
     else:
+        size = len(values[0]) if len(values) == 1 and type(values[0]) is memoryview else count
+        if size > _MANY_BYTES:
+            charge(size * _VARINT_BYTE)
         narrow = unpacked(values, known.datatype)
         if narrow is not None:
             _check_found(name, known, shape, count, narrow.size)
@@ -297,7 +346,7 @@ def _check_found(name: str, known: WireType, shape: Shape, count: int, found: in
 
 
 def _strings(name: str, values: list[memoryview], limits: MessageLimits) -> list[memoryview]:
-    longest = max(map(len, values), default=0)
+    _, longest = longest_of(values)
     if longest > limits.bytes_element_size:
         raise TooLarge(
             f"tensor {name!r} has an element of {longest} bytes, "
@@ -306,15 +355,20 @@ def _strings(name: str, values: list[memoryview], limits: MessageLimits) -> list
         )
     # ASCII needs no closer look; what is not may end and begin in the middle of a character.
     if not b"".join(values).isascii():
+        charge(len(values))
         for value in values:
             text(value, "flat_string")
     return values
 
 
-def _read_map(view: memoryview, limits: MessageLimits) -> dict[str, dict[str, Any]]:
-    check_count(
-        "entries of gmap", len(fields(view)), limits.parameters + limits.tensors, "parameters"
-    )
+def _read_map(
+    view: memoryview, limits: MessageLimits, counter: FieldCounter
+) -> dict[str, dict[str, Any]]:
+    parts = fields(view, MAX_FIELDS, counter)
+    check_count("entries of gmap", len(parts), limits.parameters + limits.tensors, "parameters")
+    for key, entry in parts:
+        if key & _KIND == LEN:
+            fields(entry, _BESIDE_ELEMENTS, counter)
     try:
         found = pb.GenericMapData.FromString(bytes(view))
     except DecodeError as error:
@@ -380,7 +434,9 @@ def _tensor(tensor: Tensor) -> Parts:
     key = _FLAT_KEYS[known.field]
     parts: Parts = [head]
     if datatype is Datatype.BYTES:
-        for item in as_items(tensor):
+        items = as_items(tensor)
+        charge(len(items))
+        for item in items:
             if len(item) > TAIL_BYTES:
                 put_tail(parts, key, memoryview(item))
             elif parts[-1] is head:
@@ -399,6 +455,7 @@ def _tensor(tensor: Tensor) -> Parts:
 def _packed(tensor: Tensor, datatype: Datatype) -> memoryview:
     if datatype in (Datatype.FP32, Datatype.FP64):
         return as_raw(tensor)
+    charge(tensor.nbytes * _VARINT_BYTE)
     flat = carried(tensor)
     if datatype is Datatype.FP16:
         return np.ascontiguousarray(flat).view(np.uint8).data

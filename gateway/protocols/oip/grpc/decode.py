@@ -21,8 +21,10 @@ from google.protobuf.message import DecodeError, Message
 from gateway.ir.data import RawData, SharedMemoryData, TensorData, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
+from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, raw_tensor
+from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.oip.grpc.scan import (
     RAW_INPUTS,
     RAW_OUTPUTS,
@@ -34,13 +36,15 @@ from gateway.protocols.oip.grpc.scan import (
 from gateway.protocols.oip.grpc.typed_contents import typed_data
 from gateway.protocols.oip.shared_memory import KEYS, located
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from gateway.wire.protobuf import TooManyFields, WireError
+from gateway.wire.protobuf import FieldCounter, TooManyFields, WireError
 
 Read = tuple[InferMessage, str, tuple[Tensor, ...]]
 """What a message says, its id, and its tensors with their data."""
 M = TypeVar("M", bound=Message)
 
 _NOTHING = memoryview(b"")
+# What the scan does not follow is read by a library that keeps the interpreter's lock meanwhile.
+_LIBRARY_BYTES = 8 << 20
 NOWHERE: Mapping[str, SharedMemoryData] = {}
 
 
@@ -69,13 +73,14 @@ class InferReader:
             InvalidRequest: A name or parameter is not allowed.
             TooLarge: A limit is exceeded.
         """
+        counter = FieldCounter()
         try:
-            message, request_id, raws = self._scanner.scan(view, RAW_INPUTS)
+            message, request_id, raws = self._scanner.scan(view, RAW_INPUTS, counter)
             if message.columns is not None:
                 return message, request_id, _plain(message.columns, raws)
-            return message, request_id, self._inputs(message.tensors, raws)
+            return message, request_id, self._inputs(message.tensors, raws, counter)
         except WireError as error:
-            _check_for_library(error, ModelInferRequest, rewritten=rewritten)
+            _check_for_library(error, view, ModelInferRequest, rewritten=rewritten)
         return self.request(_by_library(view, ModelInferRequest), rewritten=True)
 
     def response(
@@ -91,36 +96,37 @@ class InferReader:
 
         Raises as `request`, but raw and typed contents may be mixed: servers do so.
         """
+        counter = FieldCounter()
         try:
-            message, reply_id, raws = self._scanner.scan(view, RAW_OUTPUTS)
+            message, reply_id, raws = self._scanner.scan(view, RAW_OUTPUTS, counter)
             if message.columns is not None and not placed:
                 return message, reply_id, _plain(message.columns, raws)
-            return message, reply_id, self._outputs(message.tensors, raws, placed)
+            return message, reply_id, self._outputs(message.tensors, raws, placed, counter)
         except WireError as error:
-            _check_for_library(error, ModelInferResponse, rewritten=rewritten)
+            _check_for_library(error, view, ModelInferResponse, rewritten=rewritten)
         return self.response(_by_library(view, ModelInferResponse), placed, rewritten=True)
 
     def _inputs(
-        self, found: Sequence[TensorDescription], raws: Sequence[memoryview]
+        self, found: Sequence[TensorDescription], raws: Sequence[memoryview], counter: FieldCounter
     ) -> tuple[Tensor, ...]:
         for one in found:
             if one.parameters and not KEYS.isdisjoint(one.parameters):
-                return self._with_shared(found, raws)
+                return self._with_shared(found, raws, counter)
         if not raws:
-            return tuple([self._typed_input(one) for one in found])
+            return tuple([self._typed_input(one, counter) for one in found])
         if len(raws) != len(found):
             # Said of a tensor with contents first: that is the cause.
             for one in found:
-                self._check_raw_input(one, len(raws))
+                self._check_raw_input(one, len(raws), counter)
             raise _wrong_raw_count(len(raws), len(found), "tensors")
         tensors = []
         for one, raw in zip(found, raws, strict=True):
-            self._check_raw_input(one, len(raws))
+            self._check_raw_input(one, len(raws), counter)
             tensors.append(_raw(one, raw, self._limits))
         return tuple(tensors)
 
     def _with_shared(
-        self, found: Sequence[TensorDescription], raws: Sequence[memoryview]
+        self, found: Sequence[TensorDescription], raws: Sequence[memoryview], counter: FieldCounter
     ) -> tuple[Tensor, ...]:
         """Return the inputs, some in shared memory: raw contents are numbered without these."""
         left = iter(raws)
@@ -137,17 +143,17 @@ class InferReader:
                 raw = next(left, None)
                 if raw is None:
                     raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
-                self._check_raw_input(one, len(raws))
+                self._check_raw_input(one, len(raws), counter)
                 tensor = _raw(one, raw, self._limits)
             else:
-                tensor = self._typed_input(one)
+                tensor = self._typed_input(one, counter)
             tensors.append(tensor)
         if next(left, None) is not None:
             raise _wrong_raw_count(len(raws), len(found), "tensors, some in shared memory")
         return tuple(tensors)
 
-    def _typed_input(self, one: TensorDescription) -> Tensor:
-        data = _data(one, self._limits)
+    def _typed_input(self, one: TensorDescription, counter: FieldCounter) -> Tensor:
+        data = _data(one, self._limits, counter)
         if data is not None:
             return _tensor(one, data)
         if one.count:
@@ -157,8 +163,8 @@ class InferReader:
             )
         return _tensor(one, RawData(_NOTHING))
 
-    def _check_raw_input(self, one: TensorDescription, raws: int) -> None:
-        if len(one.contents) and _data(one, self._limits) is not None:
+    def _check_raw_input(self, one: TensorDescription, raws: int, counter: FieldCounter) -> None:
+        if len(one.contents) and _data(one, self._limits, counter) is not None:
             raise InvalidTensor(
                 f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
                 "needed is one of the two"
@@ -169,11 +175,14 @@ class InferReader:
         described: Sequence[TensorDescription],
         raws: Sequence[memoryview],
         placed: Mapping[str, SharedMemoryData],
+        counter: FieldCounter,
     ) -> tuple[Tensor, ...]:
         limits = self._limits
         # Raw contents belong to the outputs without typed ones (MLServer puts an empty message of
         # contents beside raw ones), in order; those without an element may have been left out.
-        found = [(one, _data(one, limits) if len(one.contents) else None) for one in described]
+        found = [
+            (one, _data(one, limits, counter) if len(one.contents) else None) for one in described
+        ]
         bare = [one for one, data in found if data is None]
         if len(raws) != len(bare):
             bare = [one for one in bare if one.count and one.name not in placed]
@@ -208,12 +217,20 @@ def parse(view: memoryview, kind: type[M]) -> M:
     return message
 
 
-def _check_for_library(error: WireError, kind: type[Message], *, rewritten: bool) -> None:
+def _check_for_library(
+    error: WireError, view: memoryview, kind: type[Message], *, rewritten: bool
+) -> None:
     """Raise what is wrong with a message for which the library need not be asked (again)."""
     if rewritten:
         raise MalformedMessage(f"message is not a usable {kind.__name__}: {error}") from error
     if isinstance(error, TooManyFields):
         raise TooLarge(f"{error}; repeated numbers are to be packed") from error
+    if len(view) > _LIBRARY_BYTES:
+        raise TooLarge(
+            f"message of {len(view)} bytes is not in the form that protobuf's writers give it: "
+            f"{error}; at most {_LIBRARY_BYTES} bytes are read then"
+        ) from error
+    charge(len(view) * OBJECT_BYTE)
 
 
 def _by_library(view: memoryview, kind: type[Message]) -> memoryview:
@@ -227,10 +244,11 @@ def _wrong_raw_count(found: int, needed: int, what: str) -> InvalidTensor:
     return InvalidTensor(f"message has {found} raw contents for {needed} {what}")
 
 
-def _data(described: TensorDescription, limits: MessageLimits) -> TensorData | None:
-    return typed_data(
-        described.name, described.datatype, described.count, described.contents, limits
-    )
+def _data(
+    described: TensorDescription, limits: MessageLimits, counter: FieldCounter
+) -> TensorData | None:
+    name, datatype, count = described.name, described.datatype, described.count
+    return typed_data(name, datatype, count, described.contents, limits, counter)
 
 
 def _tensor(described: TensorDescription, data: TensorData) -> Tensor:
@@ -255,7 +273,7 @@ def _raw(described: TensorDescription, raw: memoryview, limits: MessageLimits) -
     datatype = described.datatype
     tensor = raw_tensor(described.name, datatype, described.shape, raw, described.parameters)
     if datatype is Datatype.BYTES and len(raw) > limits.bytes_element_size:
-        longest = max(map(len, split_items(described.name, raw)))
+        _, longest = longest_of(split_items(described.name, raw, described.count))
         if longest > limits.bytes_element_size:
             raise TooLarge(
                 f"tensor {described.name!r} has an element of {longest} bytes, "

@@ -20,7 +20,13 @@ from msgspec import Struct
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.limits import (
+    MessageLimits,
+    check_bytes_elements,
+    check_count,
+    check_name,
+    check_shape,
+)
 from gateway.ir.tensor import Shape
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.wire.message_cache import MaskedMessageCache
@@ -28,6 +34,7 @@ from gateway.wire.protobuf import (
     I64,
     LEN,
     VARINT,
+    FieldCounter,
     WireError,
     fields,
     float64,
@@ -65,6 +72,9 @@ _OUTLINE_BYTES = 1024
 _NOTHING = memoryview(b"")
 # Of a message: single ones, and unknown ones of newer clients.
 _OTHER_FIELDS = 1024
+# Of a tensor, an output or an entry of a map: those that a newer client may add.
+_UNKNOWN_FIELDS = 64
+_BYTES = Datatype.BYTES
 # Parameters of tensors that mean something over HTTP only; KServe leaks the first into answers.
 _HTTP_ONLY = frozenset({"binary_data_size", "binary_data"})
 
@@ -131,12 +141,13 @@ class InferMessageScanner:
             for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
         }
 
-    def scan(self, view: memoryview, raw_tag: int) -> Scanned:
+    def scan(self, view: memoryview, raw_tag: int, counter: FieldCounter | None = None) -> Scanned:
         """Scan one message.
 
         Args:
             view: The message.
             raw_tag: `RAW_INPUTS` for a request, `RAW_OUTPUTS` for a response.
+            counter: Of its fields, for who reads on in its contents.
 
         Raises:
             WireError: The scan does not follow.
@@ -147,7 +158,7 @@ class InferMessageScanner:
         outlines = self._outlines[raw_tag]
         found = outlines.get(view)
         if found is None:
-            scanned = self._scan(view, raw_tag)
+            scanned = self._scan(view, raw_tag, counter or FieldCounter())
             if outlines.should_admit(_mark(scanned, len(view))):
                 self._remember(scanned, view, raw_tag)
             return scanned
@@ -184,13 +195,13 @@ class InferMessageScanner:
         check_name("id", request_id, self._limits.name_bytes, "name_bytes")
         return request_id
 
-    def _scan(self, view: memoryview, raw_tag: int) -> Scanned:
+    def _scan(self, view: memoryview, raw_tag: int, counter: FieldCounter) -> Scanned:
         name = version = request_id = ""
         raws: list[memoryview] = []
         tensors: list[memoryview] = []
         entries: list[memoryview] = []
         outputs: list[memoryview] = []
-        for key, value in fields(view, self._fields):
+        for key, value in fields(view, self._fields, counter):
             if key == raw_tag:
                 raws.append(value)
             elif key == _TENSORS:
@@ -209,9 +220,9 @@ class InferMessageScanner:
         check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
         check_name("model version", version, limits.name_bytes, "name_bytes")
         check_name("id", request_id, limits.name_bytes, "name_bytes")
-        parameters = _parameters(entries, limits)
-        described = self._described(tensors)
-        requested = _requested(outputs, limits)
+        parameters = _parameters(entries, limits, counter)
+        described = self._described(tensors, counter)
+        requested = _requested(outputs, limits, counter)
         if raw_tag == RAW_INPUTS:
             _check_named("input", [one.name for one in described])
             _check_named("requested output", [output for output, _ in requested])
@@ -224,18 +235,25 @@ class InferMessageScanner:
         )
         return message, request_id, tuple(raws)
 
-    def _described(self, tensors: list[memoryview]) -> list[TensorDescription]:
+    def _described(
+        self, tensors: list[memoryview], counter: FieldCounter
+    ) -> list[TensorDescription]:
         check_count("tensors", len(tensors), self._limits.tensors, "tensors")
         found = []
+        items = 0
         for view in tensors:
             known = self._remembered(bytes(view)) if len(view) <= _REMEMBERED_BYTES else None
-            found.append(_describe(view, self._limits) if known is None else known)
+            one = _describe(view, self._limits, counter) if known is None else known
+            if one.datatype is _BYTES:
+                items += one.count
+            found.append(one)
+        check_bytes_elements(items, self._limits)
         _check_unique("tensor", [described.name for described in found])
         return found
 
     def _without_contents(self, data: bytes) -> TensorDescription | None:
         """Describe a tensor that has no contents; one that has is to be read where it lies."""
-        described = _describe(memoryview(data), self._limits)
+        described = _describe(memoryview(data), self._limits, FieldCounter())
         return None if len(described.contents) else described
 
 
@@ -259,11 +277,13 @@ def _columns(found: list[TensorDescription], raws: list[memoryview]) -> Columns 
     )
 
 
-def _requested(outputs: list[memoryview], limits: MessageLimits) -> list[tuple[str, Parameters]]:
+def _requested(
+    outputs: list[memoryview], limits: MessageLimits, counter: FieldCounter
+) -> list[tuple[str, Parameters]]:
     if not outputs:
         return []
     check_count("requested outputs", len(outputs), limits.outputs, "outputs")
-    found = [_output(output, limits) for output in outputs]
+    found = [_output(output, limits, counter) for output in outputs]
     _check_unique("requested output", [name for name, _ in found])
     return found
 
@@ -279,18 +299,19 @@ def _check_named(kind: str, names: list[str]) -> None:
         raise InvalidTensor(f"{kind} {names.index('')} of the request has no name: expected one")
 
 
-def _describe(view: memoryview, limits: MessageLimits) -> TensorDescription:
+def _describe(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> TensorDescription:
     name = spelled = ""
     dims: list[int] = []
     entries: list[memoryview] = []
     contents = None
-    for key, value in fields(view):
+    for key, value in fields(view, limits.rank + limits.parameters + _UNKNOWN_FIELDS, counter):
         if key == _NAME:
             name = text(value, "tensor name")
         elif key == _DATATYPE:
             spelled = text(value, "datatype")
         elif key == _SHAPE:
             dims += _dims(value, limits)
+            _check_rank(dims, limits)
         elif key == _CONTENTS:
             if contents is not None:
                 raise WireError(f"tensor {name!r} has contents twice")
@@ -299,11 +320,12 @@ def _describe(view: memoryview, limits: MessageLimits) -> TensorDescription:
             entries.append(value)
         elif key == _SHAPE_UNPACKED:
             dims.append(int64(value))
+            _check_rank(dims, limits)
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
     datatype = parse_datatype(name, spelled)
     shape = tuple(dims)
     count = check_shape(name, datatype, shape, limits)
-    parameters = _custom(_parameters(entries, limits))
+    parameters = _custom(_parameters(entries, limits, counter))
     plain = not parameters and contents is None and datatype not in _LOOKED_INTO
     return TensorDescription(
         name,
@@ -326,16 +348,27 @@ def _dims(view: memoryview, limits: MessageLimits) -> list[int]:
     return int64s(view)
 
 
-def _output(view: memoryview, limits: MessageLimits) -> tuple[str, Parameters]:
+def _check_rank(dims: list[int], limits: MessageLimits) -> None:
+    """Refuse a shape as soon as it has a dimension too many."""
+    if len(dims) > limits.rank:
+        raise TooLarge(
+            f"a shape has more than {limits.rank} dimensions, which is the most allowed",
+            limit="rank",
+        )
+
+
+def _output(
+    view: memoryview, limits: MessageLimits, counter: FieldCounter
+) -> tuple[str, Parameters]:
     name = ""
     entries: list[memoryview] = []
-    for key, value in fields(view):
+    for key, value in fields(view, limits.parameters + _UNKNOWN_FIELDS, counter):
         if key == _NAME:
             name = text(value, "output name")
         elif key == _OUTPUT_PARAMETERS:
             entries.append(value)
     check_name("output name", name, limits.name_bytes, "name_bytes")
-    return name, _custom(_parameters(entries, limits))
+    return name, _custom(_parameters(entries, limits, counter))
 
 
 def _custom(parameters: Parameters) -> Parameters:
@@ -344,11 +377,13 @@ def _custom(parameters: Parameters) -> Parameters:
     return {key: value for key, value in parameters.items() if key not in _HTTP_ONLY}
 
 
-def _parameters(entries: list[memoryview], limits: MessageLimits) -> Parameters:
+def _parameters(
+    entries: list[memoryview], limits: MessageLimits, counter: FieldCounter
+) -> Parameters:
     """Read the entries of a map; of a key given twice the last entry counts."""
     if not entries:
         return NO_PARAMETERS
-    found = dict(_entry(entry) for entry in entries)
+    found = dict(_entry(entry, counter) for entry in entries)
     check_count("parameters", len(found), limits.parameters, "parameters")
     known: dict[str, Parameter] = {}
     for name, value in found.items():
@@ -362,17 +397,17 @@ def _parameters(entries: list[memoryview], limits: MessageLimits) -> Parameters:
     return known
 
 
-def _entry(view: memoryview) -> tuple[str, Parameter | None]:
+def _entry(view: memoryview, counter: FieldCounter) -> tuple[str, Parameter | None]:
     name = ""
     value: Parameter | None = None
     seen = False
-    for key, part in fields(view):
+    for key, part in fields(view, _UNKNOWN_FIELDS, counter):
         if key == _KEY:
             name = text(part, "parameter name")
         elif key == _VALUE:
             if seen:
                 raise WireError(f"parameter {name!r} has two values")
-            value = _choice(part)
+            value = _choice(part, counter)
             seen = True
         else:
             # The library drops the whole entry then, other runtimes keep it; no writer does it.
@@ -380,10 +415,10 @@ def _entry(view: memoryview) -> tuple[str, Parameter | None]:
     return name, value
 
 
-def _choice(view: memoryview) -> Parameter | None:
+def _choice(view: memoryview, counter: FieldCounter) -> Parameter | None:
     """Read an InferParameter: of several arms the last counts, none gives None."""
     value: Parameter | None = None
-    for key, part in fields(view):
+    for key, part in fields(view, _UNKNOWN_FIELDS, counter):
         if key == _INT64:
             value = int64(part)
         elif key == _STRING:

@@ -18,7 +18,9 @@ import numpy.typing as npt
 from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
+from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits
+from gateway.ir.work import BYTE, FIELD, charge
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
 from gateway.wire.protobuf import (
     I32,
@@ -27,12 +29,14 @@ from gateway.wire.protobuf import (
     MAX_FIELDS,
     VARINT,
     Field,
+    FieldCounter,
     TooManyFields,
     WireError,
     fields,
     tag,
+    varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, varint_array
+from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_array
 
 _FP32, _FP64, _BYTES = 6, 7, 8
 
@@ -53,13 +57,22 @@ _FIELD_OF_TAG: dict[int, int] = {
     tag(_FP64, I64): _FP64,
 }
 _BYTES_TAG = tag(_BYTES, LEN)
+_BYTES_KEY = varint(_BYTES_TAG)
 _KIND = 7
 _ONE_BYTE = 0x80
 _SPARE_FIELDS = 64
+_MANY_BYTES = 1 << 16
+# Items that one byte of packed integers is.
+_VARINT_BYTE = 10 * BYTE
 
 
 def typed_data(
-    name: str, datatype: Datatype, count: int, contents: memoryview, limits: MessageLimits
+    name: str,
+    datatype: Datatype,
+    count: int,
+    contents: memoryview,
+    limits: MessageLimits,
+    counter: FieldCounter,
 ) -> TensorData | None:
     """Read the typed contents of one tensor; None when they hold no element.
 
@@ -71,6 +84,7 @@ def typed_data(
         count: Number of elements its shape needs.
         contents: One InferTensorContents message.
         limits: Bounds the size of BYTES elements.
+        counter: Of the whole message's fields.
 
     Raises:
         InvalidTensor: The field is not the datatype's, there are two fields, the number of
@@ -79,7 +93,11 @@ def typed_data(
         TooManyFields: There are more fields than elements.
         WireError: The bytes are no message, or one too odd to read by hand.
     """
-    number, values = _occurrences(name, datatype, count, contents)
+    if datatype is Datatype.BYTES:
+        items = repeated_bytes(contents, _BYTES_KEY, count)
+        if items is not None:
+            return _items(name, count, items, limits)
+    number, values = _occurrences(name, datatype, count, contents, counter)
     if not number:
         return None
     needed = CONTENTS_FIELD.get(datatype)
@@ -98,14 +116,12 @@ def typed_data(
 
 
 def _occurrences(
-    name: str, datatype: Datatype, count: int, contents: memoryview
+    name: str, datatype: Datatype, count: int, contents: memoryview, counter: FieldCounter
 ) -> tuple[int, list[memoryview]]:
     """Give the number of the one field that has elements, 0 for none, and its occurrences."""
-    # Each element of BYTES is a field; of other datatypes only when they are not packed.
-    limit = max(MAX_FIELDS, count + _SPARE_FIELDS) if datatype is Datatype.BYTES else MAX_FIELDS
     number = 0
     values = []
-    for key, value in _fields(contents, limit, count):
+    for key, value in _fields(datatype, contents, count, counter):
         found = _FIELD_OF_TAG.get(key)
         if found is None or (key & _KIND == LEN and key != _BYTES_TAG and not len(value)):
             continue  # unknown, or packed without an element
@@ -120,19 +136,25 @@ def _occurrences(
     return number, values
 
 
-def _fields(contents: memoryview, limit: int, count: int) -> list[Field]:
+def _fields(
+    datatype: Datatype, contents: memoryview, count: int, counter: FieldCounter
+) -> list[Field]:
+    if datatype is Datatype.BYTES:  # each element is a field
+        counter.left += count
+        if count > _SPARE_FIELDS:
+            charge(count * FIELD)
     try:
-        return fields(contents, limit)
+        return fields(contents, _SPARE_FIELDS + max(count, MAX_FIELDS), counter)
     except TooManyFields as error:
-        if count < limit:
+        if datatype is Datatype.BYTES or count < counter.left:
             raise
         # Elements that are not packed, as many as the shape may need: the library packs them.
         raise WireError(str(error)) from error
 
 
-def _items(name: str, count: int, values: list[memoryview], limits: MessageLimits) -> ItemsData:
+def _items(name: str, count: int, values: Sequence[memoryview], limits: MessageLimits) -> ItemsData:
     _check_count(name, len(values), count)
-    longest = max(map(len, values))
+    _, longest = longest_of(values)
     if longest > limits.bytes_element_size:
         raise TooLarge(
             f"tensor {name!r} has an element of {longest} bytes, "
@@ -146,6 +168,8 @@ def _integers(
     name: str, datatype: Datatype, count: int, values: Sequence[int | memoryview]
 ) -> ArrayData:
     size, found = _measure(values)
+    if size > _MANY_BYTES:
+        charge(size * _VARINT_BYTE)
     # Counted before anything is allocated: one byte on the wire may become eight here.
     _check_count(name, found, count)
     dtype = datatype.numpy_dtype

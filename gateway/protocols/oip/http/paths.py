@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
 
 from gateway.ir.calls import (
     Call,
@@ -39,7 +38,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.url_names import decoded_name
+from gateway.wire.url_names import decoded_name, url_segment
 
 SERVER_PATHS: Mapping[str, type[Call[Any]]] = {
     "/v2": ServerMetadataRequest,
@@ -154,22 +153,22 @@ def server_path(call: type[Call[Any]]) -> str | None:
 @lru_cache(_REMEMBERED)  # the same few, call for call
 def model_path(model: ModelRef, action: str) -> str:
     """Return the path of a question about *model*; *action* is "", "ready", "infer" ..."""
-    path = _MODELS + quote(model.name, safe="")
+    path = _MODELS + url_segment(model.name)
     if model.version:
-        path += f"/{_VERSIONS}/{quote(model.version, safe='')}"
+        path += f"/{_VERSIONS}/{url_segment(model.version)}"
     return f"{path}/{action}" if action else path
 
 
 def control_path(call: ModelLoadRequest | ModelUnloadRequest, model: ModelRef) -> str:
     """Return the path that loads or unloads *model*."""
     action = "load" if isinstance(call, ModelLoadRequest) else "unload"
-    return f"/v2/repository/models/{quote(model.name, safe='')}/{action}"
+    return f"/v2/repository/models/{url_segment(model.name)}/{action}"
 
 
 def shared_path(region: str, action: str, *, cuda: bool) -> str:
     """Return the path about a region of shared memory, or with "" about all of one kind."""
     path = f"/v2/{'cuda' if cuda else 'system'}sharedmemory"
-    return f"{path}/region/{quote(region, safe='')}/{action}" if region else f"{path}/{action}"
+    return f"{path}/region/{url_segment(region)}/{action}" if region else f"{path}/{action}"
 
 
 def _model_route(path: str, limits: MessageLimits) -> OipRoute | None:

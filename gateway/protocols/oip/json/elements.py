@@ -24,8 +24,9 @@ import simdjson
 from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
-from gateway.ir.limits import MessageLimits
+from gateway.ir.limits import MessageLimits, check_bytes_elements
 from gateway.ir.tensor import Shape
+from gateway.ir.work import LIST, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 
 CODES: Final = {
@@ -75,6 +76,7 @@ class ElementReader:
         self._limits = limits
         self._lenient = lenient
         self._arrays = 0
+        self._lists = 0
         self._proxies: list[tuple[str, Shape, Any]] = []
 
     def read(self, name: str, datatype: Datatype, shape: Shape, data: Any) -> TensorData:
@@ -185,6 +187,7 @@ class ElementReader:
                 if narrow is not None:
                     return ArrayData(narrow.reshape(shape))
         # Text, or something is wrong: find out what and where.
+        charge(math.prod(shape))
         return self._pack(name, datatype, self._flatten(name, shape, data.as_list()))
 
     def _check_nesting(self, name: str, shape: Shape, data: Any) -> None:
@@ -194,12 +197,19 @@ class ElementReader:
             if size != math.prod(shape):
                 raise self._miscounted(name, shape, size)
             return
-        if not shape or size != shape[0] or not _is_nested(data, shape[1:]):
+        if not shape or size != shape[0]:
             raise self._ragged(name, shape)
-        rows = 1
+        # Each list is looked at, so they are counted before: nested rightly there are so many.
+        lists, rows = 0, 1
         for dim in shape[:-1]:
             rows *= dim
-            self._arrays += rows
+            lists += rows
+        self._lists += lists
+        check_bytes_elements(self._lists, self._limits)
+        charge(lists * LIST)
+        if not _is_nested(data, shape[1:]):
+            raise self._ragged(name, shape)
+        self._arrays += lists
 
     def _ragged(self, name: str, shape: Shape) -> InvalidTensor:
         return InvalidTensor(

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import simdjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.work import JSON_BYTE, OBJECT_BYTE, charge
 
 # Below this orjson is faster, above it simdjson is (performance page, D).
 SIMD_FROM_BYTES: Final = 8192
@@ -39,6 +41,8 @@ _WHOLE_BYTES = 1 << 20
 # Of large documents: bytes that are no tensor data, and steps to find members of unknown name.
 _HELD_BYTES = 1 << 18
 _LOOKUPS = 1 << 23
+# Items that one of these steps is.
+_LOOKUP = 1 / 50
 
 
 @dataclass(slots=True)
@@ -78,6 +82,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
         return Document(_read_small(text_of(view), what, limits))
+    charge(size * JSON_BYTE)
     return _read_large(view, what, limits)
 
 
@@ -145,6 +150,7 @@ def check_closely(text: bytes, what: str, limits: MessageLimits) -> None:
         MalformedMessage: A key comes twice in one object.
         TooLarge: Too deep, or an object with too many keys.
     """
+    charge(len(text) * OBJECT_BYTE)
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         check_count(f"keys in an object of {what}", len(found), limits.json_keys, "json_keys")
@@ -198,6 +204,7 @@ def _read_large(view: memoryview, what: str, limits: MessageLimits) -> Document:
                 f"{what} is not JSON, or has an integer beyond 64 bits: {error}"
             ) from error
         # Not JSON, and orjson knows where; or an integer beyond 64 bits, which a float may be.
+        charge(view.nbytes * OBJECT_BYTE)
         return Document(_read_small(text_of(view), what, limits))
     reader = _LargeReader(what, limits)
     try:
@@ -262,6 +269,7 @@ class _LargeReader:
         unknown = found - wanted
         # Looking a member up takes as long as the object has members.
         self._lookups += len(unknown) * len(keys)
+        charge(len(unknown) * len(keys) * _LOOKUP)
         if self._lookups > _LOOKUPS:
             raise TooLarge(f"{what} has too many unknown keys: {len(unknown)}", limit="json_keys")
         for key in unknown:
@@ -315,6 +323,7 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Docume
     try:
         return read_document(view, what, limits)
     except MalformedMessage as error:
+        charge(view.nbytes * OBJECT_BYTE)
         try:
             members = json.loads(
                 str(view, "utf-8", "surrogateescape"), object_pairs_hook=_refuse_twice
@@ -339,6 +348,7 @@ def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
             f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
             limit="json_bytes",
         )
+    charge(view.nbytes * OBJECT_BYTE)
     try:
         value = orjson.loads(view)
     except orjson.JSONDecodeError as error:
@@ -380,7 +390,7 @@ def _opening(view: memoryview) -> str:
     return f"it begins with {bytes(view[:16])!r}"
 
 
-def dump(document: Mapping[str, Any] | list[Any]) -> bytes:
+def dump(document: Mapping[str, Any] | list[Any] | npt.NDArray[Any]) -> bytes:
     """Write a document; numpy arrays in it become flat or nested lists.
 
     FP32 values get their shortest text. NaN becomes `null`, and so would infinities.

@@ -12,10 +12,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.ir.context import NO_PARAMETERS, Parameter
-from gateway.ir.data import RawData, SharedMemoryData, split_items
+from gateway.ir.data import RawData, SharedMemoryData, check_items, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.items import longest_of
+from gateway.ir.limits import (
+    MessageLimits,
+    check_bytes_elements,
+    check_count,
+    check_name,
+    check_shape,
+)
 from gateway.ir.tensor import Shape, Tensor, raw_tensor, streamed_tensor
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE, BinaryPart, NeededWhole
@@ -55,6 +62,7 @@ class TensorReader:
         self._binary = binary
         self._limits = limits
         self._lenient = lenient
+        self._items = 0
         self._elements = ElementReader(kind, limits, lenient=lenient)
 
     def read(self, document: Document) -> tuple[Tensor, ...]:
@@ -88,7 +96,7 @@ class TensorReader:
             raise MalformedMessage(_wrong(f"{kind} {name!r}", "datatype", text, "a string"))
         datatype = parse_datatype(name, text)
         shape = self._shape(name, member.get("shape"))
-        count = check_shape(name, datatype, shape, self._limits)
+        count = self._count(name, datatype, shape)
         data = member.get("data")
         found = member.get("parameters")
         if found is None and type(data) is list:  # the usual case, told first
@@ -119,6 +127,14 @@ class TensorReader:
             name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
         )
 
+    def _count(self, name: str, datatype: Datatype, shape: Shape) -> int:
+        """Check a shape and return its number of elements; those of BYTES are added up."""
+        count = check_shape(name, datatype, shape, self._limits)
+        if datatype is Datatype.BYTES:
+            self._items += count
+            check_bytes_elements(self._items, self._limits)
+        return count
+
     def _raw(
         self,
         name: str,
@@ -131,13 +147,16 @@ class TensorReader:
         if datatype is not Datatype.BYTES:
             return raw_tensor(name, datatype, shape, view, parameters)
         most = self._limits.bytes_element_size
-        for index, item in enumerate(split_items(name, view, count)):
-            if len(item) > most:
-                raise TooLarge(
-                    f"{self._kind} {name!r} has {len(item)} bytes at index {index}, "
-                    f"at most {most} are allowed",
-                    limit="bytes_element_size",
-                )
+        if len(view) <= most:  # so no element is longer
+            check_items(name, view, count)
+            return Tensor(name, datatype, shape, RawData(view), parameters)
+        index, longest = longest_of(split_items(name, view, count))
+        if longest > most:
+            raise TooLarge(
+                f"{self._kind} {name!r} has {longest} bytes at index {index}, "
+                f"at most {most} are allowed",
+                limit="bytes_element_size",
+            )
         return Tensor(name, datatype, shape, RawData(view), parameters)
 
     def _elsewhere(self, tensor: Tensor) -> Tensor:

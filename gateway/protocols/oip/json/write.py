@@ -28,6 +28,7 @@ from gateway.ir.data import ArrayData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
+from gateway.ir.work import JSON_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.elements import CODES
@@ -40,6 +41,9 @@ _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
 _FEW_BYTES: Final = 512
 # Longer texts go out as they are: another buffer to carry costs less than a copy.
 _COPIED_BYTES: Final = 1 << 16
+# More numbers than this, some 20 ms of work, are written in pieces.
+_WHOLE: Final = 1 << 18
+_PIECE: Final = 1 << 16
 # Python reads raw elements itself, of either byte order, where it has a code for them.
 _INTEGERS: Final = {datatype: code for datatype, code in CODES.items() if datatype.is_integer}
 
@@ -157,9 +161,10 @@ def elements_text(
     """Return the text of a tensor's elements, a flat list; as `elements_for_json`."""
     datatype = tensor.datatype
     if datatype is None or not datatype.is_float:
-        return dump(elements_for_json(kind, tensor, hint, half=half, nan=nan))
+        found = elements_for_json(kind, tensor, hint, half=half, nan=nan)
+        return _flat_text(found) if isinstance(found, np.ndarray) else dump(found)
     flat = _elements(kind, tensor, hint, half=half)
-    text = dump(flat)
+    text = _flat_text(flat)
     # What is not finite is written as null. To look for that in a short text costs a tenth of
     # asking numpy; in a long one it is the other way around.
     is_long = len(text) > _COPIED_BYTES
@@ -168,6 +173,18 @@ def elements_text(
     if has_largest(flat) if is_long else SHORTEST in text:
         return dump(with_exact_largest(flat))
     return text
+
+
+def _flat_text(flat: npt.NDArray[Any]) -> bytes:
+    """Return an array of one dimension as JSON.
+
+    A long one is written piece by piece, for the library keeps the interpreter's lock meanwhile.
+    """
+    charge(flat.size * JSON_NUMBER)
+    if flat.size <= _WHOLE:
+        return dump(flat)
+    pieces = [dump(flat[at : at + _PIECE])[1:-1] for at in range(0, flat.size, _PIECE)]
+    return b"[%b]" % b",".join(pieces)
 
 
 @lru_cache(_REMEMBERED)
@@ -235,8 +252,10 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> Any:
 
 def _texts(kind: str, tensor: Tensor, hint: str) -> list[str]:
     texts: list[str] = []
+    items = as_items(tensor)
+    charge(len(items))
     try:
-        for item in as_items(tensor):
+        for item in items:
             texts.append(str(item, "utf-8"))  # noqa: PERF401  # its length is the error's index
     except UnicodeDecodeError as error:
         raise Unsupported(

@@ -28,7 +28,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported
-from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.limits import DOT_SEGMENTS, MessageLimits, check_name
 from gateway.ir.metadata import SharedRegion
 from gateway.protocols.trtis.errors import NoSuchPath, UnknownMode
 from gateway.protocols.trtis.management import CUDA_HANDLE_BYTES
@@ -252,7 +252,7 @@ def segment(what: str, text: str) -> str:
     Raises:
         Unsupported: It cannot: v1 does not encode names.
     """
-    if not _SEGMENT.fullmatch(text):
+    if not _SEGMENT.fullmatch(text) or text in DOT_SEGMENTS:
         raise Unsupported(
             f"{what} {text[:_SHOWN]!r} cannot stand in a path, and TensorRT v1 does not encode it; "
             "use gRPC"

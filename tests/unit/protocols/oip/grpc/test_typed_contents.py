@@ -14,7 +14,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import Tensor, as_raw
 from gateway.protocols.oip.grpc.typed_contents import typed_data
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.protobuf import LEN, MAX_FIELDS, WireError, tag, varint
+from gateway.wire.protobuf import LEN, MAX_FIELDS, FieldCounter, WireError, tag, varint
 
 D = Datatype
 
@@ -22,7 +22,7 @@ D = Datatype
 def read(
     datatype: Datatype, count: int, data: bytes, limits: MessageLimits = DEFAULT_LIMITS
 ) -> Any:
-    return typed_data("X", datatype, count, memoryview(data), limits)
+    return typed_data("X", datatype, count, memoryview(data), limits, FieldCounter())
 
 
 def contents(**fields: Any) -> bytes:
@@ -58,7 +58,7 @@ def test_reads_every_datatype(datatype: Datatype, field: str, values: list[Any])
 def test_bytes_elements_are_views() -> None:
     """BYTES elements are views of the message, empty ones among them."""
     data = memoryview(contents(bytes_contents=[b"plum", b""]))
-    found = typed_data("X", D.BYTES, 2, data, DEFAULT_LIMITS)
+    found = typed_data("X", D.BYTES, 2, data, DEFAULT_LIMITS, FieldCounter())
     assert isinstance(found, ItemsData)
     assert [b"plum", b""] == [bytes(item) for item in found.items]
     assert np.shares_memory(np.frombuffer(found.items[0], np.uint8), np.frombuffer(data, np.uint8))
@@ -67,7 +67,7 @@ def test_bytes_elements_are_views() -> None:
 def test_packed_floats_are_a_view() -> None:
     """Floats packed in one run are not copied."""
     data = memoryview(contents(fp32_contents=[1.0, 2.0]))
-    found = typed_data("X", D.FP32, 2, data, DEFAULT_LIMITS)
+    found = typed_data("X", D.FP32, 2, data, DEFAULT_LIMITS, FieldCounter())
     assert isinstance(found, RawData)
     assert np.shares_memory(np.frombuffer(found.view, np.uint8), np.frombuffer(data, np.uint8))
 

@@ -52,7 +52,7 @@ LONGEST = "m" * DEFAULT_LIMITS.model_name_bytes
         ("GET", "/v2/models/m/versions/v1.0/ready", ModelReadyRequest, ModelRef("m", "v1.0")),
         ("POST", "/v2/models/m/versions/1/infer", InferRequest, ModelRef("m", "1")),
         ("POST", "/v2/models/a%2Fb%20%C3%BC/infer", InferRequest, ModelRef("a/b ü")),
-        ("POST", "/v2/models/../infer", InferRequest, ModelRef("..")),
+        ("POST", "/v2/models/.../infer", InferRequest, ModelRef("...")),
         ("POST", "/v2/models/infer/infer", InferRequest, ModelRef("infer")),
         ("POST", "/v2/models/stats/infer", InferRequest, ModelRef("stats")),
         ("GET", "/v2/models/m+n", ModelMetadataRequest, ModelRef("m+n")),
@@ -213,7 +213,7 @@ def test_names_that_are_too_long() -> None:
         find_route("GET", f"/v2/models/{LONGEST}m", DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize("name", ["m", "a/b", "..", "%2F", "ü 😀", "a?b#c&d=e", "versions"])
+@pytest.mark.parametrize("name", ["m", "a/b", "...", "%2F", "ü 😀", "a?b#c&d=e", "versions"])
 @pytest.mark.parametrize("version", ["", "1", "v/1"])
 def test_paths_are_read_back(name: str, version: str) -> None:
     """Whatever a model is called, its path leads back to it."""

@@ -1,0 +1,186 @@
+"""The elements of a BYTES tensor that lie in one buffer: found, counted, and put end to end again.
+
+A million elements fit in two megabytes. So they are kept as positions, and become views one at a
+time. Where all elements have one length, which one comparison tells, numpy finds them; otherwise
+each length says where the next one stands, and they are found one after the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.ir.work import charge
+
+LENGTH: Final = struct.Struct("<I")
+"""Stands before each element in wire form."""
+
+# Fewer are quicker one by one.
+_FEW: Final = 32
+# So many are charged at a time, where their number is not known.
+_BLOCK: Final = 4096
+# Of an element that numpy handles.
+_EVEN: Final = 1 / 32
+
+Positions = npt.NDArray[np.int64]
+
+
+class ItemViews(Sequence[memoryview]):
+    """Elements as views of the buffer that they lie in.
+
+    Args:
+        view: The buffer.
+        starts: Where each begins.
+        ends: Where each ends; inside the buffer.
+    """
+
+    __slots__ = ("_ends", "_starts", "_view")
+
+    def __init__(self, view: memoryview, starts: Positions, ends: Positions) -> None:
+        self._view = view
+        self._starts = starts
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> ItemViews: ...
+
+    def __getitem__(self, index: int | slice) -> memoryview | ItemViews:
+        if isinstance(index, slice):
+            return ItemViews(self._view, self._starts[index], self._ends[index])
+        return self._view[self._starts[index] : self._ends[index]]
+
+    def __iter__(self) -> Iterator[memoryview]:
+        view = self._view
+        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
+            yield view[start:end]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together."""
+        return int((self._ends - self._starts).sum())
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Index and bytes of the longest element, the first of several; 0 and 0 for none."""
+        if not len(self._starts):
+            return 0, 0
+        lengths = self._ends - self._starts
+        index = int(lengths.argmax())
+        return index, int(lengths[index])
+
+    def packed(self) -> memoryview | None:
+        """Return the wire form where all elements have one length and distance; else None."""
+        starts, count = self._starts, len(self._starts)
+        lengths = self._ends - starts
+        size = int(lengths[0]) if count else 0
+        step = int(starts[1] - starts[0]) if count > 1 else size
+        if step < 0 or (lengths != size).any() or (np.diff(starts) != step).any():
+            return None
+        rows = np.empty((count, LENGTH.size + size), np.uint8)
+        rows[:, : LENGTH.size] = np.frombuffer(LENGTH.pack(size), np.uint8)
+        if size:
+            octets = np.frombuffer(self._view, np.uint8)[int(starts[0]) :]
+            found = np.lib.stride_tricks.as_strided(octets, (count, size), (step, 1))
+            rows[:, LENGTH.size :] = found
+        return rows.reshape(-1).data
+
+
+def longest_of(items: Sequence[bytes | memoryview]) -> tuple[int, int]:
+    """Return index and bytes of the longest element, the first of several; 0 and 0 for none."""
+    if isinstance(items, ItemViews):
+        return items.longest
+    longest = max(map(len, items), default=0)
+    if not longest:
+        return 0, 0
+    return next(index for index, item in enumerate(items) if len(item) == longest), longest
+
+
+def even_length(view: memoryview, count: int, head: bytes | None = None) -> int | None:
+    """Return the length of all *count* elements of *view*; None where they are not of one length.
+
+    Args:
+        view: Elements, each behind the same bytes.
+        count: Of the elements, which take all of *view*.
+        head: These bytes; None for the length as wire form has it.
+    """
+    end = view.nbytes
+    if count <= _FEW or end % count:
+        return None
+    step = end // count
+    size = step - (LENGTH.size if head is None else len(head))
+    if size < 0:
+        return None
+    charge(count * _EVEN, 0)
+    before = LENGTH.pack(size) if head is None else head
+    rows = np.frombuffer(view, np.uint8).reshape(count, step)
+    for place, byte in enumerate(before):
+        if (rows[:, place] != byte).any():
+            return None
+    charge(0, count)
+    return size
+
+
+def even_items(view: memoryview, count: int, head_bytes: int) -> ItemViews:
+    """Return *count* elements of one length, each behind *head_bytes* others."""
+    step = view.nbytes // count
+    ends = np.arange(step, view.nbytes + 1, step, dtype=np.int64)
+    return ItemViews(view, ends - (step - head_bytes), ends)
+
+
+def count_items(view: memoryview, expected: int) -> tuple[int, int]:
+    """Walk over elements in wire form; return how many are whole, and where they end.
+
+    Args:
+        view: The elements.
+        expected: More are not looked at.
+    """
+    end = view.nbytes
+    if expected > _FEW:
+        charge(min(expected, end // LENGTH.size))
+    unpack = LENGTH.unpack_from
+    position = found = 0
+    while position + 4 <= end and found < expected:
+        stop = position + 4 + unpack(view, position)[0]
+        if stop > end:
+            break
+        position = stop
+        found += 1
+    return found, position
+
+
+def walk_items(view: memoryview, expected: int | None) -> tuple[Sequence[memoryview], int]:
+    """Find elements in wire form, as `count_items` counts them; return them, and where they end."""
+    end = view.nbytes
+    most = end // LENGTH.size if expected is None else min(expected, end // LENGTH.size)
+    unpack = LENGTH.unpack_from
+    position = 0
+    ends: list[int] = []
+    while True:
+        begun = len(ends)
+        block = min(most, begun + _BLOCK)
+        while position + 4 <= end and len(ends) < block:
+            stop = position + 4 + unpack(view, position)[0]
+            if stop > end:
+                break
+            ends.append(stop)
+            position = stop
+        if len(ends) - begun > _FEW:
+            charge(len(ends) - begun)
+        if len(ends) < block or block == most:
+            break
+    if len(ends) <= _FEW:
+        begins = [0, *ends]
+        return [view[begins[at] + 4 : stop] for at, stop in enumerate(ends)], position
+    found = np.array(ends, np.int64)
+    starts = np.empty_like(found)
+    starts[0], starts[1:] = LENGTH.size, found[:-1] + LENGTH.size
+    return ItemViews(view, starts, found), position

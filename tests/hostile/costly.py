@@ -1,0 +1,354 @@
+"""Messages that cost much more to read than to send, and what one of them costs the others.
+
+A message is written for a running gateway with the default limits (work.yaml). Nothing here
+judges; test_bounded_work.py does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from gateway.schema import open_inference_pb2 as pb
+from tests.hostile.grpc_cases import varint
+from tests.hostile.process import Gateway
+from tests.hostile.wire import Answer, Raw, head, post
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.005
+_SCHEDULED = "schedstat"
+
+
+@dataclass(frozen=True)
+class Http:
+    """A request over HTTP/1."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        return len(self.data)
+
+    def send(self, gateway: Gateway) -> str:
+        """Send it and return the status, and the text of a refusal."""
+        with Raw(gateway.http) as raw:
+            raw.socket.settimeout(_PATIENCE_S)
+            raw.send([self.data])
+            answer = raw.answer()
+        assert answer is not None
+        return f"{answer.status} {_text(answer)}"
+
+
+@dataclass(frozen=True)
+class Grpc:
+    """A message of gRPC, alone in its call."""
+
+    data: bytes
+    method: str = INFER
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        return len(self.data)
+
+    def send(self, gateway: Gateway) -> str:
+        """Send it and return the status, and the text of a refusal."""
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        with grpc.insecure_channel(gateway.address("main.grpc"), options=options) as channel:
+            try:
+                channel.unary_unary(self.method)(self.data, timeout=_PATIENCE_S)
+            except grpc.RpcError as error:
+                return f"{error.code().name} {error.details()}"
+        return "OK"
+
+
+Message = Http | Grpc
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one message took.
+
+    Attributes:
+        loop_s: Processor time of the thread of the event loop.
+        all_s: Processor time of the whole process.
+        waited_s: The longest time that a health check on another connection took.
+        said: Status, and the text of a refusal.
+    """
+
+    loop_s: float
+    all_s: float
+    waited_s: float
+    said: str
+
+
+def cost_of(gateway: Gateway, message: Message) -> Cost:
+    """Send *message* and return what it costs the gateway and others."""
+    with _Bystander(gateway) as bystander:
+        loop, process = _loop_s(gateway), gateway.cpu_s()
+        said = message.send(gateway)
+        loop, process = _loop_s(gateway) - loop, gateway.cpu_s() - process
+    return Cost(loop, process, bystander.longest_s, said)
+
+
+def _loop_s(gateway: Gateway) -> float:
+    """Return the processor time of the main thread, which is that of the event loop."""
+    pid = gateway.process.pid
+    text = Path(f"/proc/{pid}/task/{pid}/{_SCHEDULED}").read_text()
+    return int(text.split()[0]) / 1e9
+
+
+class _Bystander:
+    """Asks for the gateway's health again and again, on a connection of its own."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.longest_s = 0.0
+        self._gateway = gateway
+        self._done = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(_PATIENCE_S)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Raw(self._gateway.http) as raw:
+            raw.socket.settimeout(_PATIENCE_S)
+            while not self._done.wait(_PAUSE_S):
+                begun = time.monotonic()
+                raw.send([head("GET", "/v2/health/live")])
+                answer = raw.answer()
+                assert answer is not None
+                assert answer.status == 200
+                if self._ready.is_set():
+                    self.longest_s = max(self.longest_s, time.monotonic() - begun)
+                self._ready.set()
+
+
+def _text(answer: Answer) -> str:
+    if answer.status < 400:
+        return ""
+    return answer.get("nv-status") or answer.body[:300].decode("utf-8", "replace")
+
+
+# -- parts of messages
+
+
+def field(number: int, data: bytes) -> bytes:
+    """Write a field of bytes."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def oip_grpc(*tensors: bytes, model: str = "identity_fp32", raws: tuple[bytes, ...] = ()) -> bytes:
+    """Write a ModelInferRequest of serialized *tensors*."""
+    parts = [field(1, model.encode()), *[field(5, one) for one in tensors]]
+    return b"".join([*parts, *[field(7, raw) for raw in raws]])
+
+
+def tensor(name: str, datatype: str, shape: tuple[int, ...], rest: bytes = b"") -> bytes:
+    """Write an InferInputTensor; *rest* is more of its fields."""
+    made = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
+    return bytes(made.SerializeToString()) + rest
+
+
+def oip_binary(inputs: list[dict[str, Any]], data: bytes, *fields: str, model: str) -> bytes:
+    """Write a request of the binary extension; each input tells its size."""
+    text = json.dumps({"inputs": inputs}).encode()
+    length = f"Inference-Header-Content-Length: {len(text)}"
+    return post(text + data, length, *fields, path=f"/v2/models/{model}/infer")
+
+
+def binary_input(name: str, datatype: str, shape: list[int], size: int) -> dict[str, Any]:
+    """Return an input whose data follow the JSON."""
+    about = {"name": name, "datatype": datatype, "shape": shape}
+    return {**about, "parameters": {"binary_data_size": size}}
+
+
+def oip_json(data: str, shape: list[int], datatype: str, model: str, more: str = "") -> Http:
+    """Return a request in JSON with one input."""
+    text = (
+        f'{{"inputs":[{{"name":"INPUT0","datatype":"{datatype}","shape":{json.dumps(shape)},'
+        f'"data":{data}}}]{more}}}'
+    )
+    return Http(post(text.encode(), path=f"/v2/models/{model}/infer"))
+
+
+# -- the rows of S1
+
+
+def unpacked_floats() -> Grpc:
+    """Return 200 tensors of 65,000 floats that are not packed."""
+    contents = field(5, b"\x35\x00\x00\x00\x00" * 65_000)
+    return Grpc(oip_grpc(*[tensor(f"i{n}", "FP32", (65_000,), contents) for n in range(200)]))
+
+
+def unknown_fields() -> Grpc:
+    """Return 256 tensors of 65,000 unknown empty fields."""
+    return Grpc(
+        oip_grpc(*[tensor(f"i{n}", "FP32", (1,), b"\x7a\x00" * 65_000) for n in range(256)])
+    )
+
+
+def many_inputs_of_empty_items() -> Http:
+    """Return 15 binary inputs of 10^6 empty BYTES elements each."""
+    inputs = [binary_input(f"I{n}", "BYTES", [1_000_000], 4_000_000) for n in range(15)]
+    return Http(oip_binary(inputs, bytes(60_000_000), model="identity_bytes"))
+
+
+def map_entries() -> Grpc:
+    """Return 1,000 entries of a map, each with 8,000 keys."""
+    entry = field(4, field(1, b"") * 8_000)
+    return Grpc(oip_grpc() + entry * 1_000)
+
+
+def _classified(count: int, classes: int) -> Http:
+    about = binary_input("INPUT0", "FP32", [count], 4 * count)
+    outputs = [{"name": "OUTPUT0", "parameters": {"classification": classes}}]
+    text = json.dumps({"inputs": [about], "outputs": outputs}).encode()
+    data = struct.pack("<4096f", *range(4096)) * (count // 4096)
+    data += bytes(4 * count - len(data))
+    length = f"Inference-Header-Content-Length: {len(text)}"
+    return Http(post(text + data, length, path="/v2/models/identity_fp32/infer"))
+
+
+def top_million() -> Http:
+    """Return a classification of 4e6 values, of which the best 10^6 are asked for."""
+    return _classified(4_000_000, 1_000_000)
+
+
+def top_five() -> Http:
+    """Return a classification of 15e6 values, of which the best five are asked for."""
+    return _classified(15_000_000, 5)
+
+
+def rank_31() -> Http:
+    """Return JSON nested to rank 31, with few elements in many lists."""
+    count = 225_000
+    row = "[" * 30 + "1" + "]" * 30
+    data = "[" + ",".join([row] * count) + "]"
+    return oip_json(data, [count, *[1] * 30], "FP32", "identity_fp32")
+
+
+def empty_items_over_http() -> Http:
+    """Return 10^6 empty BYTES elements, binary."""
+    inputs = [binary_input("INPUT0", "BYTES", [1_000_000], 4_000_000)]
+    return Http(oip_binary(inputs, bytes(4_000_000), model="identity_bytes"))
+
+
+def empty_items_over_grpc() -> Grpc:
+    """Return 10^6 empty BYTES elements, raw."""
+    one = tensor("INPUT0", "BYTES", (1_000_000,))
+    return Grpc(oip_grpc(one, model="identity_bytes", raws=(bytes(4_000_000),)))
+
+
+def items_of_two_lengths() -> Grpc:
+    """Return 10^6 BYTES elements that are empty and of one byte by turns, raw."""
+    one = tensor("INPUT0", "BYTES", (1_000_000,))
+    raw = (bytes(4) + b"\1\0\0\0a") * 500_000
+    return Grpc(oip_grpc(one, model="identity_bytes", raws=(raw,)))
+
+
+def typed_empty_items() -> Grpc:
+    """Return 10^6 empty BYTES elements in typed contents."""
+    contents = field(5, b"\x42\x00" * 1_000_000)
+    return Grpc(oip_grpc(tensor("INPUT0", "BYTES", (1_000_000,), contents), model="identity_bytes"))
+
+
+def grps_integers() -> Http:
+    """Return JSON of grps with 7e6 integers and without a model."""
+    flat = ",".join(["1"] * 7_000_000)
+    text = (
+        '{"gtensors":{"tensors":[{"name":"INPUT0","dtype":"DT_INT64","shape":[7000000],'
+        f'"flat_int64":[{flat}]}}]}}}}'
+    )
+    return Http(
+        post(text.encode(), "Content-Type: application/json", path="/grps/v1/infer/predict")
+    )
+
+
+def many_dimensions() -> Grpc:
+    """Return a shape of 20.8e6 dimensions, packed in many pieces."""
+    pieces = field(3, b"\1" * 320) * 65_000
+    return Grpc(oip_grpc(tensor("INPUT0", "FP32", (), pieces)))
+
+
+def lists_of_one() -> Http:
+    """Return JSON with a list for each element."""
+    count = 3_900_000
+    return oip_json(f"[{','.join(['[1]'] * count)}]", [count, 1], "FP32", "identity_fp32")
+
+
+def late_float() -> Http:
+    """Return a float behind 3.9e6 integers where only integers may be."""
+    count = 3_900_000
+    data = f"[{','.join(['1'] * (count - 1))},1.5]"
+    return oip_json(data, [count], "INT64", "identity_int64")
+
+
+def many_ones() -> Http:
+    """Return 7.8e6 integers in JSON."""
+    count = 7_800_000
+    return oip_json(f"[{','.join(['1'] * count)}]", [count], "INT64", "identity_int64")
+
+
+def many_texts() -> Http:
+    """Return 10^6 empty texts in JSON."""
+    count = 1_000_000
+    data = ",".join(['""'] * count)
+    return oip_json(f"[{data}]", [count], "BYTES", "identity_bytes")
+
+
+def compressed_items() -> Http:
+    """Return 250,000 empty BYTES elements in 1.1 KB."""
+    inputs = [binary_input("INPUT0", "BYTES", [250_000], 1_000_000)]
+    text = json.dumps({"inputs": inputs}).encode()
+    body = gzip.compress(text + bytes(1_000_000))
+    fields = (f"Inference-Header-Content-Length: {len(text)}", "Content-Encoding: gzip")
+    return Http(post(body, *fields, path="/v2/models/identity_bytes/infer"))
+
+
+ROWS: dict[str, Callable[[], Message]] = {
+    make.__name__: make
+    for make in (
+        unpacked_floats,
+        unknown_fields,
+        many_inputs_of_empty_items,
+        map_entries,
+        top_million,
+        rank_31,
+        empty_items_over_http,
+        empty_items_over_grpc,
+        items_of_two_lengths,
+        typed_empty_items,
+        top_five,
+        grps_integers,
+        many_dimensions,
+        lists_of_one,
+        late_float,
+        many_ones,
+        many_texts,
+        compressed_items,
+    )
+}
+"""The table of S1, by name."""

@@ -1,0 +1,68 @@
+"""One message costs the others little, whatever is in it.
+
+Messages of every kind that once held the event loop for up to 22 s. Each may take 0.1 s of the event
+loop beside what its bytes take to receive, and others wait for 0.25 s at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hostile.costly import ROWS, Cost, Grpc, Message, cost_of, oip_grpc, tensor
+from tests.hostile.process import Gateway, running
+
+pytestmark = pytest.mark.hostile
+
+CONFIG = "tests/hostile/work.yaml"
+LOOP_S = 0.1
+WAIT_S = 0.25
+# Of the event loop, for each byte that is received: 60 MiB take 0.15 to 0.35 s.
+RECEIVE_S = 6e-9
+# A busy machine may cost a message one attempt, or two.
+ATTEMPTS = 3
+_ANSWERED = ("200", "OK")
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """A gateway with the default limits."""
+    with running(CONFIG) as gateway:
+        for _ in range(3):
+            cost_of(gateway, Grpc(oip_grpc(tensor("INPUT0", "FP32", (1,)), raws=(bytes(4),))))
+        yield gateway
+
+
+def is_cheap(cost: Cost, message: Message) -> bool:
+    """Tell whether a message costs no more than one may."""
+    return cost.loop_s <= LOOP_S + message.size * RECEIVE_S and cost.waited_s <= WAIT_S
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_others_hardly_wait_for_one_message(gateway: Gateway, name: str) -> None:
+    """A message that costs much to read is refused early, or read where it holds up nobody."""
+    message = ROWS[name]()
+    costs = []
+    for _ in range(ATTEMPTS):
+        costs.append(cost_of(gateway, message))
+        if is_cheap(costs[-1], message):
+            break
+    assert is_cheap(costs[-1], message), costs
+    status = costs[-1].said.split()[0]
+    assert status in (*_ANSWERED, "400", "413", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"), costs[-1]
+
+
+@pytest.mark.parametrize(
+    "name", ["empty_items_over_http", "typed_empty_items", "many_ones", "many_texts", "top_five"]
+)
+def test_long_work_is_done(gateway: Gateway, name: str) -> None:
+    """A message within every limit is answered, however long that takes."""
+    assert cost_of(gateway, ROWS[name]()).said.split()[0] in _ANSWERED
+
+
+def test_a_compressed_message_has_no_more_elements_than_bytes(gateway: Gateway) -> None:
+    """Few bytes that become many elements are refused by the name of their limit."""
+    said = cost_of(gateway, ROWS["compressed_items"]()).said
+    assert said.startswith("413 ")
+    assert "decompressed_elements" in said
