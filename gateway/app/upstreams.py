@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gateway.app.layers import EndpointParts, build_chain
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
-from gateway.config.models import TlsConfig, UpstreamConfig
+from gateway.config.models import OutlierDetectionConfig, TlsConfig, UpstreamConfig
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
@@ -20,6 +20,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol
 from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
+from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
@@ -217,10 +218,27 @@ def build_upstream(
         if connected.http is not None:
             clients.append(connected.http)
     balanced = Endpoints(
-        name, endpoints, picker=BalancingPolicy(config.balance), sequence_idle_s=sequence_idle_s
+        name,
+        endpoints,
+        picker=BalancingPolicy(config.balance),
+        outliers=_outlier_detection(config.outlier_detection),
+        on_ejected=partial(metrics.endpoint_ejected, name),
+        sequence_idle_s=sequence_idle_s,
     )
     return BuiltUpstream(
         name, balanced, balanced, tuple(probers), tuple(closes), clients[0] if clients else None
+    )
+
+
+def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> OutlierDetection:
+    if config is False:
+        return OFF
+    return OutlierDetection(
+        consecutive_failures=config.consecutive_failures,
+        consecutive_timeouts=config.consecutive_timeouts,
+        base_ejection_s=config.base_ejection_time,
+        max_ejection_s=config.max_ejection_time,
+        max_ejection_percent=config.max_ejection_percent,
     )
 
 

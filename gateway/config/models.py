@@ -127,6 +127,29 @@ class ProbeConfig(Model):
     """Longest time of one probe. A slower address counts as not ready. Default: `2s`."""
 
 
+class OutlierDetectionConfig(Model):
+    """When an address of an upstream is ejected, which means that it gets no calls for a while.
+
+    One trial call ends the ejection or prolongs it. It is sent when the time is over, or after the
+    first successful probe. While no other address is available no address is ejected.
+    """
+
+    consecutive_failures: Annotated[int, Field(ge=0)] = 5
+    """Failures in a row that eject an address: failed connections, resets, and replies that it is
+    unavailable. `0` ejects no address for failures. Default: `5`."""
+    consecutive_timeouts: Annotated[int, Field(ge=0)] = 5
+    """Timeouts in a row that eject an address. A timeout counts if the call had five times the
+    usual latency of the address, or 1 s. `0` ejects no address for timeouts. Default: `5`."""
+    base_ejection_time: Duration = 5.0
+    """Length of the first ejection. Each ejection that follows is longer by as much. Default:
+    `5s`."""
+    max_ejection_time: Duration = 60.0
+    """Longest ejection. Default: `60s`."""
+    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
+    """Largest share of the addresses that may be ejected at a time, rounded up. One address always
+    stays. Default: `50`."""
+
+
 class UpstreamConfig(Model):
     """A model server with one address, or with several equivalent ones.
 
@@ -155,6 +178,9 @@ class UpstreamConfig(Model):
     the fewest calls in flight. Default: `round_robin`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
+    outlier_detection: OutlierDetectionConfig | Literal[False] = OutlierDetectionConfig()
+    """When an address whose calls fail gets no calls for a while. It concerns upstreams with
+    several addresses. `false` switches it off. Default: the values of its keys."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None

@@ -80,7 +80,7 @@ class Prober:
         if not self._has_result or ready != self._endpoint.ready:
             self._has_result = True
             self._log(ready, reason)
-        self._endpoint.ready = ready
+        self._endpoint.probed(ready)
         self._report(ready)
         return ready
 

@@ -93,6 +93,12 @@ class Metrics:
             ("upstream", "endpoint"),
             registry=self.registry,
         )
+        self._ejections = Counter(
+            "gateway_endpoint_ejections",
+            "Ejections of an endpoint by outlier detection, by cause.",
+            ("upstream", "endpoint", "cause"),
+            registry=self.registry,
+        )
         self.usage = Usage()
         self.sharing = SharingMetrics(self.registry, self.usage)
         self.steps = StepMetrics(self.registry, _BUCKETS)
@@ -139,6 +145,10 @@ class Metrics:
     def upstream_ready(self, upstream: str, endpoint: str, ready: bool) -> None:
         """Set the readiness of an endpoint."""
         self._upstream_ready.labels(upstream, endpoint).set(1 if ready else 0)
+
+    def endpoint_ejected(self, upstream: str, endpoint: str, cause: str) -> None:
+        """Count an ejection: *cause* is "failures" or "timeouts"."""
+        self._ejections.labels(upstream, endpoint, cause).inc()
 
     def allow_models(self, models: Iterable[str]) -> None:
         """Admit configured model names as labels."""

@@ -14,13 +14,16 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
     NotSent,
+    Overloaded,
     Unavailable,
 )
 from gateway.ir.streams import close_stream
-from gateway.routing.endpoints import BalancingPolicy, Ejection, Endpoint, Endpoints
+from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
+from gateway.routing.outlier_detection import OFF, OutlierDetection
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
 CALL = InferRequest(model=ModelRef("m"))
+DOWN = Unavailable("down")
 REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
@@ -91,64 +94,181 @@ async def test_stream_is_pending_until_it_is_closed() -> None:
 
 
 async def test_five_unavailable_in_a_row_eject() -> None:
-    """An endpoint that failed five times in a row is left alone for 30 s, then asked again."""
+    """An endpoint that failed five times in a row gets no calls for 5 s, then one trial call."""
     endpoints, services, clock = several(2)
-    fail(services[0], Unavailable("down"))
+    fail(services[0], DOWN)
     await ask(endpoints, 10)
     assert [5, 5] == counts(services)
     await ask(endpoints, 10)
     assert [5, 15] == counts(services)
-    clock.advance(30)
-    await ask(endpoints, 2)
-    assert [6, 16] == counts(services)
+    clock.advance(5)
+    await ask(endpoints, 10)
+    assert [6, 24] == counts(services)
+
+
+async def test_a_good_trial_ends_the_ejection() -> None:
+    """After it the endpoint gets its share again."""
+    endpoints, services, clock = several(2)
+    fail(services[0], DOWN)
+    await ask(endpoints, 10)
+    fail(services[0], REPLY)
+    clock.advance(5)
+    await ask(endpoints, 10)
+    assert [10, 10] == counts(services)
+
+
+async def test_a_good_probe_allows_the_trial_early() -> None:
+    """A server that is back does not wait for the end of its ejection."""
+    endpoints, services, _ = several(2)
+    fail(services[0], DOWN)
+    await ask(endpoints, 10)
+    fail(services[0], REPLY)
+    endpoints.endpoints[0].probed(ready=True)
+    await ask(endpoints, 10)
+    assert [10, 10] == counts(services)
+
+
+async def test_after_a_bad_trial_only_time_allows_the_next() -> None:
+    """A server whose probes succeed while its calls fail costs one caller for each ejection."""
+    endpoints, services, clock = several(2)
+    fail(services[0], DOWN)
+    await ask(endpoints, 10)
+    for _ in range(5):
+        endpoints.endpoints[0].probed(ready=True)
+        await ask(endpoints, 10)
+    assert 6 == len(services[0].calls)
+    clock.advance(9.9)
+    await ask(endpoints, 10)
+    assert 6 == len(services[0].calls)
+    clock.advance(0.1)
+    await ask(endpoints, 10)
+    assert 7 == len(services[0].calls)
+
+
+async def test_one_trial_at_a_time() -> None:
+    """While the trial runs the other endpoints get the calls."""
+    endpoints, services, clock = several(2)
+    fail(services[0], DOWN)
+    await ask(endpoints, 10)
+    services[0]._always = None
+    clock.advance(5)
+    tasks = [asyncio.ensure_future(endpoints(CALL)) for _ in range(6)]
+    await settle()
+    assert [6, 10] == counts(services)
+    services[0].waiting[0].set_result(REPLY)
+    await asyncio.gather(*tasks)
 
 
 async def test_ejection_grows_and_is_forgiven() -> None:
     """Each ejection is longer by the base up to a cap; a good time after one forgets them."""
-    endpoints, services, clock = several(2, ejection=Ejection(errors=1, base_s=10, longest_s=20))
-    first = endpoints.endpoints[0]
-    fail(services[0], NotSent("down"))
+    rules = OutlierDetection(consecutive_failures=1, base_ejection_s=10, max_ejection_s=20)
+    endpoints, services, clock = several(2, outliers=rules)
+    health = endpoints.endpoints[0].health
+    fail(services[0], DOWN)
     lengths = []
     for _ in range(3):
         await ask(endpoints, 2)
-        lengths.append(first.ejected_until - clock())
-        clock.now = first.ejected_until
+        assert health.ejected_until is not None
+        lengths.append(health.ejected_until - clock())
+        clock.now = health.ejected_until
     assert [10, 20, 20] == lengths
     fail(services[0], REPLY)
     await ask(endpoints, 2)
-    assert 3 == first.ejections
-    clock.advance(10)
+    assert (None, 3) == (health.ejected_until, health.ejections)
+    clock.advance(30)
     await ask(endpoints, 2)
-    assert 0 == first.ejections
+    assert 0 == health.ejections
 
 
 async def test_other_outcomes_do_not_eject() -> None:
-    """A caller's mistake proves the endpoint alive; a passed deadline proves nothing."""
+    """An error of the caller proves the endpoint alive; one of the gateway proves nothing."""
     endpoints, services, _ = several(2)
-    first = endpoints.endpoints[0]
-    fail(services[0], Unavailable("down"))
+    health = endpoints.endpoints[0].health
+    fail(services[0], DOWN)
     await ask(endpoints, 8)
-    assert 4 == first.streak
-    for error in (DeadlineExceeded("late"), RuntimeError("bug")):
+    assert 4 == health.failures
+    for error in (Overloaded("full"), RuntimeError("bug")):
         fail(services[0], error)
         try:
             await ask(endpoints, 2)
         except RuntimeError:
             await ask(endpoints)
-        assert 4 == first.streak
+        assert 4 == health.failures
     fail(services[0], InvalidRequest("wrong"))
     await ask(endpoints, 2)
-    assert 0 == first.streak
+    assert 0 == health.failures
+
+
+async def test_timeouts_in_a_row_eject() -> None:
+    """A hanging endpoint is ejected, by errors and by cancellations at the deadline."""
+    endpoints, services, clock = several(2)
+    hanging, other = services
+    hanging._always = None
+    for number in range(6):
+        late = CALL.with_deadline(clock() + 1.5)
+        tasks = [asyncio.ensure_future(endpoints(late)) for _ in range(2)]
+        await settle()
+        clock.advance(1.5)
+        if number == 5:
+            assert not hanging.waiting
+        elif number % 2:
+            tasks[0].cancel()
+            tasks[1].cancel()
+        else:
+            hanging.waiting[-1].set_exception(DeadlineExceeded("late"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        hanging.waiting.clear()
+    assert (5, 7) == (len(hanging.calls), len(other.calls))
+
+
+async def test_short_deadlines_of_callers_eject_nothing() -> None:
+    """A timeout counts if the call had five times the usual latency, or a second."""
+    endpoints, services, _ = several(2)
+    fail(services[0], DeadlineExceeded("late"))
+    await ask(endpoints, 40)
+    assert [20, 20] == counts(services)
+
+
+async def test_an_endpoint_that_is_not_reached_costs_no_call() -> None:
+    """With two of three endpoints gone, each call is answered by the third."""
+    endpoints, services, clock = several(3)
+    for service in services[:2]:
+        fail(service, NotSent("refused"))
+    for _ in range(4):
+        assert [REPLY] * 10 == [await endpoints(CALL) for _ in range(10)]
+        clock.advance(1)
+    assert 40 == len(services[2].calls)
+    assert len(services[0].calls) + len(services[1].calls) <= 10
+
+
+async def test_what_was_sent_goes_to_no_other_endpoint() -> None:
+    """A connection that broke may have carried the call to the model."""
+    endpoints, services, _ = several(2)
+    fail(services[0], DOWN)
+    fail(services[1], DOWN)
+    with pytest.raises(Unavailable, match="down"):
+        await endpoints(CALL)
+    assert 1 == sum(counts(services))
+
+
+async def test_an_ejection_is_reported() -> None:
+    """The name of the endpoint and the cause are for the metric."""
+    seen: list[tuple[str, str]] = []
+    endpoints, services, _ = several(2, on_ejected=lambda name, cause: seen.append((name, cause)))
+    fail(services[0], DOWN)
+    await ask(endpoints, 20)
+    assert [("e0", "failures")] == seen
 
 
 async def test_never_more_than_half_and_never_the_last() -> None:
-    """Of three endpoints one may be ejected; an only one never is."""
-    endpoints, services, clock = several(3)
+    """Of three endpoints two may be ejected; an only one never is."""
+    endpoints, services, _ = several(3)
     for service in services:
-        fail(service, Unavailable("down"))
+        fail(service, DOWN)
     await ask(endpoints, 60)
-    assert 1 == sum(endpoint.ejected_until > clock() for endpoint in endpoints.endpoints)
-    single, services, clock = several(1)
+    ejected = [endpoint.health.ejected_until is not None for endpoint in endpoints.endpoints]
+    assert 2 == sum(ejected)
+    single, services, _ = several(1)
     fail(services[0], Unavailable("down"))
     await ask(single, 60)
     assert single.ready()
@@ -164,8 +284,8 @@ async def test_last_available_one_is_not_ejected() -> None:
 
 
 async def test_ejection_can_be_turned_off() -> None:
-    """With 0 errors nothing is ejected."""
-    endpoints, services, _ = several(2, ejection=Ejection(errors=0))
+    """Without a limit nothing is ejected."""
+    endpoints, services, _ = several(2, outliers=OFF)
     fail(services[0], Unavailable("down"))
     await ask(endpoints, 40)
     assert [20, 20] == counts(services)
@@ -179,7 +299,7 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
         "up",
         [Endpoint("slow", slow), Endpoint("good", good)],
         picker=BalancingPolicy.ROUND_ROBIN,
-        ejection=Ejection(errors=1),
+        outliers=OutlierDetection(consecutive_failures=1),
         clock=clock,
     )
     tasks = [asyncio.ensure_future(endpoints(CALL)) for _ in range(4)]
@@ -187,10 +307,8 @@ async def test_calls_in_flight_do_not_eject_twice() -> None:
     for future in slow.waiting:
         future.set_exception(Unavailable("down"))
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert (1, clock() + 30) == (
-        endpoints.endpoints[0].ejections,
-        endpoints.endpoints[0].ejected_until,
-    )
+    health = endpoints.endpoints[0].health
+    assert (1, clock() + 5) == (health.ejections, health.ejected_until)
 
 
 async def test_with_none_healthy_all_are_tried() -> None:
