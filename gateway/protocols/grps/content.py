@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Parameter, Parameters
 from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor, as_items, items_tensor
 from gateway.ir.work import charge
@@ -67,7 +67,7 @@ def request_content(
     Raises:
         InvalidRequest: It has no data, or names that are not allowed.
         InvalidTensor: Its tensors are named in part, or twice, or there are none.
-        TooLarge: It has more entries than allowed.
+        TooLarge: It has more entries than allowed, or an element has more bytes.
     """
     form = message.form
     if form is ContentFormat.GTENSORS:
@@ -84,7 +84,7 @@ def request_content(
             "the message has no data, needed is one of str_data, bin_data, gtensors, ndarray, gmap"
         )
     # No shape: the model's declared rank decides how many ones it has.
-    tensor = Tensor("", Datatype.BYTES, None, ItemsData([_one_element(message)]))
+    tensor = Tensor("", Datatype.BYTES, None, ItemsData([_one_element(message, limits)]))
     return (tensor,), {FORM_PARAMETER: form.value}
 
 
@@ -156,7 +156,7 @@ def reply_content(
 
     Raises:
         MalformedMessage: It has no data.
-        TooLarge: It has more entries than allowed.
+        TooLarge: It has more entries than allowed, or an element has more bytes.
     """
     form = message.form
     if form is ContentFormat.GTENSORS or (form is ContentFormat.NDARRAY and message.tensors):
@@ -165,15 +165,35 @@ def reply_content(
         return _of_map(message.entries, limits)
     if form not in _ONE:
         raise MalformedMessage("the answer has no data")
-    tensor = items_tensor(output or form.value, (1,), [_one_element(message)])
+    tensor = items_tensor(output or form.value, (1,), [_one_element(message, limits)])
     return (tensor,), {FORM_PARAMETER: form.value}
 
 
 _FORMS: Final = {form.value: form for form in ContentFormat}
 
 
-def _one_element(message: GrpsMessage) -> bytes | memoryview:
-    return message.text.encode() if message.form is ContentFormat.STR_DATA else message.data
+def _one_element(message: GrpsMessage, limits: MessageLimits) -> bytes | memoryview:
+    """Return the element that `str_data` or `bin_data` is.
+
+    Raises:
+        TooLarge: It has more bytes than an element may have.
+    """
+    if message.form is ContentFormat.STR_DATA:
+        return _bounded("str_data", message.text.encode(), limits)
+    return _bounded("bin_data", message.data, limits)
+
+
+E = TypeVar("E", bytes, bytes | memoryview)
+
+
+def _bounded(what: str, item: E, limits: MessageLimits) -> E:
+    most = limits.bytes_element_size
+    if len(item) > most:
+        raise TooLarge(
+            f"{what} has {len(item)} bytes; at most {most} are allowed (bytes_element_size)",
+            limit="bytes_element_size",
+        )
+    return item
 
 
 def _only_item(tensor: Tensor) -> bytes | memoryview | None:
@@ -289,7 +309,7 @@ def _of_map(
             name = f"{_GMAP}{member}.{key}"
             check_name("key of gmap", name, limits.name_bytes, "name_bytes")
             if isinstance(value, bytes):
-                tensors.append(items_tensor(name, (1,), [value]))
+                tensors.append(items_tensor(name, (1,), [_bounded(name, value, limits)]))
             else:
                 parameters[name] = value
     check_count("entries of gmap", len(parameters) - 1, limits.parameters, "parameters")

@@ -1,7 +1,7 @@
 """Compression of the message in a baidu_std frame: none, snappy, gzip, zlib; bounded.
 
-Nothing is unpacked beyond the limit on messages, nor beyond 200 times what came (over 1 MiB): the
-limit that HTTP bodies have too.  Snappy is the raw block.  How large a message will be is known
+Nothing is unpacked beyond the limit on messages, however strongly it is compressed: tensors of one
+value are.  Snappy is the raw block.  How large a message will be is known
 before any memory is taken for it: Snappy and gzip say so, and are held to it; zlib is counted.
 
 Source: docs/protocols/grps.md, "12. brpc frames".
@@ -24,8 +24,6 @@ NONE, SNAPPY, GZIP, ZLIB = 0, 1, 2, 3
 NAMES: Final = {NONE: "none", SNAPPY: "snappy", GZIP: "gzip", ZLIB: "zlib"}
 NUMBERS: Final = {name: number for number, name in NAMES.items()}
 
-_RATIO: Final = 200
-_RATIO_FLOOR_BYTES: Final = 1 << 20
 # A copy of two bytes gives eleven, one of three gives 64: no block of snappy grows more.
 _SNAPPY_RATIO: Final = 22
 _SNAPPY_SLACK_BYTES: Final = 64
@@ -57,7 +55,7 @@ def decompress(number: int, data: memoryview, most: int) -> memoryview:
         raise Unreadable(f"compress_type {number} is unknown")
     if number != NONE:
         charge(unpacked_bytes(number, data, most) * _BYTE)
-    return unpack(data, _bounded(data, most))
+    return unpack(data, most)
 
 
 def unpacked_bytes(number: int, data: memoryview, most: int) -> int:
@@ -68,7 +66,6 @@ def unpacked_bytes(number: int, data: memoryview, most: int) -> int:
     count = _SIZES.get(number)
     if count is None:
         return 0
-    most = _bounded(data, most)
     size = count(data, most)
     return size if size <= most else 0
 
@@ -85,10 +82,6 @@ def compress(number: int, data: bytes) -> bytes:
     if number == GZIP:
         return gzip.compress(data, _LEVEL, mtime=0)
     return zlib.compress(data, _LEVEL) if number == ZLIB else data
-
-
-def _bounded(data: memoryview, most: int) -> int:
-    return min(most, max(_RATIO_FLOOR_BYTES, _RATIO * len(data)))
 
 
 def _plain(data: memoryview, _most: int) -> memoryview:

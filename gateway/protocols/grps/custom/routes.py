@@ -27,7 +27,7 @@ from gateway.ir.tensor import Tensor
 from gateway.protocols.grps.custom.json_path import MISSING, Step, lookup, names_in, read_place
 from gateway.protocols.grps.custom.streaming import STREAMING_READERS, Streaming
 from gateway.protocols.grps.datatypes import BY_DATATYPE, widened_datatype
-from gateway.protocols.grps.json.elements import read_data
+from gateway.protocols.grps.json.elements import read_data, read_integer
 from gateway.wire.options import (
     Reader,
     list_of,
@@ -200,6 +200,10 @@ def _data(
         if not all(isinstance(value, bool) for value in truths):
             raise InvalidRequest(f"{_spelled(one.place)} is not true or false")
         return ArrayData(np.array(truths, np.bool_).reshape(shape))
+    if one.datatype is Datatype.UINT64:  # grps itself has no integer so large
+        what = _spelled(one.place)
+        values = [read_integer(what, value, 0, _UINT64_MAX) for value in flat]
+        return ArrayData(np.array(values, "<u8").reshape(shape))
     known = BY_DATATYPE[widened_datatype(one.datatype)]
     data = read_data(one.name, known, shape, flat, limits)
     if one.datatype in BY_DATATYPE or isinstance(data, ItemsData):
@@ -224,6 +228,7 @@ def _spelled(place: tuple[Step, ...]) -> str:
     return text.removeprefix(".")
 
 
+_UINT64_MAX: Final = (1 << 64) - 1
 _ERROR_NAMES: Final = frozenset({"code", "message"})
 
 

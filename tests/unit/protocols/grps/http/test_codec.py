@@ -48,10 +48,16 @@ from gateway.ir.metadata import (
     Trend,
 )
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
+from gateway.protocols.grps.brpc.codec import SERVICE, BrpcCodec
+from gateway.protocols.grps.brpc.framing import frame_bytes
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
+from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
+from gateway.protocols.grps.protobuf.message import write_message
+from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.stream import Frame
 
 PREDICT = "/grps/v1/infer/predict"
 CODEC = HttpCodec(DEFAULT_LIMITS, {"default_model": "m"})
@@ -806,3 +812,26 @@ def test_brpcs_printer_writes_int64_as_numbers() -> None:
     )
     wire = answer(call, array_tensor("n", np.array([2**60])))
     assert [2**60] == json_of(wire)["gtensors"]["tensors"][0]["flat_int64"]
+
+
+@pytest.mark.parametrize("carrier", ["http", "brpc"])
+@pytest.mark.parametrize("count", [16, 17])
+def test_bytes_above_the_limit_of_an_element_are_the_clients(carrier: str, count: int) -> None:
+    """bin_data that no element may be is refused before a model runs; the limit is the listener's."""
+    limits = MessageLimits(bytes_element_size=16)
+    content = GrpsMessage(form=ContentFormat.BIN_DATA, model="m", data=bytes(count))
+    if carrier == "http":
+        body = (memoryview(bytes(count)),)
+        headers = Headers((("Content-Type", "application/octet-stream"),))
+        wire: Any = HttpRequest("POST", PREDICT, "model=m", headers, body)
+        codec: Any = HttpCodec(limits, {})
+    else:
+        meta = RpcMeta(request=RpcRequestMeta(service_name=SERVICE, method_name="Predict"))
+        frame = frame_bytes(meta.SerializeToString(), list(write_message(content)))
+        wire, codec = Frame((memoryview(b"".join(frame)),)), BrpcCodec(limits, {})
+    if count == 16:
+        assert [bytes(16)] == as_items(codec.decode_call(wire).inputs[0])
+        return
+    with pytest.raises(TooLarge, match="bin_data has 17 bytes; at most 16 are allowed") as caught:
+        codec.decode_call(wire)
+    assert "bytes_element_size" == caught.value.limit
