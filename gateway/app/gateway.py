@@ -158,6 +158,7 @@ class Gateway:
             },
             reuse_port=not self._slot.is_single,
             sockets=self._sockets,
+            request_ids=self._slot.request_ids(),
         )
         self._regions = Regions(config.shared_regions)
         self._data_servers: dict[str, Server] = {}

@@ -38,6 +38,8 @@ from gateway.transports.stream.protocol_sniffing import (
 )
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
+from gateway.wire.request_ids import OPTION as REQUEST_IDS
+from gateway.wire.request_ids import RequestIds
 
 log = structlog.get_logger(__name__)
 
@@ -55,6 +57,7 @@ class SharedResources:
         reuse_port: Whether other processes listen on the same addresses.
         sockets: Unix sockets that the processes share, by address.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
+        request_ids: Counters for protocols whose servers number requests.
     """
 
     metrics: Metrics
@@ -66,6 +69,7 @@ class SharedResources:
     reuse_port: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     can_cut_through: bool = False
+    request_ids: RequestIds = field(default_factory=RequestIds)
 
 
 def build_listener(
@@ -90,7 +94,7 @@ def build_listener(
     messages = message_limits(config.messages, limits.message_bytes)
     for name in config.protocols or PROTOCOLS:
         spec = protocol(name)
-        options = _options(spec, config)
+        options = _options(spec, config, shared)
         own_service = _protocol_service(spec, service, shared)
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
@@ -181,7 +185,7 @@ def _stream_server(
     if binding is None:
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
     _check_exposure(config, stream.address, shared.strict)
-    codec = binding.codec(limits[1], _options(spec, config))
+    codec = binding.codec(limits[1], _options(spec, config, shared))
     return StreamServer(
         str(stream.address),
         partial(binding.server_framer, limits[1]),
@@ -210,7 +214,7 @@ def _shared_port(
     """Return the HTTP and gRPC servers on the port of a protocol's byte stream, if it has any."""
     if spec.stream is None or spec.stream.is_frame is None:
         return None
-    options, budget, metrics = _options(spec, config), shared.budget, shared.metrics
+    options, budget, metrics = _options(spec, config, shared), shared.budget, shared.metrics
     count = ConnectionCount(limits[0].connections, limits[0].connections_per_address)
     servers: list[tuple[MatchesPrefix, ConnectionServer]] = []
     if spec.http is not None and spec.stream.http_prefixes:
@@ -250,12 +254,13 @@ def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) ->
     return (*prefixes, "/") if is_only and binding.any_path else prefixes
 
 
-def _options(spec: ProtocolSpec, config: ListenerConfig) -> Options:
-    """Return the protocol's options on this listener, with the listener's default model."""
+def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources) -> Options:
+    """Return the protocol's options on this listener, with what is not in YAML among them."""
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    return spec.options(options)
+    checked = spec.options(options)
+    return {**checked, REQUEST_IDS: shared.request_ids} if spec.numbers_requests else checked
 
 
 def _unique_name(name: str, used: Mapping[str, object]) -> str:

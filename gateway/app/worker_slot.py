@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.units import AUTO
+from gateway.wire.request_ids import RequestIds
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -34,6 +37,16 @@ class WorkerSlot:
         if total == 0:
             return 0
         return max(1, total // self.count + (self.number <= total % self.count))
+
+    def request_ids(self, clock: Callable[[], int] = time.monotonic_ns) -> RequestIds:
+        """Return the counters of requests of this process; no two workers give the same number.
+
+        A worker that is started again goes on above its numbers before: it begins at the
+        microseconds of the machine's clock.
+        """
+        if self.is_single:
+            return RequestIds()
+        return RequestIds(clock() // 1000 * self.count + self.number, self.count)
 
 
 SINGLE_PROCESS = WorkerSlot()

@@ -32,6 +32,7 @@ class ModelMetadata:
         versions: Available versions; empty where the server has none.
         max_batch_size: 0 if the model does not batch; None if unknown.
         labels: Class labels for an output, by output name.
+        labelled: Outputs that the server itself has class labels for, as far as it tells.
         stateful: The server reports that the model expects sequences.
         decoupled: The server reports that a request may have any number of replies.
     """
@@ -43,6 +44,7 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...] = ()
     max_batch_size: int | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    labelled: frozenset[str] = frozenset()
     stateful: bool = False
     decoupled: bool = False
 
@@ -77,6 +79,16 @@ class ModelConfiguration:
         """The maximum batch size; 0 for a model that does not batch."""
         size = self.document.get("max_batch_size", 0)
         return size if type(size) is int else 0
+
+    @property
+    def labelled(self) -> frozenset[str]:
+        """The outputs that have a file of class labels."""
+        outputs = self.document.get("output")
+        return frozenset(
+            str(output.get("name"))
+            for output in (outputs if isinstance(outputs, list) else ())
+            if isinstance(output, dict) and output.get("label_filename")
+        )
 
     @property
     def stateful(self) -> bool:

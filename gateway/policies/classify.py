@@ -22,7 +22,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
 )
-from gateway.ir.context import ModelRef, Need
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, Unsupported, UpstreamProtocolError
@@ -43,6 +43,10 @@ _ROW = 1024
 _BLOCK = 1 << 16
 # Items that one value is, which is compared with others.
 _VALUE = 1 / 16
+
+
+# Asks for the configuration too, which names the outputs that have labels.
+_BATCHING = Context(needs=frozenset({Need.BATCHING}))
 
 
 class _CannotClassify(Exception):
@@ -106,13 +110,19 @@ class Classify:
     async def _targets_may(self, call: InferRequest) -> bool:
         """Return whether the target is asked for the classes.
 
-        Not by who keeps the batch apart: that protocol has values as numbers, which a text of six
-        decimals would round. Nor where the configuration gives the labels: the target has others.
+        Not where the configuration gives the labels: the target has others. A caller that keeps the
+        batch apart has values as numbers, which a text of six decimals rounds: the target is asked
+        only for outputs that it has labels for.
         """
-        if not self._ask_first or Need.BATCHING in call.context.needs:
+        if not self._ask_first:
             return False
-        metadata = await self._metadata(ModelMetadataRequest(model=call.model or ModelRef("")))
-        return not any(output.classes and output.name in metadata.labels for output in call.outputs)
+        model = call.model or ModelRef("")
+        asked = {output.name for output in call.outputs if output.classes}
+        if Need.BATCHING not in call.context.needs:
+            metadata = await self._metadata(ModelMetadataRequest(model=model))
+            return asked.isdisjoint(metadata.labels)
+        metadata = await self._metadata(ModelMetadataRequest(model=model, context=_BATCHING))
+        return asked.isdisjoint(metadata.labels) and not asked.isdisjoint(metadata.labelled)
 
     async def _by_target(self, call: Call[R]) -> R:
         try:

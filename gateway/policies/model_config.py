@@ -67,6 +67,7 @@ class ModelConfigurationLayer:
         return found.changed(
             max_batch_size=told.max_batch_size if known is None else known,
             stateful=found.stateful or told.stateful,
+            labelled=told.labelled,
         )
 
 

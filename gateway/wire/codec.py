@@ -220,6 +220,7 @@ class ProtocolSpec:
         model_keys: Requests name a model by one text, which may contain a version: "name-version".
         default_model: The option that a listener's default model sets, where requests cannot name
             a model; "" for none.
+        numbers_requests: Its servers number requests: codecs get the process's `RequestIds`.
     """
 
     name: str
@@ -231,6 +232,7 @@ class ProtocolSpec:
     classifies: bool | None = False
     model_keys: bool = False
     default_model: str = ""
+    numbers_requests: bool = False
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

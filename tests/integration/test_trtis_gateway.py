@@ -166,6 +166,18 @@ def test_headers_may_be_written_by_hand(server: Running, header: str) -> None:
     assert (200, SUM) == (answer.status, body[:64])
 
 
+def test_http_and_grpc_number_their_requests_together(server: Running) -> None:
+    """Two requests under one server id never have the same number, whatever carries them."""
+    numbers = []
+    for _ in range(3):
+        answer, _ = infer(server, "simple", HEADER, PAIR)
+        numbers.append(status(answer).request_id)
+        message = pb.HealthRequest(mode="live").SerializeToString()
+        found = pb.HealthResponse.FromString(ask(server, "Health", message))
+        numbers.append(found.request_status.request_id)
+    assert numbers == sorted(set(numbers))
+
+
 @pytest.mark.parametrize(
     "more", ["nonsense: 1", "later { field: [1, 2] other < a: 'b' > }", "input { shape: 1 }"]
 )

@@ -16,4 +16,5 @@ SPEC = ProtocolSpec(
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     classifies=True,
+    numbers_requests=True,
 )

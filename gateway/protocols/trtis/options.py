@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.wire.codec import Options
 from gateway.wire.options import Reader, flag, matching, number, one_of, read_values
+from gateway.wire.request_ids import OPTION as REQUEST_IDS
+from gateway.wire.request_ids import RequestIds
 
 _SCHEDULED = (1, 12)
 _SNAKE_CASE = (1, 13)
@@ -25,6 +27,7 @@ class TrtisOptions:
         version_zero: Model version 0 over gRPC, which real servers refuse: "refuse" or "latest".
         model_control: Load and unload are passed on.
         repository_index: The index of models is given.
+        request_ids: Counters that all listeners of the process share.
     """
 
     server_id: str = "inference:0"
@@ -33,6 +36,7 @@ class TrtisOptions:
     version_zero: str = "refuse"
     model_control: bool = False
     repository_index: bool = False
+    request_ids: RequestIds = field(default_factory=RequestIds, compare=False)
 
     @property
     def sends_schedule(self) -> bool:
@@ -79,4 +83,6 @@ def read_options(options: Options) -> TrtisOptions:
     Raises:
         ValueError: A key does not exist, or a value is wrong.
     """
-    return TrtisOptions(**check_options(options))
+    given = dict(options)
+    request_ids = given.pop(REQUEST_IDS, None) or RequestIds()
+    return TrtisOptions(**check_options(given), request_ids=request_ids)

@@ -1,7 +1,7 @@
 """How much models have been used, as ServerStatus has it: counters of each version, by batch size.
 
-v1 counts requests by the size of their batch; the gateway has requests in all, and runs by size.
-Written is what is the same in both: no number is made up.
+v1 counts requests by the size of their batch. Other servers count requests in all, and executions
+by size, so the size here is the size that was executed.
 
 Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuration"; Triton
 statistics extension.
@@ -9,7 +9,7 @@ statistics extension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,27 +22,58 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 
 _LISTED = 10_000
 _UINT32_END = 1 << 32
+_SMALLEST = 1
 
 
-def write_counters(told: pb.ModelVersionStatus, found: ModelStatistics) -> None:
+def write_counters(entry: pb.ModelVersionStatus, statistics: ModelStatistics) -> None:
     """Write the counters of a version.
 
-    A version whose batches were all of one size has its requests under that size too.
+    Each counter grows with the server's, and those of all sizes add up to the server's totals.
     """
-    told.model_execution_count = found.execution_count
-    told.model_inference_count = found.inference_count
-    told.last_inference_timestamp_milliseconds = found.last_inference_ms
-    sizes = [size for size in found.batches if 0 < size < _UINT32_END]
-    for size in sizes:
-        _write(told.infer_stats[size].compute, found.batches[size].compute_infer)
-    if len(sizes) == 1:
-        stats = told.infer_stats[sizes[0]]
-        for field, duration in (
-            (stats.success, found.inference.success),
-            (stats.failed, found.inference.fail),
-            (stats.queue, found.inference.queue),
-        ):
-            _write(field, duration)
+    entry.model_execution_count = statistics.execution_count
+    entry.model_inference_count = statistics.inference_count
+    entry.last_inference_timestamp_milliseconds = statistics.last_inference_ms
+    batches = {size: batch for size, batch in statistics.batches.items() if 0 < size < _UINT32_END}
+    for size, batch in batches.items():
+        _write(entry.infer_stats[size].compute, batch.compute_infer)
+    executed = {
+        size: Duration(
+            batch.compute_infer.count,
+            batch.compute_input.ns + batch.compute_infer.ns + batch.compute_output.ns,
+        )
+        for size, batch in batches.items()
+    }
+    counts = {size: Duration(batch.count, 0) for size, batch in executed.items()}
+    inference = statistics.inference
+    for size, duration in _by_size(inference.success, executed).items():
+        _write(entry.infer_stats[size].success, duration)
+    for size, duration in _by_size(inference.queue, counts).items():
+        _write(entry.infer_stats[size].queue, duration)
+    if inference.fail != ZERO:
+        _write(entry.infer_stats[_SMALLEST].failed, inference.fail)
+
+
+def _by_size(total: Duration, executed: Mapping[int, Duration]) -> dict[int, Duration]:
+    """Divide *total* by batch size: each size has what was executed of it, and 1 has the rest.
+
+    The rest is what no size tells: requests that the server batched together, and waiting. It has
+    one place for good, so that no counter falls when another size is executed for the first time,
+    and every worker tells the same.
+    """
+    counts = _with_rest(total.count, {size: one.count for size, one in executed.items()})
+    times = _with_rest(total.ns, {size: one.ns for size, one in executed.items()})
+    return {size: Duration(counts.get(size, 0), times.get(size, 0)) for size in {**counts, **times}}
+
+
+def _with_rest(total: int, parts: dict[int, int]) -> dict[int, int]:
+    rest = total - sum(parts.values())
+    if rest > 0:
+        return {**parts, _SMALLEST: parts.get(_SMALLEST, 0) + rest}
+    for size in sorted(parts):  # executions that were no success
+        surplus = min(parts[size], -rest)
+        parts[size] -= surplus
+        rest += surplus
+    return parts
 
 
 def _write(field: pb.StatDuration, duration: Duration) -> None:

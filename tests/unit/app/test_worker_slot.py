@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,17 @@ def test_auto_is_as_many_as_cores(tmp_path: Path) -> None:
     """A number is what it says; auto asks the machine."""
     assert 3 == resolve_workers(3)
     assert available_cores(tmp_path / "none") == resolve_workers(AUTO, tmp_path / "none")
+
+
+def test_no_two_workers_give_a_request_the_same_id() -> None:
+    """Nor a worker that is started again; one process alone counts from 1, each server id apart."""
+    single = SINGLE_PROCESS.request_ids()
+    assert single.counter("a") is single.counter("a")
+    assert [1, 2, 1] == [next(single.counter(name)) for name in "aab"]
+    starts = [(1, 1_000_000), (2, 1_000_000), (3, 1_000_500), (2, 2_000_000)]
+    counters = []
+    for number, started_ns in starts:
+        ids = WorkerSlot(number, 3).request_ids(partial(int, started_ns))
+        counters.append(ids.counter("a"))
+    numbers = [next(counter) for counter in counters for _ in range(300)]
+    assert len(numbers) == len(set(numbers))

@@ -209,6 +209,27 @@ async def test_classes_that_are_better_computed_here(call: InferRequest, labels:
     assert [0] == [asked.outputs[0].classes for asked in target.asked]
 
 
+@pytest.mark.parametrize(("labelled", "classes_asked"), [("o", 2), ("other", 0)])
+async def test_a_target_with_labels_is_asked_by_callers_with_numbers_too(
+    labelled: str, classes_asked: int
+) -> None:
+    """Labels come from the target, and a model without labels keeps all digits of its values."""
+
+    def answer(call: Any) -> Any:
+        if isinstance(call, ModelMetadataRequest):
+            known = metadata(8).changed(labels={})
+            asked = Need.BATCHING in call.context.needs
+            return known.changed(labelled=frozenset({labelled})) if asked else known
+        return InferResponse(model=M, outputs=(array_tensor("o", VALUES),))
+
+    target = ScriptedService(always=answer)
+    call = ASKED.with_context(needs=frozenset({Need.BATCHING}))
+    await Classify(target, ask_first=True)(call)
+    assert [classes_asked] == [
+        call.outputs[0].classes for call in target.calls if isinstance(call, InferRequest)
+    ]
+
+
 async def test_values_have_all_their_digits() -> None:
     """An FP32 value is written exactly: whoever prints fewer digits rounds it himself."""
     values = np.array([[0.1, 123456792]], "<f4")

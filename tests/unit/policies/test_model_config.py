@@ -116,6 +116,16 @@ async def test_nothing_more_is_asked_than_is_needed(
     assert [call] == service.calls
 
 
+async def test_the_configuration_says_which_outputs_have_labels() -> None:
+    """An output with a file of labels is named, others are not."""
+    outputs = [{"name": "Y", "label_filename": "l.txt"}, {"name": "Z", "label_filename": ""}]
+    told = ModelConfiguration({"name": "m", "max_batch_size": 8, "output": outputs})
+    found = await ModelConfigurationLayer(target(told))(
+        ModelMetadataRequest(model=M, context=BATCHING)
+    )
+    assert frozenset({"Y"}) == found.labelled
+
+
 async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
     """A known largest batch stays, and sequences are looked up all the same."""
     told = ModelConfiguration({"name": "m", "max_batch_size": 8, "sequence_batching": {}})

@@ -16,7 +16,6 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRP
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
@@ -124,7 +123,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         self._options = read_options(options)
         self._headers = HeaderReader(limits)
         self._heads = ResponseHeaderCache()
-        self._numbers = itertools.count(1)
+        self._request_ids = self._options.request_ids.counter(self._options.server_id)
 
     def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; tensors are views into its message.
@@ -242,7 +241,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             code=cast("pb.RequestStatusCode", code),
             msg=text,
             server_id=self._options.server_id,
-            request_id=next(self._numbers),
+            request_id=next(self._request_ids),
         )
         head = bytearray()
         put_bytes(head, _STATUS, status.SerializeToString())

@@ -12,7 +12,6 @@ Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints", "4. Inference reques
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -104,7 +103,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         self._options = read_options(options)
         self._headers = HeaderReader(limits)
         self._heads = ResponseHeaderCache()
-        self._numbers = itertools.count(1)
+        self._request_ids = self._options.request_ids.counter(self._options.server_id)
         self._told = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix("0")
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
@@ -243,10 +242,10 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         return HttpResponse(HTTP_OK, Headers((self._success(),)), (body,))
 
     def _success(self) -> tuple[str, str]:
-        return STATUS, f"{self._told}{next(self._numbers)}"
+        return STATUS, f"{self._told}{next(self._request_ids)}"
 
     def _line(self, code: int, text: str) -> str:
-        return status_line(code, text, self._options.server_id, next(self._numbers))
+        return status_line(code, text, self._options.server_id, next(self._request_ids))
 
 
 def _format_of(query: Mapping[str, str], wire: HttpRequest) -> str:

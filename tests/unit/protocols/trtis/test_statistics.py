@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.ir.calls import ModelStatisticsRequest
 from gateway.ir.context import ModelRef
@@ -44,7 +46,7 @@ def counters(found: ModelStatistics) -> pb.ModelVersionStatus:
 
 
 def test_counts_are_told_by_version() -> None:
-    """Runs, items and the last time; where sizes differ, only the runs are told by size."""
+    """Each size has its executions, and 1 the requests that the server batched together."""
     told = counters(
         ModelStatistics(
             name="m",
@@ -65,7 +67,7 @@ def test_counts_are_told_by_version() -> None:
         told.last_inference_timestamp_milliseconds,
     )
     found = {size: (one.compute.count, one.success.count) for size, one in told.infer_stats.items()}
-    assert {2: (4, 0), 4: (1, 0)} == found
+    assert {1: (0, 2), 2: (4, 4), 4: (1, 1)} == found
     assert pb.MODEL_READY == told.ready_state
 
 
@@ -84,6 +86,58 @@ def test_requests_are_told_where_all_had_one_size() -> None:
     assert [(7, 70), (1, 2), (7, 40)] == [
         (one.count, one.total_time_ns) for one in (stats.success, stats.failed, stats.compute)
     ]
+
+
+def sums(entry: pb.ModelVersionStatus) -> dict[str, tuple[int, int]]:
+    """Return the sums of all sizes, which `perf_client` makes."""
+    stats = entry.infer_stats.values()
+    return {
+        name: (
+            sum(getattr(one, name).count for one in stats),
+            sum(getattr(one, name).total_time_ns for one in stats),
+        )
+        for name in ("success", "failed", "queue")
+    }
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 3), st.booleans()), max_size=12
+    )
+)
+def test_no_counter_falls_and_the_sums_are_those_of_the_server(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    """Whatever sizes are executed between two readings, every counter grows or stays."""
+    batches: dict[int, BatchStatistics] = {}
+    inference = InferStatistics()
+    before: dict[tuple[int, str], tuple[int, int]] = {}
+    for size, requests, fails in steps:
+        ran = BatchStatistics(compute_infer=Duration(1, 10 * size), compute_input=Duration(1, 1))
+        batches[size] = batches.get(size, BatchStatistics()) + ran
+        inference += InferStatistics(
+            success=Duration(requests, requests * (10 * size + 5)),
+            queue=Duration(requests, 3 * requests),
+            fail=Duration(int(fails), 2 * fails),
+        )
+        entry = counters(
+            ModelStatistics(name="m", version="1", inference=inference, batches=dict(batches))
+        )
+        now = {
+            (key, name): (getattr(stats, name).count, getattr(stats, name).total_time_ns)
+            for key, stats in entry.infer_stats.items()
+            for name in ("success", "failed", "queue", "compute")
+        }
+        for key, (count, ns) in before.items():
+            assert count <= now[key][0]
+            assert ns <= now[key][1]
+        before = now
+        for name, total in (
+            ("success", inference.success),
+            ("failed", inference.fail),
+            ("queue", inference.queue),
+        ):
+            assert (total.count, total.ns) == sums(entry)[name]
 
 
 def test_counts_of_another_version_are_not_this_ones() -> None:
