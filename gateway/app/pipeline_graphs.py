@@ -10,7 +10,7 @@ from gateway.config.models import Config
 from gateway.config.pipelines import PipelineConfig, StepConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.ir.context import ModelRef
-from gateway.pipelines.graph import Graph, Source, Step, cycles, faults, parsed_source
+from gateway.pipelines.graph import Graph, Source, Step, cycles, graph_errors, parse_source
 from gateway.routing.match import Matcher
 
 _MAX_DEPTH = 16
@@ -45,14 +45,14 @@ def _steps(pipeline: PipelineConfig) -> list[Step]:
         Step(
             name,
             model_of(name, step),
-            {key: parsed_source(text) for key, text in step.inputs.items()},
+            {key: parse_source(text) for key, text in step.inputs.items()},
         )
         for name, step in pipeline.steps.items()
     ]
 
 
 def _outputs(pipeline: PipelineConfig) -> dict[str, Source]:
-    return {name: parsed_source(text) for name, text in pipeline.outputs.items()}
+    return {name: parse_source(text) for name, text in pipeline.outputs.items()}
 
 
 def _malformed_sources(pipeline: PipelineConfig) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _malformed_sources(pipeline: PipelineConfig) -> Iterator[Finding]:
         texts += [(("steps", name, "inputs", key), text) for key, text in step.inputs.items()]
     for path, text in texts:
         try:
-            parsed_source(text)
+            parse_source(text)
         except ValueError as error:
             yield path, str(error)
 
@@ -69,7 +69,7 @@ def _malformed_sources(pipeline: PipelineConfig) -> Iterator[Finding]:
 def _graph_findings(name: str, pipeline: PipelineConfig) -> Iterator[Finding]:
     """Yield the problems of a graph with well-formed sources, and of its signature."""
     steps, outputs = _steps(pipeline), _outputs(pipeline)
-    findings = list(faults(steps, outputs))
+    findings = list(graph_errors(steps, outputs))
     yield from findings
     signature = pipeline.signature
     if signature is None or findings:

@@ -111,7 +111,7 @@ class BuiltPipelines:
         """Check that the models of each pipeline fit together, if their metadata is available.
 
         Raises:
-            MisfitError: The models of a pipeline do not fit; the text names it.
+            MismatchError: The models of a pipeline do not fit; the text names it.
         """
         for pipeline in self.pipelines.values():
             await pipeline.check()
@@ -146,9 +146,9 @@ def build_pipelines(config: Config, metrics: Metrics) -> BuiltPipelines:
         signatures = SignatureCache(
             graph,
             metadata,
-            given=None if signature is None else metadata_of(name, signature),
-            whole=frozenset(step.name for step in graph.steps if _runs_here(config, step)),
-            doubt=metadata.invalidate_if_stale,
+            configured=None if signature is None else metadata_of(name, signature),
+            all_inputs=frozenset(step.name for step in graph.steps if _runs_here(config, step)),
+            invalidate=metadata.invalidate_if_stale,
         )
         record = partial(metrics.steps.record, name)
         pipelines[name] = Pipeline(graph, step_router, signatures, record=record)

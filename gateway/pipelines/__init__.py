@@ -1,1 +1,4 @@
-"""Graphs of models that are called like one model; they know only the IR and Service."""
+"""Pipelines: graphs of models that clients call like one model. Read `pipeline.py` first.
+
+The package imports only the IR and `gateway.service`.
+"""

@@ -1,26 +1,26 @@
-"""What a pipeline says when one of its steps fails, or its models do not fit together."""
+"""The errors of a pipeline: a step fails, or the models do not match."""
 
 from __future__ import annotations
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, NotReady
 from gateway.pipelines.graph import Graph, Step
-from gateway.pipelines.signature import MisfitError
+from gateway.pipelines.signature import MismatchError
 
-# What is said where a model is no longer as it was when its metadata were asked for.
-DOUBTFUL = frozenset(
+# Errors that can mean that the cached metadata of a model are stale.
+STALE_METADATA_CODES = frozenset(
     {ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_READY, ErrorCode.UPSTREAM, ErrorCode.BAD_UPSTREAM}
 )
 
 
 def failure(graph: Graph, step: Step, error: GatewayError) -> GatewayError:
-    """Return what the caller is told: the same kind of error, and where it happened.
+    """Return the error for the caller: the same kind, with the pipeline and the step.
 
-    Nothing of an upstream's own answer goes with it, and nothing that would have the whole
-    pipeline run again: other steps may have been answered.
+    It has no origin and is never `NotSent`, so that no layer retries the pipeline: other steps may
+    have run already.
     """
     kind = ERROR_CLASSES[error.code]
-    if error.code is ErrorCode.NOT_FOUND:  # the pipeline is there, whoever is missing
+    if error.code is ErrorCode.NOT_FOUND:  # the pipeline exists, although a model does not
         kind = NotReady
     return kind(
         f"pipeline {graph.name!r}, {step}: {error.message}",
@@ -29,9 +29,9 @@ def failure(graph: Graph, step: Step, error: GatewayError) -> GatewayError:
     )
 
 
-def misfit(graph: Graph, error: MisfitError) -> NotReady:
-    """Return what the caller is told of models that do not fit together."""
+def mismatch(graph: Graph, error: MismatchError) -> NotReady:
+    """Return the error for the caller if the models do not match."""
     return NotReady(
-        f"pipeline {graph.name!r} does not fit together: {error}",
+        f"the models of pipeline {graph.name!r} do not match: {error}",
         model=ModelRef(graph.name, graph.version),
     )

@@ -1,6 +1,6 @@
-"""Flow: runs the steps of a graph, each as soon as what it needs is there.
+"""Execution of the steps of a graph, each as soon as its inputs are available.
 
-The first failure ends all: the others are cancelled, and gone before it is raised.
+The first failure cancels all other steps and waits for their end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Run = Callable[[Step], Coroutine[Any, Any, None]]
 
 
 async def run_steps(steps: Sequence[Step], run: Run) -> None:
-    """Run *steps*, which hold all that any of them needs.
+    """Run *steps*, which include every step that one of them depends on.
 
     Raises:
-        Exception: What the first step that failed did; of several at once, the first in order.
+        Exception: The error of the first step that failed; of several at once, the first in order.
     """
     waiting = {step.name: step for step in steps}
     done: set[str] = set()
@@ -28,7 +28,7 @@ async def run_steps(steps: Sequence[Step], run: Run) -> None:
             ready = [one for one in waiting.values() if one.needs <= done]
             for step in ready:
                 del waiting[step.name]
-            if len(ready) == 1 and not running:  # nothing runs beside it: no task is needed
+            if len(ready) == 1 and not running:  # a single step needs no task
                 await run(ready[0])
                 done.add(ready[0].name)
                 continue
@@ -48,5 +48,5 @@ async def _cancel(tasks: dict[asyncio.Task[None], Step]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        # Their failures are nobody's any more: the first one, or the caller's leaving, is told.
+        # Ignore their errors: the caller gets the first error, or has cancelled.
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""The graph of a pipeline: steps, where their tensors come from, and what is wrong with it. Pure.
+"""The graph of a pipeline: its steps, the sources of their tensors, and its validation.
 
-There are no stages: a step needs the steps whose outputs it is given, and nothing else.
+A step depends only on the steps whose outputs are its inputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ REQUEST = "request"
 
 Path = tuple[str, ...]
 
+_MAX_CACHED = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a tensor comes from: an output of a step, or an input of the request.
+    """The source of a tensor: an output of a step, or an input of the request.
 
     Attributes:
         step: "request" for the request.
@@ -36,8 +38,8 @@ class Step:
     """One call of a model.
 
     Attributes:
-        inputs: Where each input of the model comes from.
-        needs: Names of the steps that must have answered before.
+        inputs: Source of each input of the model.
+        needs: Names of the steps that must run before.
     """
 
     name: str
@@ -54,25 +56,25 @@ class Step:
 
 
 class Graph:
-    """Steps and outputs that fit together.
+    """A valid graph.
 
     Args:
-        name: Of the pipeline.
-        version: Of the pipeline.
-        steps: In any order; their names differ.
-        outputs: Where each output of the pipeline comes from.
+        name: Name of the pipeline.
+        version: Version of the pipeline.
+        steps: In any order; their names are unique.
+        outputs: Source of each output of the pipeline.
 
     Raises:
-        ValueError: Something is wrong with it; see `faults`.
+        ValueError: The graph is not valid; see `graph_errors`.
 
     Attributes:
-        inputs: Names of what the request must give, in the order they are first used.
+        inputs: Names of the inputs that the request must have, in the order of their first use.
     """
 
     def __init__(
         self, name: str, version: str, steps: Sequence[Step], outputs: Mapping[str, Source]
     ) -> None:
-        for path, message in faults(steps, outputs):
+        for path, message in graph_errors(steps, outputs):
             raise ValueError(f"pipeline {name!r}: {'.'.join(path)}: {message}")
         self.name = name
         self.version = version
@@ -84,42 +86,39 @@ class Graph:
             *outputs.values(),
         ]
         self.inputs = tuple(dict.fromkeys(one.tensor for one in used if one.step == REQUEST))
-        self._asked: dict[str, dict[str, RequestedOutput]] = {step.name: {} for step in steps}
+        self._used: dict[str, dict[str, RequestedOutput]] = {step.name: {} for step in steps}
         for one in used:
             if one.step != REQUEST:
-                self._asked[one.step][one.tensor] = RequestedOutput(one.tensor)
-        self._needed: dict[tuple[str, ...], tuple[Step, ...]] = {}
+                self._used[one.step][one.tensor] = RequestedOutput(one.tensor)
+        self._required: dict[tuple[str, ...], tuple[Step, ...]] = {}
 
-    def asked(self, step: Step) -> Mapping[str, RequestedOutput]:
-        """Return the outputs of *step* that somebody uses, by name."""
-        return self._asked[step.name]
+    def used_outputs(self, step: Step) -> Mapping[str, RequestedOutput]:
+        """Return the outputs of *step* that the graph uses, by name."""
+        return self._used[step.name]
 
-    def needed(self, outputs: tuple[str, ...]) -> tuple[Step, ...]:
-        """Return the steps without which there are no such *outputs*, in the graph's order."""
-        found = self._needed.get(outputs)
+    def required_steps(self, outputs: tuple[str, ...]) -> tuple[Step, ...]:
+        """Return the steps that *outputs* depend on, in the graph's order."""
+        found = self._required.get(outputs)
         if found is None:
             names: set[str] = set()
-            self._gather((self.outputs[output].step for output in outputs), names)
+            self._collect((self.outputs[output].step for output in outputs), names)
             found = tuple(step for step in self.steps if step.name in names)
-            if len(self._needed) < _REMEMBERED:
-                self._needed[outputs] = found
+            if len(self._required) < _MAX_CACHED:
+                self._required[outputs] = found
         return found
 
-    def _gather(self, steps: Iterable[str], found: set[str]) -> None:
+    def _collect(self, steps: Iterable[str], found: set[str]) -> None:
         for name in steps:
             if name != REQUEST and name not in found:
                 found.add(name)
-                self._gather(self._by_name[name].needs, found)
+                self._collect(self._by_name[name].needs, found)
 
 
-_REMEMBERED = 1024
-
-
-def parsed_source(text: str) -> Source:
-    """Return the source that *text* names: "request.INPUT" or "STEP.OUTPUT".
+def parse_source(text: str) -> Source:
+    """Parse "request.INPUT" or "STEP.OUTPUT"; the tensor's name may contain dots.
 
     Raises:
-        ValueError: It names none. What follows the first dot may hold others.
+        ValueError: The text is neither.
     """
     step, dot, tensor = text.partition(".")
     if not dot or not step or not tensor:
@@ -127,34 +126,35 @@ def parsed_source(text: str) -> Source:
     return Source(step, tensor)
 
 
-def faults(steps: Sequence[Step], outputs: Mapping[str, Source]) -> Iterator[tuple[Path, str]]:
-    """Find what is wrong with a graph: each with its place, as keys of a mapping."""
+def graph_errors(
+    steps: Sequence[Step], outputs: Mapping[str, Source]
+) -> Iterator[tuple[Path, str]]:
+    """Yield the errors of a graph, each with its path in the configuration of the pipeline."""
     names = {step.name for step in steps}
     used = {source.step for source in outputs.values()}
     for step in steps:
         used |= step.needs - {step.name}
-        place = ("steps", step.name)
+        path = ("steps", step.name)
         if step.name == REQUEST or "." in step.name:
-            yield place, "a step is not called 'request', and has no dot in its name"
+            yield path, "the name of a step must not be 'request' or contain a dot"
         for name, source in step.inputs.items():
             if source.step not in {*names, REQUEST}:
-                yield (*place, "inputs", name), _unknown(source, names)
+                yield (*path, "inputs", name), _unknown(source, names)
     for name, source in outputs.items():
         if source.step not in {*names, REQUEST}:
             yield ("outputs", name), _unknown(source, names)
     for step in steps:
         if step.name not in used:
-            yield ("steps", step.name), "nobody uses what this step gives"
+            yield ("steps", step.name), "no output of this step is used"
     for cycle in cycles({step.name: sorted(step.needs & names) for step in steps}):
-        text = f"steps wait for one another: {' <- '.join(cycle)}"
-        yield ("steps", cycle[0]), text
+        yield ("steps", cycle[0]), f"steps depend on each other: {' <- '.join(cycle)}"
 
 
 def cycles(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return cycles of a directed graph: the nodes of each, the first again at the end.
+    """Return cycles of a directed graph: the nodes of each, with the first repeated at the end.
 
-    There are none exactly when the graph has none; of several that share nodes some may be left
-    out.
+    The result is empty if and only if the graph has no cycle. Of several cycles that share nodes,
+    some may be missing.
     """
     found: list[list[str]] = []
     done: set[str] = set()
@@ -184,5 +184,5 @@ def _walk(
 
 
 def _unknown(source: Source, names: Iterable[str]) -> str:
-    there = ", ".join(sorted(names))
-    return f"there is no step {source.step!r} to give {str(source)!r}; there is: request, {there}"
+    expected = ", ".join(sorted(names))
+    return f"{str(source)!r} names an unknown step; expected one of request, {expected}"

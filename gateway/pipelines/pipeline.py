@@ -1,7 +1,7 @@
-"""Pipeline: a Service made of Services, that answers like one model.
+"""Pipeline: a Service that runs a graph of models like one model.
 
-Tensors go from step to step by reference. What is asked of a pipeline is asked of its steps: it
-has one deadline, the caller's, and fails with the first of them that fails.
+Steps pass tensors by reference and share the caller's deadline. The first step that fails makes the
+pipeline fail.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.validation import quote_names
-from gateway.pipelines.errors import DOUBTFUL, failure, misfit
+from gateway.pipelines.errors import STALE_METADATA_CODES, failure, mismatch
 from gateway.pipelines.executor import run_steps
 from gateway.pipelines.graph import REQUEST, Graph, Source, Step
-from gateway.pipelines.signature import MisfitError
+from gateway.pipelines.signature import MismatchError
 from gateway.pipelines.signature_cache import SignatureCache
 from gateway.service import Dispatch, Service
 
@@ -45,19 +45,19 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 Record = Callable[[Step, str, float], None]
-"""Told of each step that was asked: "ok" or the error's code, and how long it took in seconds."""
+"""Called after each step with "ok" or the error's code, and the duration in seconds."""
 
-_WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 class Pipeline:
-    """Answers calls about one graph of models.
+    """Handles the calls to one graph of models.
 
     Args:
-        graph: Of the steps.
-        inner: Answers calls about the steps' models; tensors of its answers are whole.
-        knowledge: Of the models.
-        record: Told of each step.
+        graph: The graph.
+        inner: Handles calls to the steps' models; it replies with complete tensors.
+        signatures: The signature of the pipeline.
+        record: Called after each step.
         clock: Monotonic seconds.
     """
 
@@ -65,7 +65,7 @@ class Pipeline:
         self,
         graph: Graph,
         inner: Service,
-        knowledge: SignatureCache,
+        signatures: SignatureCache,
         *,
         record: Record | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -73,28 +73,28 @@ class Pipeline:
         self.graph = graph
         self._model = ModelRef(graph.name, graph.version)
         self._inner = inner
-        self._knowledge = knowledge
+        self._signatures = signatures
         self._record = record
         self._clock = clock
         self._dispatch = Dispatch(
             f"pipeline {graph.name!r}",
             {
                 ModelReadyRequest: self._ready,
-                ModelMetadataRequest: self._describe,
+                ModelMetadataRequest: self._metadata,
                 InferRequest: self._infer,
                 StreamInferRequest: self._stream,
             },
         )
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*.
+        """Handle *call*.
 
         Raises:
-            ModelNotFound: The pipeline has no such version.
-            InvalidRequest: The request does not fit the models.
-            NotReady: The models do not fit one another, or one is not served.
-            Unsupported: The request is part of a sequence, or this cannot be asked of a pipeline.
-            GatewayError: What a step failed with; the text names step and model.
+            ModelNotFound: The pipeline does not have this version.
+            InvalidRequest: The request does not match the models.
+            NotReady: The models do not match each other, or a model is not available.
+            Unsupported: The request is part of a sequence, or pipelines do not support the call.
+            GatewayError: The error of a step, with the names of step and model.
         """
         version = "" if call.model is None else call.model.version
         if version not in {"", self.graph.version}:
@@ -106,122 +106,124 @@ class Pipeline:
         return await self._dispatch(call)
 
     async def check(self) -> None:
-        """Find out whether the models fit together, as far as they can be asked.
+        """Check whether the models match, as far as their metadata are available.
 
         Raises:
-            MisfitError: They do not.
+            MismatchError: The models do not match.
         """
         try:
-            await self._knowledge.signature()
-        except MisfitError as error:
-            raise MisfitError(misfit(self.graph, error).message) from error
+            await self._signatures.get()
+        except MismatchError as error:
+            raise MismatchError(mismatch(self.graph, error).message) from error
         except GatewayError as error:
             log.warning("pipeline not checked", pipeline=self.graph.name, reason=error.message)
 
     async def _ready(self, call: ModelReadyRequest) -> bool:
-        """Ask every model; what cannot be asked is not ready."""
+        """Return whether all models are ready and match; a model that fails is not ready."""
         models = dict.fromkeys(step.model for step in self.graph.steps)
-        context = _within(call.context)
-        answers = await asyncio.gather(
+        context = _step_context(call.context)
+        replies = await asyncio.gather(
             *(self._inner(ModelReadyRequest(model=model, context=context)) for model in models),
-            self._knowledge.is_satisfied(),
+            self._signatures.is_consistent(),
             return_exceptions=True,
         )
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, GatewayError):
-                raise answer
-        return all(answer is True for answer in answers)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, GatewayError):
+                raise reply
+        return all(reply is True for reply in replies)
 
-    async def _describe(self, _call: ModelMetadataRequest) -> ModelMetadata:
+    async def _metadata(self, _call: ModelMetadataRequest) -> ModelMetadata:
         try:
-            return await self._knowledge.signature()
-        except MisfitError as error:
-            raise misfit(self.graph, error) from error
+            return await self._signatures.get()
+        except MismatchError as error:
+            raise mismatch(self.graph, error) from error
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
-        """Answer once: a pipeline has no more to say."""
-        return self._once(call.request.changed(context=call.context))
+        """Return a stream of one reply."""
+        return self._single_reply(call.request.changed(context=call.context))
 
-    async def _once(self, call: InferRequest) -> AsyncIterator[InferResponse]:
+    async def _single_reply(self, call: InferRequest) -> AsyncIterator[InferResponse]:
         yield await self._infer(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         if call.sequence is not None:
             raise Unsupported(
-                f"pipeline {self.graph.name!r} takes no sequences: its steps may be answered "
-                "anywhere",
+                f"pipeline {self.graph.name!r} does not support sequences: its steps may run on "
+                "different targets",
                 model=self._model,
             )
         try:
             return await self._run(call)
         except GatewayError as error:
-            if error.code in DOUBTFUL:
-                self._knowledge.ask_again()
+            if error.code in STALE_METADATA_CODES:
+                self._signatures.invalidate_if_stale()
             raise
 
     async def _run(self, call: InferRequest) -> InferResponse:
-        declared = await self._knowledge.declared()
-        wanted = declared.output_names(call)
-        tensors = {Source(REQUEST, tensor.name): tensor for tensor in declared.inputs(call)}
+        validator = await self._signatures.validator()
+        names = validator.output_names(call)
+        tensors = {Source(REQUEST, tensor.name): tensor for tensor in validator.inputs(call)}
 
         common = {
-            "context": _within(call.context),
+            "context": _step_context(call.context),
             "id": call.id,
             "priority": call.priority,
             "parameters": call.parameters,
         }
 
         async def run(step: Step) -> None:
-            for tensor in await self._answered(step, tensors, common):
+            for tensor in await self._call_step(step, tensors, common):
                 tensors[Source(step.name, tensor.name)] = tensor
 
-        await run_steps(self.graph.needed(wanted), run)
+        await run_steps(self.graph.required_steps(names), run)
         outputs = self.graph.outputs
         return InferResponse(
             model=self._model,
             id=call.id,
-            outputs=tuple(tensors[outputs[name]].renamed(name) for name in wanted),
+            outputs=tuple(tensors[outputs[name]].renamed(name) for name in names),
         )
 
-    async def _answered(
+    async def _call_step(
         self, step: Step, tensors: Mapping[Source, Tensor], common: Mapping[str, Any]
     ) -> list[Tensor]:
-        """Ask a step's model; return the outputs that somebody uses."""
+        """Call a step's model and return the outputs that the graph uses."""
         request = InferRequest(
             model=step.model,
             inputs=tuple([tensors[source].renamed(name) for name, source in step.inputs.items()]),
-            outputs=tuple(self.graph.asked(step).values()),
+            outputs=tuple(self.graph.used_outputs(step).values()),
             **common,
         )
-        begun, code = self._clock(), ErrorCode.CANCELLED.value
+        start, code = self._clock(), ErrorCode.CANCELLED.value
         try:
             reply = await self._inner(request)
-            found = self._used(step, reply)
+            outputs = self._used_outputs(step, reply)
             code = "ok"
         except GatewayError as error:
-            failed = failure(self.graph, step, error)
-            code = failed.code.value
-            raise failed from error
+            step_error = failure(self.graph, step, error)
+            code = step_error.code.value
+            raise step_error from error
         finally:
             if self._record is not None:
-                self._record(step, code, self._clock() - begun)
-        return found
+                self._record(step, code, self._clock() - start)
+        return outputs
 
-    def _used(self, step: Step, reply: InferResponse) -> list[Tensor]:
+    def _used_outputs(self, step: Step, reply: InferResponse) -> list[Tensor]:
         found = {tensor.name: tensor for tensor in reply.outputs}
-        for name in self.graph.asked(step):
+        for name in self.graph.used_outputs(step):
             if name not in found:
-                raise UpstreamError(f"it gave no output {name!r}; it gave {quote_names(found)}")
-        return [_kept(found[name]) for name in self.graph.asked(step)]
+                raise UpstreamError(
+                    f"the reply has no output {name!r}; its outputs are {quote_names(found)}"
+                )
+        return [_read_only(found[name]) for name in self.graph.used_outputs(step)]
 
 
-def _within(context: Context) -> Context:
-    """Return the context of a step's call: the caller's, without what is about its own message."""
-    return context.changed(needs=_WHOLE, origin=None, session=None)
+def _step_context(context: Context) -> Context:
+    """Return the context of a step's call: the caller's, without message-specific fields."""
+    return context.changed(needs=_NEEDS, origin=None, session=None)
 
 
-def _kept(tensor: Tensor) -> Tensor:
-    """Return *tensor* so that no model can write into it: others may be given the same memory."""
+def _read_only(tensor: Tensor) -> Tensor:
+    """Return *tensor* as a read-only view, because several models may share its memory."""
     data = tensor.data
     if not isinstance(data, ArrayData) or not data.array.flags.writeable:
         return tensor

@@ -1,4 +1,4 @@
-"""The signature of a pipeline, from those of its models; and whether they fit together. Pure."""
+"""The signature of a pipeline, derived from the signatures of its models."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 PLATFORM = "pipeline"
 
 
-class MisfitError(ValueError):
-    """Models that cannot be joined so; the text names both ends."""
+class MismatchError(ValueError):
+    """The models of a pipeline do not match; the text names both ends of a connection."""
 
 
 def signature_of(
-    graph: Graph, models: Mapping[str, ModelMetadata], *, whole: frozenset[str] = frozenset()
+    graph: Graph, models: Mapping[str, ModelMetadata], *, all_inputs: frozenset[str] = frozenset()
 ) -> ModelMetadata:
-    """Return what a pipeline takes and gives.
+    """Return the inputs and outputs of a pipeline.
 
     Args:
-        graph: Of the pipeline.
-        models: Metadata of the model of each step. A model that declares no inputs, or no outputs,
-            does not tell them: nothing is checked there.
-        whole: Steps whose models must be given every input that they declare; others may have
-            optional ones.
+        graph: The graph of the pipeline.
+        models: Metadata of the model of each step. The inputs, or outputs, of a model that declares
+            none are not checked.
+        all_inputs: Steps whose models require all their declared inputs; the inputs of others may
+            be optional.
 
     Raises:
-        MisfitError: A tensor is not there, or two ends of one differ in datatype or shape.
+        MismatchError: A tensor is missing, or its two ends differ in datatype or shape.
     """
-    given: dict[str, TensorMetadata] = {}
+    request: dict[str, TensorMetadata] = {}
     for step in graph.steps:
-        _check_names(graph, step, models[step.name], whole=step.name in whole)
+        _check_names(graph, step, models[step.name], all_inputs=step.name in all_inputs)
     for step in graph.steps:
         declared = {tensor.name: tensor for tensor in models[step.name].inputs}
         for name, source in step.inputs.items():
-            taken = declared.get(name, TensorMetadata(name, None, None))
+            target = declared.get(name, TensorMetadata(name, None, None))
             if source.step == REQUEST:
-                before = given.get(source.tensor, TensorMetadata(source.tensor, None, None))
-                given[source.tensor] = _joined(before, taken, source, step)
+                before = request.get(source.tensor, TensorMetadata(source.tensor, None, None))
+                request[source.tensor] = _merge(before, target, source, step)
             else:
-                _joined(_output(models[source.step], source), taken, source, step)
-    inputs = tuple(given.get(name, TensorMetadata(name, None, None)) for name in graph.inputs)
+                _merge(_output(models[source.step], source), target, source, step)
+    inputs = tuple(request.get(name, TensorMetadata(name, None, None)) for name in graph.inputs)
     by_name = {tensor.name: tensor for tensor in inputs}
     return ModelMetadata(
         name=graph.name,
@@ -63,40 +63,39 @@ def signature_of(
 
 
 def public_signature(
-    graph: Graph, given: ModelMetadata, derived: ModelMetadata | None
+    graph: Graph, configured: ModelMetadata, derived: ModelMetadata | None
 ) -> ModelMetadata:
-    """Return the signature to tell callers: what is *given*, and else what is *derived*.
+    """Return the signature for callers: *configured*, completed by *derived*.
 
     Raises:
-        MisfitError: The two contradict one another.
+        MismatchError: The two contradict each other.
     """
-    found = derived or ModelMetadata(name=graph.name)
-    for kind, mine, own in (
-        ("input", given.inputs, found.inputs),
-        ("output", given.outputs, found.outputs),
+    derived = derived or ModelMetadata(name=graph.name)
+    for kind, tensors, others in (
+        ("input", configured.inputs, derived.inputs),
+        ("output", configured.outputs, derived.outputs),
     ):
-        known = {tensor.name: tensor for tensor in own}
-        for tensor in mine:
-            other = known.get(tensor.name)
-            if other is not None and not _agree(tensor, other):
-                raise MisfitError(
-                    f"the signature's {kind} {tensor.name!r} is {_described(tensor)}, "
-                    f"the models have {_described(other)}"
+        by_name = {tensor.name: tensor for tensor in others}
+        for tensor in tensors:
+            other = by_name.get(tensor.name)
+            if other is not None and not _is_compatible(tensor, other):
+                raise MismatchError(
+                    f"{kind} {tensor.name!r} is {_type_text(tensor)} in the signature, "
+                    f"and {_type_text(other)} in the models"
                 )
-    return found.changed(
+    max_batch_size = configured.max_batch_size
+    return derived.changed(
         versions=(graph.version,),
         platform=PLATFORM,
-        inputs=given.inputs or found.inputs,
-        outputs=given.outputs or found.outputs,
-        max_batch_size=(
-            found.max_batch_size if given.max_batch_size is None else given.max_batch_size
-        ),
-        labels={**found.labels, **given.labels},
+        inputs=configured.inputs or derived.inputs,
+        outputs=configured.outputs or derived.outputs,
+        max_batch_size=derived.max_batch_size if max_batch_size is None else max_batch_size,
+        labels={**derived.labels, **configured.labels},
     )
 
 
-def missing_tensors(graph: Graph) -> ModelMetadata:
-    """Return what is known of a pipeline whose models cannot be asked: names alone."""
+def untyped_signature(graph: Graph) -> ModelMetadata:
+    """Return the signature without datatypes and shapes, if no model metadata are available."""
     return ModelMetadata(
         name=graph.name,
         versions=(graph.version,),
@@ -106,54 +105,54 @@ def missing_tensors(graph: Graph) -> ModelMetadata:
     )
 
 
-def _check_names(graph: Graph, step: Step, model: ModelMetadata, *, whole: bool) -> None:
+def _check_names(graph: Graph, step: Step, model: ModelMetadata, *, all_inputs: bool) -> None:
     inputs = [tensor.name for tensor in model.inputs]
     outputs = [tensor.name for tensor in model.outputs]
     for name in step.inputs if inputs else ():
         if name not in inputs:
-            raise MisfitError(f"{step} has no input {name!r}; its inputs are {quote_names(inputs)}")
-    for name in inputs if whole else ():
-        if name not in step.inputs:
-            raise MisfitError(
-                f"{step} needs input {name!r}, and is given {quote_names(step.inputs)}"
+            raise MismatchError(
+                f"{step} has no input {name!r}; its inputs are {quote_names(inputs)}"
             )
-    for name in graph.asked(step) if outputs else ():
+    for name in inputs if all_inputs else ():
+        if name not in step.inputs:
+            raise MismatchError(f"{step} needs input {name!r}, got {quote_names(step.inputs)}")
+    for name in graph.used_outputs(step) if outputs else ():
         if name not in outputs:
-            raise MisfitError(
+            raise MismatchError(
                 f"{step} has no output {name!r}; its outputs are {quote_names(outputs)}"
             )
 
 
-def _joined(
-    source: TensorMetadata, taken: TensorMetadata, place: Source, step: Step
+def _merge(
+    source: TensorMetadata, target: TensorMetadata, origin: Source, step: Step
 ) -> TensorMetadata:
-    """Return what is known of a tensor from both of its ends, under the name it comes by."""
-    if not _agree(source, taken):
-        raise MisfitError(
-            f"{step} takes input {taken.name!r} as {_described(taken)}, "
-            f"{str(place)!r} is {_described(source)}"
+    """Return the merged metadata of both ends of a connection, under the source's name."""
+    if not _is_compatible(source, target):
+        raise MismatchError(
+            f"{step} needs input {target.name!r} as {_type_text(target)}, "
+            f"{str(origin)!r} is {_type_text(source)}"
         )
     return TensorMetadata(
         source.name,
-        source.datatype or taken.datatype,
-        _narrower(source.shape, taken.shape),
+        source.datatype or target.datatype,
+        _narrower(source.shape, target.shape),
     )
 
 
-def _agree(one: TensorMetadata, other: TensorMetadata) -> bool:
+def _is_compatible(one: TensorMetadata, other: TensorMetadata) -> bool:
     if one.datatype is not None and other.datatype not in {None, one.datatype}:
         return False
     if one.shape is None or other.shape is None:
         return True
     return len(one.shape) == len(other.shape) and all(
-        mine == its or -1 in (mine, its) for mine, its in zip(one.shape, other.shape, strict=True)
+        a == b or -1 in (a, b) for a, b in zip(one.shape, other.shape, strict=True)
     )
 
 
 def _narrower(one: Shape | None, other: Shape | None) -> Shape | None:
     if one is None or other is None:
         return one or other
-    return tuple(max(mine, its) for mine, its in zip(one, other, strict=True))
+    return tuple(max(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _output(model: ModelMetadata, source: Source) -> TensorMetadata:
@@ -176,14 +175,14 @@ def _renamed(tensor: TensorMetadata, name: str) -> TensorMetadata:
 
 
 def _batch(models: Iterable[ModelMetadata]) -> int | None:
-    """Return the largest batch that every model takes; 0 where one does not batch."""
+    """Return the largest batch size of all models; 0 if one does not batch, None if unknown."""
     sizes = [model.max_batch_size for model in models]
     if 0 in sizes:
         return 0
-    known = [size for size in sizes if size is not None]
-    return min(known) if known and len(known) == len(sizes) else None
+    found = [size for size in sizes if size is not None]
+    return min(found) if found and len(found) == len(sizes) else None
 
 
-def _described(tensor: TensorMetadata) -> str:
+def _type_text(tensor: TensorMetadata) -> str:
     datatype = "any datatype" if tensor.datatype is None else tensor.datatype.name
     return datatype if tensor.shape is None else f"{datatype} {list(tensor.shape)}"

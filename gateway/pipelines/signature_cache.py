@@ -1,4 +1,4 @@
-"""Knowledge: what a pipeline knows of its models, asked now and then, and what follows from it."""
+"""SignatureCache: the signature of a pipeline, refreshed from its models' metadata."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.validation import RequestValidator
-from gateway.pipelines.errors import failure, misfit
+from gateway.pipelines.errors import failure, mismatch
 from gateway.pipelines.graph import Graph, Step
-from gateway.pipelines.signature import MisfitError, missing_tensors, public_signature, signature_of
+from gateway.pipelines.signature import (
+    MismatchError,
+    public_signature,
+    signature_of,
+    untyped_signature,
+)
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)
 
 _BATCHING = frozenset({Need.BATCHING})
-_HOLDS_S = 10.0
-_BELIEVED_S = 1.0
+_TTL_S = 10.0
+_MIN_AGE_S = 1.0
 
 
 class SignatureCache:
     """The signature of a pipeline, from its models' metadata.
 
     Args:
-        graph: Of the pipeline.
-        metadata: Answers questions for the models' metadata; asked often.
-        given: What is told of the pipeline instead of what the models tell; what it leaves out is
-            theirs.
-        whole: Steps whose models must be given every input that they declare.
-        doubt: Told of models whose metadata may have changed: something did not fit them.
+        graph: The graph of the pipeline.
+        metadata: Handles calls for the models' metadata; it must cache them.
+        configured: The signature of the configuration; the models complete it.
+        all_inputs: Steps whose models require all their declared inputs.
+        invalidate: Called with each model whose metadata may be stale.
         clock: Monotonic seconds.
     """
 
@@ -43,85 +47,85 @@ class SignatureCache:
         graph: Graph,
         metadata: Service,
         *,
-        given: ModelMetadata | None = None,
-        whole: frozenset[str] = frozenset(),
-        doubt: Callable[[ModelRef], None] | None = None,
+        configured: ModelMetadata | None = None,
+        all_inputs: frozenset[str] = frozenset(),
+        invalidate: Callable[[ModelRef], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._graph = graph
         self._metadata = metadata
-        self._given = given
-        self._whole = whole
-        self._doubt = doubt
+        self._configured = configured
+        self._all_inputs = all_inputs
+        self._invalidate = invalidate
         self._clock = clock
-        self._declared = RequestValidator(missing_tensors(graph), graph.version)
-        self._until = float("-inf")
+        self._validator = RequestValidator(untyped_signature(graph), graph.version)
+        self._expires = float("-inf")
 
-    async def signature(self) -> ModelMetadata:
-        """Return what callers are told.
+    async def get(self) -> ModelMetadata:
+        """Return the signature for callers.
 
         Raises:
-            GatewayError: A model cannot be asked, and nobody else tells what it takes or gives.
-            MisfitError: The models do not fit together.
+            GatewayError: The metadata of a model are unavailable and not configured.
+            MismatchError: The models do not match.
         """
-        given, steps = self._given, self._graph.steps
+        configured, steps = self._configured, self._graph.steps
         try:
-            models = await asyncio.gather(*(self._of_model(step) for step in steps))
+            models = await asyncio.gather(*(self._model_metadata(step) for step in steps))
         except GatewayError:
-            if given is None or not (given.inputs and given.outputs):
+            if configured is None or not (configured.inputs and configured.outputs):
                 raise
-            return public_signature(self._graph, given, None)
+            return public_signature(self._graph, configured, None)
         found = {step.name: model for step, model in zip(steps, models, strict=True)}
-        derived = signature_of(self._graph, found, whole=self._whole)
-        return derived if given is None else public_signature(self._graph, given, derived)
+        derived = signature_of(self._graph, found, all_inputs=self._all_inputs)
+        return derived if configured is None else public_signature(self._graph, configured, derived)
 
-    async def is_satisfied(self) -> bool:
-        """Return whether the models fit together, as far as is known."""
+    async def is_consistent(self) -> bool:
+        """Return whether the models match; True if their metadata are unavailable."""
         try:
-            await self.signature()
-        except MisfitError:
+            await self.get()
+        except MismatchError:
             return False
         except GatewayError as error:
-            self._unchecked(error)
+            self._log_unchecked(error)
         return True
 
-    async def declared(self) -> RequestValidator:
-        """Return what requests are held to: what is told, or names alone while nothing can be.
+    async def validator(self) -> RequestValidator:
+        """Return the validator of requests; without metadata it only checks names.
 
         Raises:
-            NotReady: The models do not fit together.
+            NotReady: The models do not match.
         """
         now = self._clock()
-        if now < self._until:
-            return self._declared
-        self._until = now + _HOLDS_S  # one asks; others go by what was known before
+        if now < self._expires:
+            return self._validator
+        self._expires = now + _TTL_S  # one call refreshes; concurrent calls use the old validator
         try:
-            self._declared = RequestValidator(await self.signature(), self._graph.version)
-        except MisfitError as error:
-            self._until = now
-            raise misfit(self._graph, error) from error
+            self._validator = RequestValidator(await self.get(), self._graph.version)
+        except MismatchError as error:
+            self._expires = now
+            raise mismatch(self._graph, error) from error
         except GatewayError as error:
-            self._unchecked(error)
+            self._log_unchecked(error)
         except BaseException:
-            self._until = now  # whoever asked has left
+            self._expires = now  # the caller cancelled
             raise
-        return self._declared
+        return self._validator
 
-    def ask_again(self) -> None:
-        """Ask the models anew next time, for one may be another; not what was asked just now."""
-        if self._clock() < self._until - _HOLDS_S + _BELIEVED_S:
+    def invalidate_if_stale(self) -> None:
+        """Discard the metadata unless they are recent, because a model may have changed."""
+        if self._clock() < self._expires - _TTL_S + _MIN_AGE_S:
             return
-        self._until = float("-inf")
+        self._expires = float("-inf")
         for step in self._graph.steps:
-            if self._doubt is not None:
-                self._doubt(step.model)
+            if self._invalidate is not None:
+                self._invalidate(step.model)
 
-    async def _of_model(self, step: Step) -> ModelMetadata:
-        question = ModelMetadataRequest(model=step.model, context=Context(needs=_BATCHING))
+    async def _model_metadata(self, step: Step) -> ModelMetadata:
+        call = ModelMetadataRequest(model=step.model, context=Context(needs=_BATCHING))
         try:
-            return await self._metadata(question)
+            return await self._metadata(call)
         except GatewayError as error:
             raise failure(self._graph, step, error) from error
 
-    def _unchecked(self, error: GatewayError) -> None:
+    def _log_unchecked(self, error: GatewayError) -> None:
         log.debug("pipeline not checked", pipeline=self._graph.name, reason=error.message)

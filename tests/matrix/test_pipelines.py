@@ -18,7 +18,7 @@ from gateway.frontend import Frontend
 from gateway.ir.calls import Call
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
-from gateway.pipelines.graph import Graph, Step, parsed_source
+from gateway.pipelines.graph import Graph, Step, parse_source
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache
 from gateway.policies.complete.policy import Complete
@@ -54,7 +54,7 @@ def graph(name: str, model: str, text: str) -> Graph:
     """Return the graph of a pipeline whose steps ask *model*, and one for text."""
 
     def step(step_name: str, asked: str, first: str, second: str) -> Step:
-        inputs = {"INPUT0": parsed_source(first), "INPUT1": parsed_source(second)}
+        inputs = {"INPUT0": parse_source(first), "INPUT1": parse_source(second)}
         return Step(step_name, ModelRef(asked), inputs)
 
     steps = [
@@ -69,7 +69,7 @@ def graph(name: str, model: str, text: str) -> Graph:
         "difference": "beside.OUTPUT1",
         "twice_t": "text.OUTPUT0",
     }
-    return Graph(name, "1", steps, {key: parsed_source(text) for key, text in outputs.items()})
+    return Graph(name, "1", steps, {key: parse_source(text) for key, text in outputs.items()})
 
 
 @asynccontextmanager

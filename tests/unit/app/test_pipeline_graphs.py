@@ -53,17 +53,17 @@ def test_a_pipeline_of_models_and_pipelines_is_right() -> None:
         (
             "INPUT0: own.OUTPUT0",
             "INPUT0: mine.OUTPUT0",
-            "10:55: pipelines.p.steps.more.inputs.INPUT0: there is no step 'mine' to give 'mine.",
+            "10:55: pipelines.p.steps.more.inputs.INPUT0: 'mine.OUTPUT0' names an unknown step",
         ),
         (
             "own: {inputs: {INPUT0: request.a",
             "own: {inputs: {INPUT0: more.OUTPUT0",
-            "9:12: pipelines.p.steps.own: steps wait for one another: own <- more <- own",
+            "9:12: pipelines.p.steps.own: steps depend on each other: own <- more <- own",
         ),
         (
             "sum: more.OUTPUT0",
             "sum: own.OUTPUT0",
-            "10:13: pipelines.p.steps.more: nobody uses what this step gives",
+            "10:13: pipelines.p.steps.more: no output of this step is used",
         ),
         (
             "model: own, version",

@@ -200,7 +200,7 @@ async def test_models_that_do_not_fit_keep_the_gateway_from_starting() -> None:
     """What can be known at start is an error at start."""
     text = SUMS.replace("second: {model: simple,", "second: {model: simple_string,")
     message = (
-        r"pipeline 'sums' does not fit together: step 'second' \(model 'simple_string'\) takes "
+        r"the models of pipeline 'sums' do not match: step 'second' \(model 'simple_string'\) needs "
         r"input 'INPUT0' as BYTES \[-1, 16\], 'first.OUTPUT0' is INT32 \[-1, 16\]"
     )
     with pytest.raises(StartError, match=message):

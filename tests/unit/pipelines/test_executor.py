@@ -8,13 +8,13 @@ import pytest
 
 from gateway.ir.context import ModelRef
 from gateway.pipelines.executor import run_steps
-from gateway.pipelines.graph import Step, parsed_source
+from gateway.pipelines.graph import Step, parse_source
 from tests.fakes import settle
 
 
 def step(name: str, *needs: str) -> Step:
-    sources = {f"x{n}": parsed_source(f"{other}.y") for n, other in enumerate(needs)}
-    return Step(name, ModelRef("m"), sources or {"x": parsed_source("request.x")})
+    sources = {f"x{n}": parse_source(f"{other}.y") for n, other in enumerate(needs)}
+    return Step(name, ModelRef("m"), sources or {"x": parse_source("request.x")})
 
 
 class Steps:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gateway.ir.context import ModelRef
-from gateway.pipelines.graph import Graph, Source, Step, cycles, faults, parsed_source
+from gateway.pipelines.graph import Graph, Source, Step, cycles, graph_errors, parse_source
 
 
 def step(name: str, **inputs: str) -> Step:
-    return Step(name, ModelRef(f"m-{name}"), {key: parsed_source(s) for key, s in inputs.items()})
+    return Step(name, ModelRef(f"m-{name}"), {key: parse_source(s) for key, s in inputs.items()})
 
 
 def outputs(**given: str) -> dict[str, Source]:
-    return {name: parsed_source(text) for name, text in given.items()}
+    return {name: parse_source(text) for name, text in given.items()}
 
 
 DIAMOND = Graph(
@@ -37,7 +37,7 @@ def test_what_the_request_gives() -> None:
 
 def test_what_is_asked_of_a_step() -> None:
     """Outputs that nobody uses are not asked for; those that several use are asked for once."""
-    asked = {one.name: tuple(DIAMOND.asked(one)) for one in DIAMOND.steps}
+    asked = {one.name: tuple(DIAMOND.used_outputs(one)) for one in DIAMOND.steps}
     assert {
         "last": ("y",),
         "left": ("y",),
@@ -60,7 +60,7 @@ def test_what_is_asked_of_a_step() -> None:
 def test_steps_that_are_needed(wanted: tuple[str, ...], names: list[str]) -> None:
     """Only what leads to the outputs is run."""
     for _ in range(2):
-        assert names == [one.name for one in DIAMOND.needed(wanted)]
+        assert names == [one.name for one in DIAMOND.required_steps(wanted)]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_steps_that_are_needed(wanted: tuple[str, ...], names: list[str]) -> Non
 )
 def test_sources_are_read(text: str, source: Source) -> None:
     """Tensors may have dots in their names, steps may not."""
-    assert source == parsed_source(text)
+    assert source == parse_source(text)
     assert text == str(source)
 
 
@@ -81,7 +81,7 @@ def test_sources_are_read(text: str, source: Source) -> None:
 def test_what_is_no_source(text: str) -> None:
     """A source has a step and a tensor."""
     with pytest.raises(ValueError, match=r"is neither request\.INPUT nor STEP\.OUTPUT"):
-        parsed_source(text)
+        parse_source(text)
 
 
 @pytest.mark.parametrize(
@@ -93,41 +93,41 @@ def test_what_is_no_source(text: str) -> None:
             [
                 (
                     "steps.a.inputs.x",
-                    "there is no step 'nobody' to give 'nobody.y'; there is: reques",
+                    "'nobody.y' names an unknown step; expected one of reques",
                 )
             ],
         ),
         (
             [step("a", x="request.x")],
             {"y": "a.y", "z": "b.z"},
-            [("outputs.z", "there is no step 'b' to give 'b.z'; there is: request, a")],
+            [("outputs.z", "'b.z' names an unknown step; expected one of request, a")],
         ),
         (
             [step("a", x="request.x"), step("b", x="a.y")],
             {"y": "a.y"},
-            [("steps.b", "nobody uses what this step gives")],
+            [("steps.b", "no output of this step is used")],
         ),
         (
             [step("request", x="request.x")],
             {"y": "request.y"},
             [
-                ("steps.request", "a step is not called 'request'"),
+                ("steps.request", "the name of a step must not be 'request'"),
             ],
         ),
         (
             [step("a.b", x="request.x")],
             {"y": "request.y"},
-            [("steps.a.b", "has no dot in its name"), ("steps.a.b", "nobody uses")],
+            [("steps.a.b", "or contain a dot"), ("steps.a.b", "no output of this step")],
         ),
         (
             [step("a", x="b.y"), step("b", x="c.y"), step("c", x="a.y")],
             {"y": "a.y"},
-            [("steps.a", "steps wait for one another: a <- b <- c <- a")],
+            [("steps.a", "steps depend on each other: a <- b <- c <- a")],
         ),
         (
             [step("a", x="a.y")],
             {"y": "a.y"},
-            [("steps.a", "steps wait for one another: a <- a")],
+            [("steps.a", "steps depend on each other: a <- a")],
         ),
     ],
     ids=["input", "output", "unused", "request", "dot", "cycle", "itself"],
@@ -136,7 +136,7 @@ def test_faults_have_a_place(
     steps: list[Step], given: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
     """Everything wrong is found, and the graph is not made."""
-    found = [(".".join(path), text) for path, text in faults(steps, outputs(**given))]
+    found = [(".".join(path), text) for path, text in graph_errors(steps, outputs(**given))]
     assert [path for path, _ in expected] == [path for path, _ in found]
     for (_, text), (_, words) in zip(found, expected, strict=True):
         assert words in text

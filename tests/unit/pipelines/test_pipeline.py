@@ -36,9 +36,9 @@ from gateway.ir.errors import (
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, items_tensor
-from gateway.pipelines.graph import Graph, Step, parsed_source
+from gateway.pipelines.graph import Graph, Step, parse_source
 from gateway.pipelines.pipeline import Pipeline
-from gateway.pipelines.signature import MisfitError
+from gateway.pipelines.signature import MismatchError
 from gateway.pipelines.signature_cache import SignatureCache
 from tests.fakes import FakeClock, ScriptedService, settle
 
@@ -51,12 +51,12 @@ T = array_tensor("t", np.array([5], np.int64))
 
 
 def step(name: str, model: str = "", **inputs: str) -> Step:
-    sources = {key: parsed_source(text) for key, text in inputs.items()}
+    sources = {key: parse_source(text) for key, text in inputs.items()}
     return Step(name, ModelRef(*(model or f"m-{name}").split("@")), sources)
 
 
 def graph(*steps: Step, **outputs: str) -> Graph:
-    return Graph("p", "3", steps, {name: parsed_source(text) for name, text in outputs.items()})
+    return Graph("p", "3", steps, {name: parse_source(text) for name, text in outputs.items()})
 
 
 SPLIT = graph(
@@ -269,7 +269,7 @@ async def test_an_answer_without_what_is_used() -> None:
     """What the model gave instead is told."""
     reply = InferResponse(model=ModelRef("m-a"), outputs=(X.renamed("z"),))
     inner = ScriptedService(reply, always=answer)
-    message = r"step 'a' \(model 'm-a'\): it gave no output 'o'; it gave 'z'"
+    message = r"step 'a' \(model 'm-a'\): the reply has no output 'o'; its outputs are 'z'"
     with pytest.raises(UpstreamError, match=message):
         await pipeline(inner)(call())
 
@@ -341,7 +341,7 @@ async def test_a_model_that_was_loaded_anew_is_asked_again(after: float) -> None
         ScriptedService(always=answer),
         metadata=metadata,
         clock=clock,
-        doubt=lambda model: doubted.append(model.name),
+        invalidate=lambda model: doubted.append(model.name),
     )
     await service(call())
     other = {"m-a": MODELS["m-b"], "m-c": ModelMetadata(name="m-c", outputs=tensors(("o", INT64)))}
@@ -368,11 +368,11 @@ async def test_metadata_that_cannot_be_had() -> None:
     given = ModelMetadata(name="p", inputs=tensors(("x", FP32), ("t", INT64)), outputs=tensors(
         ("out", FP32), ("same", FP32), ("given", FP32)
     ))  # fmt: skip
-    service = pipeline(ScriptedService(), metadata=metadata, given=given)
+    service = pipeline(ScriptedService(), metadata=metadata, configured=given)
     assert given.outputs == (await service(ModelMetadataRequest(model=P))).outputs
     part = ModelMetadata(name="p", inputs=given.inputs)
     with pytest.raises(Unavailable, match=message):
-        await pipeline(ScriptedService(), metadata=metadata, given=part)(
+        await pipeline(ScriptedService(), metadata=metadata, configured=part)(
             ModelMetadataRequest(model=P)
         )
 
@@ -385,10 +385,10 @@ async def test_models_that_do_not_fit_are_found_at_start_and_at_the_call() -> No
     inner = ScriptedService(always=True)
     service = pipeline(inner, metadata=Metadata(MISFIT))
     message = (
-        r"pipeline 'p' does not fit together: step 'b' \(model 'm-b'\) has no input 'i'; "
+        r"the models of pipeline 'p' do not match: step 'b' \(model 'm-b'\) has no input 'i'; "
         "its inputs are 'j'"
     )
-    with pytest.raises(MisfitError, match=message):
+    with pytest.raises(MismatchError, match=message):
         await service.check()
     for request in (call(), call(), ModelMetadataRequest(model=P)):
         with pytest.raises(NotReady, match=message):
@@ -457,7 +457,7 @@ async def test_a_stream_has_one_answer() -> None:
 async def test_sequences_are_refused() -> None:
     """Steps are answered anywhere: what a sequence left with one server another does not have."""
     inner = ScriptedService(always=answer)
-    with pytest.raises(Unsupported, match="pipeline 'p' takes no sequences"):
+    with pytest.raises(Unsupported, match="pipeline 'p' does not support sequences"):
         await pipeline(inner)(call(sequence=Sequence(1, start=True)))
     assert [] == inner.calls
 

@@ -109,4 +109,4 @@ def test_any_graph_gives_numpys_result(
     for tensor in reply.outputs:
         expected = numpys(graph, graph.outputs[tensor.name])
         assert expected.tolist() == as_numpy(tensor).tolist()
-    assert len(graph.needed(tuple(names))) == inner.asked
+    assert len(graph.required_steps(tuple(names))) == inner.asked

@@ -9,8 +9,13 @@ import pytest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.pipelines.graph import Graph, Step, parsed_source
-from gateway.pipelines.signature import MisfitError, missing_tensors, public_signature, signature_of
+from gateway.pipelines.graph import Graph, Step, parse_source
+from gateway.pipelines.signature import (
+    MismatchError,
+    public_signature,
+    signature_of,
+    untyped_signature,
+)
 
 FP32, INT64 = Datatype.FP32, Datatype.INT64
 
@@ -26,11 +31,11 @@ def model(
 
 
 def step(name: str, **inputs: str) -> Step:
-    return Step(name, ModelRef(f"m-{name}"), {key: parsed_source(s) for key, s in inputs.items()})
+    return Step(name, ModelRef(f"m-{name}"), {key: parse_source(s) for key, s in inputs.items()})
 
 
 def graph(*steps: Step, **outputs: str) -> Graph:
-    given = {name: parsed_source(text) for name, text in outputs.items()}
+    given = {name: parse_source(text) for name, text in outputs.items()}
     return Graph("p", "2", list(steps), given)
 
 
@@ -97,16 +102,16 @@ def test_an_input_of_two_models_is_what_both_take(one: Any, other: Any, found: A
         (
             (FP32, -1, 4),
             (INT64, -1, 4),
-            r"step 'b' \(model 'm-b'\) takes input 'x' as INT64 .*'request.in' is FP32 \[-1, 4\]",
+            r"step 'b' \(model 'm-b'\) needs input 'x' as INT64 .*'request.in' is FP32 \[-1, 4\]",
         ),
-        ((FP32, -1, 4), (FP32, -1, 5), r"takes input 'x' as FP32 \[-1, 5\], 'request.in' is"),
+        ((FP32, -1, 4), (FP32, -1, 5), r"needs input 'x' as FP32 \[-1, 5\], 'request.in' is"),
         ((FP32, 4), (FP32, 1, 4), r"FP32 \[1, 4\], 'request.in' is FP32 \[4\]"),
     ],
 )
 def test_an_input_that_two_models_take_differently(one: Any, other: Any, message: str) -> None:
     """Both ends of the tensor are named."""
     models = {"a": model([tensor("x", *one)], []), "b": model([tensor("x", *other)], [])}
-    with pytest.raises(MisfitError, match=message):
+    with pytest.raises(MismatchError, match=message):
         signature_of(SHARED, models)
 
 
@@ -116,7 +121,7 @@ def test_an_input_that_two_models_take_differently(one: Any, other: Any, message
         (
             model([tensor("x")], [tensor("y", INT64, -1)]),
             model([tensor("x", FP32, -1)], [tensor("y")]),
-            r"step 'b' \(model 'm-b'\) takes input 'x' as FP32 \[-1\], 'a.y' is INT64 \[-1\]",
+            r"step 'b' \(model 'm-b'\) needs input 'x' as FP32 \[-1\], 'a.y' is INT64 \[-1\]",
         ),
         (
             model([tensor("z")], [tensor("y")]),
@@ -133,7 +138,7 @@ def test_an_input_that_two_models_take_differently(one: Any, other: Any, message
 )
 def test_models_that_do_not_fit(first: ModelMetadata, second: ModelMetadata, message: str) -> None:
     """What one gives the other must take; what is used must be there."""
-    with pytest.raises(MisfitError, match=message):
+    with pytest.raises(MismatchError, match=message):
         signature_of(CHAIN, {"a": first, "b": second})
 
 
@@ -141,8 +146,8 @@ def test_inputs_that_are_not_given() -> None:
     """A model may have optional inputs, unless it is known to need all of them."""
     models = {"a": model([tensor("x"), tensor("z")], []), "b": model([], [])}
     signature_of(CHAIN, models)
-    with pytest.raises(MisfitError, match=r"step 'a' .* needs input 'z', and is given 'x'"):
-        signature_of(CHAIN, models, whole=frozenset({"a"}))
+    with pytest.raises(MismatchError, match=r"step 'a' .* needs input 'z', got 'x'"):
+        signature_of(CHAIN, models, all_inputs=frozenset({"a"}))
 
 
 def test_models_that_tell_nothing() -> None:
@@ -153,7 +158,7 @@ def test_models_that_tell_nothing() -> None:
         tuple(one.name for one in found.inputs),
         tuple(one.name for one in found.outputs),
     )
-    assert found == missing_tensors(CHAIN)
+    assert found == untyped_signature(CHAIN)
 
 
 GIVEN = model(
@@ -180,6 +185,6 @@ def test_a_given_signature_is_told() -> None:
 def test_a_given_signature_that_the_models_contradict() -> None:
     """A signature cannot make a model take what it does not."""
     wrong = model([tensor("in", INT64)], [])
-    message = r"the signature's input 'in' is INT64, the models have FP32 \[2, -1\]"
-    with pytest.raises(MisfitError, match=message):
+    message = r"input 'in' is INT64 in the signature, and FP32 \[2, -1\] in the models"
+    with pytest.raises(MismatchError, match=message):
         public_signature(CHAIN, wrong, DERIVED)
