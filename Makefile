@@ -68,7 +68,8 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
-	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not interop and not hostile and not slow and not gpu"
+	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
+		--ignore tests/hostile --ignore tests/interop
 
 .PHONY: interop
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on each transport implementation.
