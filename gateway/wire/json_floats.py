@@ -34,7 +34,7 @@ def dump_exact(document: Any) -> bytes:
 
 
 def has_largest(array: npt.NDArray[Any]) -> bool:
-    """Tell whether *array* is FP32 and has the largest value, or its negative."""
+    """Return whether *array* is FP32 and has the largest value, or its negative."""
     return bool(array.dtype == np.float32 and (np.abs(array) == _LARGEST).any())
 
 

@@ -1,6 +1,7 @@
-"""GraphPipe, over HTTP and over TCP and unix sockets: what this folder exports is `SPEC`.
+"""GraphPipe over HTTP, and over TCP and unix sockets.
 
-The options of listeners and upstreams are described in `options.Settings`.
+Read `translate.py` first, then the codecs in `http.py` and `stream.py`.  `options.py` describes the
+options of listeners and upstreams.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GraphPipe's `config`: opaque bytes of a request, as parameters of the IR and back.
+"""GraphPipe's `config`, opaque bytes of a request, to parameters of the IR and back.
 
-The whole of it is one parameter, so that it arrives as it was sent. Where it is a JSON object,
-settings that every protocol has are taken from it besides. No config is an error by itself.
+One parameter has all of the config, so that it is forwarded unchanged.  From a JSON object, the
+settings that every protocol has are read too.  No config is an error.
 
 Source: docs/protocols/graphpipe.md, "4. Inference requests".
 """
@@ -20,15 +20,15 @@ from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits
 
 CONFIG: Final = "graphpipe_config"
-"""The parameter that holds a config which is UTF-8 text."""
+"""The parameter with a config that is UTF-8 text."""
 
 CONFIG_BASE64: Final = "graphpipe_config_base64"
-"""The parameter that holds any other config."""
+"""The parameter with any other config."""
 
 _JSON_OBJECT: Final = 0x7B
 _TIMEOUT_MS: Final = "timeout_ms"
 _MOST: Final = (1 << 53) - 1
-# Parameters that mean something of their own elsewhere: a config may not set them unseen.
+# Parameters with a meaning in other protocols, which a config may not set.
 _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
 )
@@ -37,13 +37,12 @@ _RESERVED_PREFIXES: Final = ("triton_", "graphpipe_")
 
 @dataclass(frozen=True, slots=True)
 class ConfigParameter:
-    """What a config says.
+    """The settings in a config.
 
     Attributes:
-        id: Of the request; "" for none.
         priority: 0 for the model's default.
         timeout_us: None for none.
-        parameters: The config itself, and what its `parameters` hold.
+        parameters: The config itself, and the entries of its `parameters`.
     """
 
     id: str = ""
@@ -56,7 +55,7 @@ NO_SETTINGS: Final = ConfigParameter()
 
 
 def read_config(config: memoryview, limits: MessageLimits) -> ConfigParameter:
-    """Return what *config* says; never raises for what is in it."""
+    """Return the settings in *config*; never raises, whatever it contains."""
     if not config:
         return NO_SETTINGS
     parameters: dict[str, Parameter] = {}
@@ -76,10 +75,10 @@ def read_config(config: memoryview, limits: MessageLimits) -> ConfigParameter:
 
 
 def write_config(parameters: Parameters) -> bytes:
-    """Return the config that *parameters* hold; empty when they hold none.
+    """Return the config that *parameters* contain; empty when they contain none.
 
     Raises:
-        InvalidRequest: It is not a text, or not base64.
+        InvalidRequest: It is not text, or not base64.
     """
     text = parameters.get(CONFIG)
     if isinstance(text, str):
@@ -92,17 +91,17 @@ def write_config(parameters: Parameters) -> bytes:
             raise InvalidRequest(f"parameter {CONFIG_BASE64!r} is not base64: {error}") from error
     for name, value in ((CONFIG, text), (CONFIG_BASE64, coded)):
         if value is not None:
-            raise InvalidRequest(f"parameter {name!r} is {value!r}, needed is a text")
+            raise InvalidRequest(f"parameter {name!r} is {value!r}: expected text")
     return b""
 
 
 def _object(config: memoryview, limits: MessageLimits) -> dict[str, Any]:
-    """Return the JSON object that *config* is; an empty one when it is something else."""
+    """Return *config* as a JSON object; an empty one when it is something else."""
     if config[0] != _JSON_OBJECT or len(config) > limits.json_bytes:
         return {}
     try:
         found = orjson.loads(config)
-    except orjson.JSONDecodeError:  # config is opaque: most of what looks like JSON need not be
+    except orjson.JSONDecodeError:  # a config that begins like JSON may be something else
         return {}
     return found if isinstance(found, dict) else {}
 

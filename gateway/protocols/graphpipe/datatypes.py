@@ -1,7 +1,7 @@
-"""Datatypes as GraphPipe numbers them, and tensors in the form they travel in.
+"""Numbers of datatypes in GraphPipe, and tensors in their wire form.
 
-GraphPipe has no BOOL and no BF16: they leave as Uint8 and Float32. The way back is not here, for
-a message does not tell them apart; whoever knows the model's declared datatypes undoes it.
+GraphPipe has no BOOL and no BF16: they are sent as Uint8 and Float32.  A message does not tell them
+apart, so `gateway.policies.complete` restores them from the model's declared datatypes.
 
 Source: docs/protocols/graphpipe.md, "9. Datatypes and values".
 """
@@ -20,7 +20,7 @@ from gateway.protocols.graphpipe.flatbuffer_writer import WireTensor
 NULL = 0
 STRING = 12
 
-# By number; 0, Null, is no datatype.
+# By number; 0, Null, is not a datatype.
 DATATYPES: tuple[Datatype | None, ...] = (
     None,
     Datatype.UINT8,
@@ -52,7 +52,7 @@ TYPE_NAMES = (
     "String",
 )
 
-# What GraphPipe has no number for, and what it travels as.
+# Datatypes without a number in GraphPipe, and their substitutes on the wire.
 STAND_INS: dict[Datatype, Datatype] = {
     Datatype.BOOL: Datatype.UINT8,
     Datatype.BF16: Datatype.FP32,
@@ -65,16 +65,16 @@ NUMBERS.update({datatype: NUMBERS[stand_in] for datatype, stand_in in STAND_INS.
 
 
 def number_of(datatype: Datatype | None) -> int:
-    """Return the number that metadata shows for *datatype*; Null when it is not known."""
+    """Return the number of *datatype* in metadata; Null when it is unknown."""
     return NULL if datatype is None else NUMBERS[datatype]
 
 
 def wire_tensor(tensor: Tensor) -> WireTensor:
-    """Return *tensor* in the form it travels in; copies BF16 (widened) and BYTES only.
+    """Return *tensor* in its wire form; copies BF16 (widened) and BYTES only.
 
     Raises:
-        Unsupported: Its datatype or shape is not known.
-        InvalidTensor: Its data is not of its datatype.
+        Unsupported: Its datatype or shape is unknown.
+        InvalidTensor: Its data does not fit its datatype.
     """
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
@@ -92,5 +92,5 @@ def wire_tensor(tensor: Tensor) -> WireTensor:
 
 
 def wire_tensors(tensors: Sequence[Tensor]) -> list[WireTensor]:
-    """Return *tensors* as `wire_tensor` does, in their order."""
+    """Return the wire forms of *tensors*, in their order."""
     return [wire_tensor(tensor) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""GraphPipe's errors and metadata in messages, read and written.
+"""Reads and writes errors and metadata in GraphPipe messages.
 
-Metadata of old servers is wrong, huge or empty, and some send broken errors beside good outputs:
-what can be told is read, and what cannot is left as unknown.
+Metadata of old servers is wrong, huge or empty, and some send broken errors with good outputs.
+Fields that can be read are read; others stay unknown.
 
 Source: docs/protocols/graphpipe.md, "5. Metadata", "6. Errors", "10. Upstreams".
 """
@@ -34,7 +34,7 @@ _IO_METADATA: Final = table("an IOMetadata table", 4, 4, 4, 1)
 _CODE: Final = Struct("<q").unpack_from
 _WORD: Final = Struct("<I")
 _MOST_ERRORS: Final = 64
-# A model has fewer outputs; what has more is the dump of a whole graph (graphpipe-tf).
+# A model has fewer outputs; longer lists are the dump of a complete graph (graphpipe-tf).
 _GRAPH: Final = 64
 _DEFAULTS: Final = re.compile(r"Default (Inputs|Outputs): \[([^\]]*)\]")
 _TENSOR_VTABLE_AT, _SHAPELESS_VTABLE_AT = 20, 32
@@ -47,7 +47,7 @@ _METADATA_HEAD: Final = (
     + pack("<6H", 12, 20, 4, 8, 0, 16)  # at 32: IOMetadata of unknown shape
     + pack("<i6I", 44 - 4, *bytes(6))  # at 44: vtable, four texts, inputs, outputs
 )
-# What a description says of an input or output that travels as another type, and what it means.
+# How a description names the datatype of an input or output that is sent as a substitute.
 STAND_IN_TEXTS: Final = {
     datatype: f"{datatype.value} as {TYPE_NAMES[number_of(stand_in)]}"
     for datatype, stand_in in STAND_INS.items()
@@ -56,14 +56,14 @@ _MEANT: Final = {text: datatype for datatype, text in STAND_IN_TEXTS.items()}
 
 
 class ErrorMessage(NamedTuple):
-    """One error of an answer: its number, 0 when it was not set, and its text."""
+    """One error of a response: its number, 0 when it was not set, and its text."""
 
     number: int
     text: str
 
 
 class MetadataMessage(NamedTuple):
-    """A metadata answer.
+    """A metadata response.
 
     Attributes:
         name: Of the model.
@@ -81,22 +81,22 @@ class MetadataMessage(NamedTuple):
 
 
 def read_errors(message: FlatbufferMessage, at: int) -> list[ErrorMessage]:
-    """Return the errors of the vector that the offset at *at* points to.
+    """Return the errors in the vector at the offset field *at*.
 
     Raises:
         MalformedMessage: They cannot be read, or one has no text.
     """
     start, count = message.vector(at, 4, "the errors")
     if count > _MOST_ERRORS:
-        raise MalformedMessage(f"{count} errors in an answer, at most {_MOST_ERRORS} are read")
+        raise MalformedMessage(f"response has {count} errors: expected at most {_MOST_ERRORS}")
     return [_error(message, place) for place in range(start, start + 4 * count, 4)]
 
 
 def read_honest_errors(message: FlatbufferMessage, at: int) -> list[ErrorMessage]:
-    """Return the errors that stand beside outputs; none when they cannot be read.
+    """Return the errors of a response with outputs; none when they cannot be read.
 
-    Python servers on a flatbuffers of 2.0.7 or later claim as many errors as they send outputs,
-    and send none; the outputs are good.
+    Python servers on flatbuffers 2.0.7 or later declare as many errors as outputs, and send none.
+    The outputs are good.
     """
     try:
         return read_errors(message, at)
@@ -105,9 +105,9 @@ def read_honest_errors(message: FlatbufferMessage, at: int) -> list[ErrorMessage
 
 
 def read_metadata(message: FlatbufferMessage) -> MetadataMessage | None:
-    """Return the metadata that *message* is; None when it has neither inputs nor outputs.
+    """Return *message* as metadata; None when it has neither inputs nor outputs.
 
-    Then it is none: an InferResponse, perhaps, which says what went wrong.
+    Such a message may be an InferResponse with an error.
 
     Raises:
         GatewayError: It cannot be read.
@@ -133,7 +133,7 @@ def read_metadata(message: FlatbufferMessage) -> MetadataMessage | None:
 
 
 def metadata_response(metadata: MetadataMessage) -> bytes:
-    """Return *metadata* as a message; texts are all present, if empty."""
+    """Return *metadata* as a message; all texts are present, empty ones too."""
     head = bytearray(_METADATA_HEAD)
     texts = (metadata.name, metadata.version, metadata.server, metadata.description)
     for field, text in zip(_TEXT_FIELDS, texts, strict=True):
@@ -150,33 +150,33 @@ def _error(message: FlatbufferMessage, place: int) -> ErrorMessage:
     data = message.data(at + text_at, "the text of an error") if text_at else memoryview(b"")
     text = text_of(data, message.limits.error_text_bytes)
     if not text:
-        raise MalformedMessage(f"an error with the number {number} and without a text")
+        raise MalformedMessage(f"error with the number {number} has no text")
     return ErrorMessage(number, text)
 
 
 def _listed(names: str) -> list[str]:
-    """Return the names of a list as graphpipe-tf writes it in a description."""
+    """Return the names in a list as graphpipe-tf writes it in a description."""
     return [name.strip(" '\"") for name in re.split(r"[,\s]+", names) if name.strip(" '\"")]
 
 
 def _tensors(
     message: FlatbufferMessage, field: int, defaults: list[str] | None
 ) -> tuple[TensorMetadata, ...]:
-    """Return what a vector of IOMetadata tells, of the *defaults* only when it is a graph's."""
+    """Return the tensors of a vector of IOMetadata; the *defaults* only, when it lists a graph."""
     if not field:
         return ()
     start, count = message.vector(field, 4, "inputs or outputs of the metadata")
     if count <= _GRAPH or defaults is None:
         if count > message.limits.tensors:
             raise TooLarge(
-                f"metadata of {count} tensors, at most {message.limits.tensors} are allowed: the "
-                "server lists its whole graph, so inputs and outputs must be configured",
+                f"metadata has {count} tensors, at most {message.limits.tensors} are allowed: the "
+                "server lists its complete graph, configure inputs and outputs",
                 limit="tensors",
             )
         message.visit(4 * count)
         return tuple([_tensor(message, place) for place in range(start, start + 4 * count, 4)])
     if len(defaults) > _GRAPH:
-        raise TooLarge(f"metadata of {len(defaults)} default tensors", limit="tensors")
+        raise TooLarge(f"metadata has {len(defaults)} default tensors", limit="tensors")
     for name in defaults:
         message.check_name("a default of the metadata", name)
     return tuple([TensorMetadata(name, None, None) for name in defaults])
@@ -191,7 +191,7 @@ def _tensor(message: FlatbufferMessage, place: int) -> TensorMetadata:
     message.check_name("a name in the metadata", name)
     number = message.view[at + type_at] if type_at else 0
     if number > STRING:
-        raise MalformedMessage(f"metadata has {name!r} of type {number}, the last is {STRING}")
+        raise MalformedMessage(f"metadata has {name!r} of type {number}: expected 0 to {STRING}")
     datatype = DATATYPES[number]
     if description_at:
         datatype = _meant(message.data(at + description_at, "a description"), datatype)
@@ -202,7 +202,7 @@ def _tensor(message: FlatbufferMessage, place: int) -> TensorMetadata:
 
 
 def _meant(description: memoryview, datatype: Datatype | None) -> Datatype | None:
-    """Return what a tensor stands for by its description; only another gateway tells."""
+    """Return the datatype that a description names; only another gateway writes it."""
     if len(description) > max(map(len, _MEANT)):
         return datatype
     meant = _MEANT.get(str(description, "utf-8", "replace"))
@@ -210,7 +210,7 @@ def _meant(description: memoryview, datatype: Datatype | None) -> Datatype | Non
 
 
 def _add_tensors(head: bytearray, field: int, tensors: Sequence[TensorMetadata]) -> None:
-    """Append the vector of IOMetadata that the offset at *field* points to."""
+    """Append the vector of IOMetadata for the offset at *field*."""
     point(head, field)
     count = len(tensors)
     vector = len(head)

@@ -1,7 +1,7 @@
-"""Error codes as the numbers GraphPipe answers carry, over HTTP and in messages, and back.
+"""Error codes to and from the numbers in GraphPipe responses, over HTTP and in messages.
 
-GraphPipe gives its error numbers no meaning. We write HTTP's, as ForestFlow does, so one table
-serves the status line and the message.
+GraphPipe defines no error numbers.  The gateway writes those of HTTP, as ForestFlow does, so one
+table serves the status line and the message.
 
 Source: docs/protocols/graphpipe.md, "6. Errors".
 """
@@ -23,13 +23,13 @@ STATUS: dict[ErrorCode, int] = {**HTTP_STATUS, ErrorCode.OVERLOADED: 429}
 
 OK = 200
 
-# What breaks a line of text or a header; a message may be shown anywhere.
+# Characters that break a line of text or a header.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _BYTES_PER_CHARACTER = 4
 
 
 def status_of(error: GatewayError) -> int:
-    """Return the number, of HTTP's, that *error* is answered with."""
+    """Return the HTTP status of *error*, which is also its number in a message."""
     if isinstance(error, MethodNotAllowed):
         return HTTP_METHOD_NOT_ALLOWED
     return STATUS[error.code]
@@ -43,6 +43,6 @@ def printable(text: str, limit_bytes: int) -> str:
 
 
 def text_of(data: memoryview, limit_bytes: int) -> str:
-    """Return untrusted bytes as a text that may be shown; "" when there is nothing in them."""
+    """Return untrusted bytes as printable text; "" when there is none."""
     text = read_error_text(data, limit_bytes * _BYTES_PER_CHARACTER).strip()
     return printable(text, limit_bytes) if text else ""

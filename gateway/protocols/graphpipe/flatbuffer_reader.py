@@ -1,9 +1,10 @@
-"""Reads flat buffers of which nothing is believed: every offset, vtable and count is checked.
+"""Reads untrusted flat buffers: every offset, vtable and count is checked.
 
-Everything that is followed lies inside the message, computed in Python integers, which do not
-wrap. There is no recursion: what a field leads to is decided by its reader, so nesting is as deep
-as the schema (four levels). Aliases are legal, so two budgets bound them: places visited, and
-bytes handed out. What the fields mean is in messages.py.
+All positions are Python integers, which do not wrap, and must lie inside the message.  There is no
+recursion: each field has its own reader, so nesting is as deep as the schema (four levels).
+Offsets may point to the same bytes, so two limits bound the positions visited and the bytes
+returned.
+`messages.py` has the meaning of the fields.
 
 Source: docs/protocols/graphpipe.md, "3. Encoding"; FlatBuffers internals, "Encoding".
 """
@@ -29,9 +30,9 @@ _SHAPES: Final = tuple(Struct(f"<{rank}q").unpack_from for rank in range(33))
 _VISITS: Final = 10_000
 _NOTHING: Final = memoryview(b"")
 _SMALLEST: Final = 8
-# A table begins with the way to its vtable, a vtable with two sizes.
+# A table begins with the offset of its vtable, a vtable with two sizes.
 _TABLE_START: Final = 4
-# Equal strings may share their bytes: so much more than the message may be handed out.
+# Equal strings may share their bytes: returned bytes may exceed the message by this factor.
 _ALIASES: Final = 4
 _FREE_BYTES: Final = 1 << 20
 _CACHED_VTABLES: Final = 1024
@@ -39,12 +40,12 @@ _CACHED_VTABLES: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A kind of table; each is a constant, equal only to itself.
+    """A kind of table; a constant, equal only to itself.
 
     Attributes:
         name: For errors.
-        widths: Bytes that each field takes in the table, by slot.
-        vtable_bytes: Size of the vtable that has all of them.
+        widths: Size of each field in the table, by slot.
+        vtable_bytes: Size of a vtable with all slots.
         halves: Reads a vtable of that size.
     """
 
@@ -61,15 +62,15 @@ def table(name: str, *widths: int) -> Table:
 
 
 class FlatbufferMessage:
-    """A message and what may still be read of it.
+    """A message, and how much of it may still be read.
 
     Args:
-        view: The message, from its root word on; bytes after its end cannot be told and are let be.
-        limits: What it may hold.
+        view: The message, from its root word on; bytes after its end are ignored.
+        limits: For the message and its parts.
 
     Raises:
-        MalformedMessage: It is too short to be one.
-        TooLarge: It has more bytes than are allowed.
+        MalformedMessage: It is too short for a message.
+        TooLarge: It exceeds the size limit.
     """
 
     __slots__ = ("_handed_out", "_strings", "_visits_left", "limits", "size", "view")
@@ -78,12 +79,12 @@ class FlatbufferMessage:
         size = view.nbytes
         if size < _SMALLEST:
             raise MalformedMessage(
-                f"a GraphPipe message of {size} bytes: the shortest has {_SMALLEST}"
+                f"GraphPipe message has {size} bytes: expected at least {_SMALLEST}"
             )
         if size > limits.message_bytes or size > MAX_MESSAGE_BYTES:
             most = min(limits.message_bytes, MAX_MESSAGE_BYTES)
             raise TooLarge(
-                f"a GraphPipe message of {size} bytes, at most {most} are allowed",
+                f"GraphPipe message has {size} bytes, at most {most} are allowed",
                 limit="message_bytes",
             )
         self.view = view
@@ -94,29 +95,29 @@ class FlatbufferMessage:
         self._strings = 0
 
     def root(self) -> int:
-        """Return where the root table stands."""
+        """Return the position of the root table."""
         at: int = _WORD(self.view, 0)[0]
         if not _TABLE_START <= at <= self.size - _TABLE_START:
             raise MalformedMessage(
-                f"the root table would be at {at} of {self.size} bytes: this is no GraphPipe "
-                "message (the bare message is needed, without a size before it)"
+                f"root table would be at {at} of {self.size} bytes: expected a bare GraphPipe "
+                "message, without a size before it"
             )
         return at
 
     def fields(self, at: int, kind: Table) -> tuple[int, ...]:
-        """Return where the fields of the table at *at* stand in it, by slot; 0 for absent ones.
+        """Return the positions of the fields of the table at *at*, by slot; 0 for absent ones.
 
-        Every field that is present lies inside the table, and the table inside the message.
+        Every present field lies inside the table, and the table inside the message.
 
         Args:
             at: From `root` or `follow`.
-            kind: Which table it is.
+            kind: Of the table.
         """
         view, size = self.view, self.size
         vtable = at - _SIGNED(view, at)[0]
         if 0 <= vtable <= size - kind.vtable_bytes:
             halves = kind.halves(view, vtable)
-        elif 0 <= vtable <= size - _TABLE_START:  # a shorter one, at the very end
+        elif 0 <= vtable <= size - _TABLE_START:  # a shorter vtable at the end
             halves = kind.halves(bytes(view[vtable:]).ljust(kind.vtable_bytes, b"\0"), 0)
         else:
             raise self._broken(f"the vtable of {kind.name} would be at {vtable}")
@@ -129,9 +130,9 @@ class FlatbufferMessage:
         return fields
 
     def follow(self, at: int, what: str) -> int:
-        """Return what the offset at *at*, which is inside the message, points to.
+        """Return the target of the offset at *at*, which is inside the message.
 
-        At least 4 bytes are there.
+        At least 4 bytes follow the target.
         """
         target: int = at + _WORD(self.view, at)[0]
         if target == at or target + 4 > self.size:
@@ -139,10 +140,10 @@ class FlatbufferMessage:
         return target
 
     def vector(self, at: int, width: int, what: str) -> tuple[int, int]:
-        """Return where the elements of a vector begin, and how many there are.
+        """Return the position of a vector's elements, and their number.
 
         Args:
-            at: Where the offset to the vector stands.
+            at: Position of the offset to the vector.
             width: Bytes of an element.
             what: For errors.
         """
@@ -157,13 +158,13 @@ class FlatbufferMessage:
         return start, count
 
     def visit(self, count: int) -> None:
-        """Spend *count* of the places that may be visited."""
+        """Count *count* visited positions against the limit."""
         self._visits_left -= count
         if self._visits_left < 0:
             raise TooLarge(f"the GraphPipe message has more than {_VISITS} parts", limit="visits")
 
     def hand_out(self, count: int) -> None:
-        """Count *count* more bytes as handed out; more than the message has are aliases."""
+        """Count *count* returned bytes; more than the message has are aliases."""
         self._handed_out += count
         if self._handed_out > self.size:
             most = max(_ALIASES * self.size, _FREE_BYTES)
@@ -184,9 +185,9 @@ class FlatbufferMessage:
         check_bytes_elements(self._strings, self.limits)
 
     def data(self, at: int, what: str) -> memoryview:
-        """Return the bytes of the string or byte vector that the offset at *at* points to.
+        """Return the bytes of the string or byte vector at the offset field *at*.
 
-        A string's NUL is not asked for: the Go client writes none.
+        The NUL of a string is not required: the Go client writes none.
         """
         start, count = self.vector(at, 1, what)
         if not count:
@@ -195,19 +196,19 @@ class FlatbufferMessage:
         return self.view[start : start + count]
 
     def text(self, at: int, what: str) -> str:
-        """Return the string that the offset at *at* points to, which must be UTF-8."""
+        """Return the string at the offset field *at*, which must be UTF-8."""
         try:
             return str(self.data(at, what), "utf-8")
         except UnicodeDecodeError as error:
             raise MalformedMessage(f"{what} is not UTF-8: {error.reason}") from error
 
     def names(self, at: int, what: str, most: int, limit: str) -> list[str]:
-        """Return the vector of names that the offset at *at* points to.
+        """Return the vector of names at the offset field *at*.
 
         Args:
-            at: Where the offset stands.
-            what: What one of them is, for errors.
-            most: So many are allowed.
+            at: Position of the offset.
+            what: One name, for errors.
+            most: The limit on their number.
             limit: Name of that limit.
         """
         start, count = self.vector(at, 4, what)
@@ -242,21 +243,21 @@ class FlatbufferMessage:
             if not (name.isascii() and name.isprintable()):
                 self.check_name(f"an {what}", name)
             found.append(name)
-        self._handed_out += total  # checked with what is handed out last, the data
+        self._handed_out += total  # checked with the next returned bytes, those of the data
         return found
 
     def check_name(self, what: str, name: str) -> None:
-        """Refuse a name that may not be one; as a broken message, for names come in messages."""
+        """Refuse an invalid name with MalformedMessage, since names are part of the message."""
         try:
             check_name(what, name, self.limits.name_bytes, "name_bytes")
         except InvalidRequest as error:
             raise MalformedMessage(error.message) from error
 
     def shape(self, at: int, name: str) -> Shape:
-        """Return the dimensions that the offset at *at* points to, negative ones too.
+        """Return the dimensions at the offset field *at*, negative ones too.
 
         Args:
-            at: Where the offset stands.
+            at: Position of the offset.
             name: Of the tensor, for errors.
         """
         view, size, most = self.view, self.size, self.limits.rank
@@ -278,14 +279,13 @@ class FlatbufferMessage:
         return MalformedMessage(f"{found}, the GraphPipe message has {self.size} bytes")
 
 
-# Writers of one kind send the same few vtables for ever: what they say is worked out once. What is
-# remembered depends on nothing but the key, the numbers of a vtable.
+# Writers of one kind repeat the same few vtables, so the result is cached.  It depends on nothing
+# but the numbers of a vtable.
 @lru_cache(maxsize=_CACHED_VTABLES)
 def _fields(kind: Table, halves: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-    """Return the sizes of a vtable and of its table, and where the fields of the table stand.
+    """Return the sizes of a vtable and of its table, and the positions of the table's fields.
 
-    *halves* is as long as the whole vtable would be; what is past the end of this one is no part
-    of it.
+    *halves* is as long as a complete vtable; entries after the end of this one are ignored.
     """
     vtable_bytes, table_bytes = halves[:2]
     if vtable_bytes < _TABLE_START or vtable_bytes & 1 or table_bytes < _TABLE_START:

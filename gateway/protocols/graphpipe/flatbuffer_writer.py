@@ -1,8 +1,8 @@
-"""Writes GraphPipe messages forwards, around the tensor bytes, which are neither copied nor joined.
+"""Writes GraphPipe messages forwards around the tensor data, which is neither copied nor joined.
 
 Layout: root word, vtables, root table, offsets, tables, shapes, and last the data of each tensor,
-aligned to 64 bytes from the start of the message. What is small is one buffer; tensor data goes
-out as it is. What the fields mean to the gateway is not here.
+aligned to 64 bytes from the start of the message.  Small parts share one buffer; tensor data stays
+in its own buffers.
 
 Source: docs/protocols/graphpipe.md, "2. Schema", "3. Encoding"; FlatBuffers internals, "Encoding".
 """
@@ -26,15 +26,15 @@ MAX_MESSAGE_BYTES: Final = (1 << 31) - 1
 
 _WORD: Final = Struct("<I")
 _ALIGN: Final = 64
-_PADS: Final = (b"\0\0\0\0", b"\0\0\0", b"\0\0", b"\0")  # a NUL at least, then up to 4 bytes
+_PADS: Final = (b"\0\0\0\0", b"\0\0\0", b"\0\0", b"\0")  # at least one NUL, up to 4 bytes
 _ZEROS: Final = bytes(_ALIGN)
 _TABLE_BYTES: Final = 16
-# The heads of so many answers and the names in requests are remembered, of so many tensors each.
+# Sizes of the caches of response headers and request names, and the most tensors in an entry.
 _REMEMBERED: Final = 512
 _FEW: Final = 8
 _SHAPE_FORMS: Final = tuple(Struct(f"<I{rank}q4x") for rank in range(33))
 
-# Vtables: own size, size of the table, then where each field stands in it (0: absent).
+# Vtables: own size, size of the table, then the position of each field in it (0: absent).
 _TENSOR_VTABLE: Final = pack("<5H", 10, _TABLE_BYTES, 4, 8, 12)
 _STRINGS_VTABLE: Final = pack("<6H", 12, _TABLE_BYTES, 4, 8, 0, 12)
 _BOTH: Final = _TENSOR_VTABLE + _STRINGS_VTABLE
@@ -71,11 +71,11 @@ METADATA_REQUEST: Final = (
     + pack("<iIB3x", 16 - 4, 28 - 20, 2)
     + pack("<i", 28 - 12)
 )
-"""The one metadata request there is."""
+"""The only metadata request."""
 
 
 class WireTensor(NamedTuple):
-    """A tensor as it travels.
+    """A tensor in its wire form.
 
     Attributes:
         number: GraphPipe's number of its type.
@@ -95,7 +95,7 @@ def infer_request(
     tensors: Sequence[WireTensor],
     output_names: Sequence[str],
 ) -> list[Buffer]:
-    """Return an InferRequest as buffers; every field is present, if empty.
+    """Return an InferRequest as buffers; all fields are present, empty ones too.
 
     Raises:
         TooLarge: The message would have 2 GiB or more.
@@ -120,7 +120,7 @@ def infer_response(tensors: Sequence[WireTensor]) -> list[Buffer]:
             blocks.append(data)
             forms.append((number, shape, data.nbytes, True))
     if len(blocks) == len(tensors) and 0 < len(tensors) <= _FEW:
-        # A model's answers have the same few forms over and over.
+        # A model's responses repeat the same few forms.
         return _interleaved(_answer_head(tuple(forms)), blocks)
     head = bytearray(_ANSWER)
     point(head, _ANSWER_ERRORS)
@@ -144,13 +144,13 @@ def error_response(number: int, text: str) -> bytes:
 
 
 def point(head: bytearray, field: int) -> None:
-    """Let the offset at *field* point to the end of *head*, aligned to 4 first."""
+    """Set the offset at *field* to the end of *head*, which is aligned to 4 first."""
     head += _ZEROS[: -len(head) % 4]
     _WORD.pack_into(head, field, len(head) - field)
 
 
 def add_string(head: bytearray, field: int, data: bytes) -> None:
-    """Append a string that the offset at *field* points to."""
+    """Append a string for the offset at *field*."""
     point(head, field)
     head += _WORD.pack(len(data))
     head += data
@@ -158,7 +158,7 @@ def add_string(head: bytearray, field: int, data: bytes) -> None:
 
 
 def add_names(head: bytearray, field: int, names: Sequence[str]) -> None:
-    """Append a vector of strings that the offset at *field* points to."""
+    """Append a vector of strings for the offset at *field*."""
     point(head, field)
     if not names:
         head += _WORD.pack(0)
@@ -172,19 +172,19 @@ def _names(names: Sequence[str]) -> bytes:
     return string_vector([name.encode() for name in names])
 
 
-# A model's requests name the same few tensors over and over.
+# A model's requests repeat the names of the same few tensors.
 _few_names: Final = lru_cache(maxsize=_REMEMBERED)(_names)
 
 
 def add_shape(head: bytearray, field: int, shape: Shape) -> None:
-    """Append a shape that the offset at *field* points to; its elements are aligned to 8."""
+    """Append a shape for the offset at *field*; its elements are aligned to 8."""
     head += _ZEROS[: (4 - len(head)) % 8]
     point(head, field)
     head += pack(f"<I{len(shape)}q", len(shape), *shape)
 
 
 def string_vector(items: Sequence[bytes | memoryview]) -> bytes:
-    """Return a vector of strings with its strings, one NUL or more after each; copies them.
+    """Return a vector of strings with its strings, each with one NUL or more; copies them.
 
     Raises:
         TooLarge: It would have 2 GiB or more.
@@ -197,7 +197,7 @@ def string_vector(items: Sequence[bytes | memoryview]) -> bytes:
     total = 4 + 4 * count + (int(ends[-1]) if count else 0)
     if total > MAX_MESSAGE_BYTES:
         raise _too_large(total)
-    # From its own place in the vector to the string: the rest of the vector, the strings before.
+    # From an entry of the vector to its string: the rest of the vector and the strings before.
     offsets = 4 * (count - np.arange(count, dtype=np.int64)) + ends - room
     words = map(_WORD.pack, lengths)
     pads = [_PADS[length & 3] for length in lengths]
@@ -206,7 +206,7 @@ def string_vector(items: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _add_tensors(head: bytearray, field: int, tensors: Sequence[WireTensor]) -> list[Buffer]:
-    """Append the vector of tensors that *field* points to; return *head* and all data, in order."""
+    """Append the vector of tensors for *field*; return *head* and all data, in order."""
     blocks = [string_vector(each.items) if each.data is None else each.data for each in tensors]
     forms = [
         (each.number, each.shape, memoryview(block).nbytes, each.data is not None)
@@ -220,7 +220,7 @@ def _add_tensors(head: bytearray, field: int, tensors: Sequence[WireTensor]) -> 
 
 
 def _interleaved(smalls: Sequence[Buffer], blocks: Sequence[Buffer]) -> list[Buffer]:
-    """Return what stands before each block, and the block, as buffers that are not empty."""
+    """Return the bytes before each block, and the block, as buffers that are not empty."""
     buffers: list[Buffer] = []
     for small, block in zip(smalls, blocks, strict=True):
         if small:
@@ -232,7 +232,7 @@ def _interleaved(smalls: Sequence[Buffer], blocks: Sequence[Buffer]) -> list[Buf
 
 @lru_cache(maxsize=_REMEMBERED)
 def _answer_head(forms: tuple[Form, ...]) -> tuple[bytes, ...]:
-    """Return what stands before each tensor's data in an answer; *forms* alone decide it."""
+    """Return the bytes before each tensor's data in a response; they depend on *forms* alone."""
     head = bytearray(_ANSWER)
     point(head, _ANSWER_ERRORS)
     head += _WORD.pack(0)
@@ -240,7 +240,7 @@ def _answer_head(forms: tuple[Form, ...]) -> tuple[bytes, ...]:
 
 
 def _lay_out(head: bytearray, field: int, forms: Sequence[Form]) -> list[bytearray]:
-    """Append the vector of tensors; return what stands before the data of each, *head* first."""
+    """Append the vector of tensors; return the bytes before the data of each, *head* first."""
     point(head, field)
     count = len(forms)
     first_table = len(head) + 4 + 4 * count
@@ -249,7 +249,7 @@ def _lay_out(head: bytearray, field: int, forms: Sequence[Form]) -> list[bytearr
     at = first_shape + sum([8 + 8 * len(shape) for _, shape, _, _ in forms])
     tables: list[int] = []
     shapes: list[bytes] = []
-    gaps: list[bytes] = []  # padding before the data, and its count where it has none in it
+    gaps: list[bytes] = []  # padding before the data, and its count where the table has none
     table, shape_at = first_table, first_shape
     for number, shape, size, numeric in forms:
         if numeric:
@@ -282,6 +282,6 @@ def _pack_shape(shape: Shape) -> bytes:
 
 def _too_large(found: int) -> TooLarge:
     return TooLarge(
-        f"the GraphPipe message would have {found} bytes, at most {MAX_MESSAGE_BYTES} are possible",
+        f"GraphPipe message would have {found} bytes, at most {MAX_MESSAGE_BYTES} are possible",
         limit="message_bytes",
     )

@@ -1,8 +1,8 @@
 """The GraphPipe HTTP codec: seven functions between HTTP messages and calls.
 
-A POST holds one bare message, whatever its content type says; GET and HEAD show metadata as JSON.
-Clients look for inference errors in answers of status 200, and cannot see them in metadata
-answers, so those always fail by status.
+A POST has one bare message, whatever its content type is; GET and HEAD return metadata as JSON.
+Clients expect inference errors in responses of status 200, and cannot read errors in metadata
+responses, so errors of metadata always have an HTTP status.
 
 Source: docs/protocols/graphpipe.md, "6. Errors", "7. HTTP", "10. Upstreams".
 """
@@ -28,8 +28,6 @@ from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
-    ModelNotFound,
-    NotFound,
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -64,17 +62,16 @@ _BYTES: Final = Headers((("Content-Type", "application/octet-stream"),))
 _JSON: Final = Headers((("Content-Type", "application/json"),))
 _TEXT: Final = Headers((("Content-Type", "text/plain; charset=utf-8"),))
 _RETRY_AFTER: Final = ("Retry-After", "1")
-_PASSED_ON: Final = frozenset({"traceparent", "tracestate"})
+_FORWARDED: Final = frozenset({"traceparent", "tracestate"})
 _UNHEALTHY: Final = 503
 _HEALTH_PATHS: Final[Mapping[str, type[Call[bool]]]] = {
     IS_ALIVE: ServerLiveRequest,
     IS_READY: ServerReadyRequest,
 }
-_NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
 
 
 class RequestKind(enum.Enum):
-    """How a client asked, which decides how it is answered."""
+    """The kind of a request, which determines the form of its response."""
 
     INFER = "infer"
     METADATA = "metadata"
@@ -83,13 +80,13 @@ class RequestKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """What is kept of a request for its answer.
+    """The parts of a request that its response depends on.
 
     Attributes:
-        outputs: Names of outputs as they were asked for, repeated and empty ones too.
+        outputs: Names of the requested outputs, repeated and empty ones too.
     """
 
-    asked: RequestKind
+    kind: RequestKind
     outputs: tuple[str, ...] = ()
 
 
@@ -97,11 +94,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
     """GraphPipe over HTTP, in both directions.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: See `gateway.protocols.graphpipe.options`.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -117,46 +114,46 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         """Read a client's request; inputs are views of its body.
 
         Raises:
-            InvalidRequest: Path, method or message are wrong.
+            InvalidRequest: Path, method or message is wrong.
             NotFound: The path names no model, and there is no default.
             TooLarge: A limit is exceeded.
         """
         if wire.method == "POST":
-            return self._posted(wire)
+            return self._decode_post(wire)
         if wire.method in {"GET", "HEAD"}:
-            return self._got(wire)
+            return self._decode_get(wire)
         raise MethodNotAllowed(
-            f"{wire.method[:32]!r} on a GraphPipe path, which takes {METHODS} ({PATTERN})",
+            f"method {wire.method[:32]!r} on a GraphPipe path: expected {METHODS} ({PATTERN})",
             allow=METHODS,
         )
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the answer to *call*; output data is not copied.
+        """Write the response to *call*; output data is not copied.
 
         Raises:
-            UpstreamProtocolError: The reply lacks an output that was asked for.
-            Unsupported: GraphPipe has no such answer.
+            UpstreamProtocolError: The reply lacks a requested output.
+            Unsupported: GraphPipe has no such response.
         """
-        answer: Any = reply
+        content: Any = reply
         form = _form_of(call)
         if isinstance(call, InferRequest):
-            return HttpResponse(OK, _BYTES, calls.encode_infer_reply(answer, form.outputs))
+            return HttpResponse(OK, _BYTES, calls.encode_infer_reply(content, form.outputs))
         if isinstance(call, ModelMetadataRequest):
-            if form.asked is RequestKind.SHOWN:
-                return HttpResponse(OK, _JSON, (shown.show_metadata(answer),), compressible=True)
-            return HttpResponse(OK, _BYTES, (calls.encode_metadata(answer),))
+            if form.kind is RequestKind.SHOWN:
+                return HttpResponse(OK, _JSON, (shown.show_metadata(content),), compressible=True)
+            return HttpResponse(OK, _BYTES, (calls.encode_metadata(content),))
         if isinstance(call, RepositoryIndexRequest):
-            return HttpResponse(OK, _JSON, (shown.show_index(answer),), compressible=True)
+            return HttpResponse(OK, _JSON, (shown.show_index(content),), compressible=True)
         if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            if answer:
+            if content:
                 return HttpResponse(OK, _TEXT, (b"ok\n",))
             return HttpResponse(_UNHEALTHY, _TEXT, (b"not ready\n",))
         raise unsupported(call, NAME)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
-        """Write *error*: of an inference in an answer of status 200, unless the option says else.
+        """Write *error*: of an inference as a message with status 200, unless an option differs.
 
-        What failed before its message was read, and all that is no inference, fails by status.
+        Errors before the message was read, and those of other calls, have an HTTP status and text.
         Never raises.
         """
         number, text = calls.error_message(error, NAME, self._limits)
@@ -173,8 +170,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         """Write a request to an upstream; input data is not copied.
 
         Raises:
-            Unsupported: GraphPipe cannot carry it, or has no such question.
-            InvalidRequest: It has an input or output that the upstream is known not to have.
+            Unsupported: GraphPipe cannot carry it, or has no such request.
+            InvalidRequest: The upstream is known to lack one of its inputs or outputs.
         """
         if isinstance(call, InferRequest):
             return self._post(call, calls.encode_infer(call, self._settings))
@@ -190,27 +187,27 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         raise unsupported(call, NAME)
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's answer to *call*; outputs are views of its body.
+        """Read an upstream's response to *call*; outputs are views of its body.
 
         Raises:
-            GatewayError: What an error answer says, with its words as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
-        # The call's type decides the type of its answer, which mypy cannot follow.
-        return cast("R", self._answer(call, wire))
+        # The type of a call determines that of its reply, which mypy cannot follow.
+        return cast("R", self._reply(call, wire))
 
-    def _posted(self, wire: HttpRequest) -> Call[Any]:
-        asked = RequestKind.INFER
+    def _decode_post(self, wire: HttpRequest) -> Call[Any]:
+        kind = RequestKind.INFER
         try:
             message = FlatbufferMessage(wire.view, self._limits)
             at = open_request(message)
             if at is None:
-                asked = RequestKind.METADATA
+                kind = RequestKind.METADATA
             model = find_model(wire.path, wire.query, self._settings.default_model, self._limits)
             if model is None:
                 raise no_model(wire.path)
             if at is None:
-                return ModelMetadataRequest(model=model, context=_context(wire, ErrorFormat(asked)))
+                return ModelMetadataRequest(model=model, context=_context(wire, ErrorFormat(kind)))
             return calls.decode_infer(
                 message,
                 at,
@@ -219,11 +216,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
                 self._settings,
             )
         except GatewayError as error:
-            # Tells `encode_error` that there was a message, and which kind it was.
-            error.origin = Origin(NAME, wire, ErrorFormat(asked))
+            # `encode_error` needs to know that there was a message, and its kind.
+            error.origin = Origin(NAME, wire, ErrorFormat(kind))
             raise
 
-    def _got(self, wire: HttpRequest) -> Call[Any]:
+    def _decode_get(self, wire: HttpRequest) -> Call[Any]:
         context = _context(wire, ErrorFormat(RequestKind.SHOWN))
         health = _HEALTH_PATHS.get(wire.path)
         if health is not None:
@@ -239,53 +236,41 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         path = self._settings.path
         if not path:
             path = PREFIX if call.model is None else model_path(call.model)
-        headers = Headers((*_BYTES.pairs, *_passed_on(call.context)))
+        headers = Headers((*_BYTES.pairs, *_forwarded_headers(call.context)))
         return HttpRequest("POST", path, "", headers, body, call.context.deadline)
 
     def _get(self, call: Call[Any], path: str) -> HttpRequest:
         return HttpRequest(
-            "GET", path, "", Headers(_passed_on(call.context)), (), call.context.deadline
+            "GET", path, "", Headers(_forwarded_headers(call.context)), (), call.context.deadline
         )
 
-    def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
+    def _reply(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, ServerLiveRequest):
             return self._settings.health != CONTROL or wire.status == OK
         if isinstance(call, ServerReadyRequest):
-            # A gateway without a default model answers "not found", and is ready all the same.
+            # A gateway without a default model responds with 404, and is ready nevertheless.
             return wire.status == OK if self._settings.health == CONTROL else wire.status < 500  # noqa: PLR2004
         try:
             if wire.status != OK:
                 raise self._failed(call, wire)
             return self._read(call, wire)
         except UpstreamFault as fault:
-            kind = fault.kind
-            if kind is NotFound and call.model is not None:
-                kind = ModelNotFound
-            error = kind(fault.said.text, model=call.model, origin=Origin(NAME, wire, fault.said))
-            if isinstance(call, ModelReadyRequest) and error.code in _NOT_READY:
-                return False
-            raise error from None
+            reply = fault.reply_or_error(call, Origin(NAME, wire, fault.error))
+            if isinstance(reply, GatewayError):
+                raise reply from None
+            return reply
 
     def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, RepositoryIndexRequest):
             return shown.read_index(wire.view, self._limits)
         message = FlatbufferMessage(wire.view, self._limits)
-        if isinstance(call, InferRequest):
-            return calls.decode_infer_reply(call, message, self._settings)
-        found = calls.decode_metadata(message)
-        if isinstance(call, ModelMetadataRequest):
-            return calls.model_metadata(found, call.model)
-        if isinstance(call, ServerMetadataRequest):
-            return calls.server_metadata(found)
-        if isinstance(call, ModelReadyRequest):
-            return True
-        raise unsupported(call, NAME)
+        return calls.decode_reply_message(call, message, self._settings, NAME)
 
     def _failed(self, call: Call[Any], wire: HttpResponse) -> GatewayError | UpstreamFault:
-        """Return what an answer means whose status is not 200: its text, as servers write it."""
+        """Return the error of a response with another status than 200."""
         if not is_error_status(wire.status):
             return UpstreamProtocolError(
-                f"the upstream answered with HTTP status {wire.status}, needed is {OK}; "
+                f"upstream responded with HTTP status {wire.status}: expected {OK}; "
                 "redirections are not followed",
                 model=call.model,
             )
@@ -296,11 +281,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 
 
 def _error_in(body: memoryview, limits: MessageLimits) -> str:
-    """Return the text of the error message that *body* is, "" when it is something else."""
+    """Return the text of the error message in *body*; "" when it is something else."""
     try:
         calls.decode_metadata(FlatbufferMessage(body, limits))
     except UpstreamFault as fault:
-        return fault.said.text
+        return fault.error.text
     except GatewayError:
         return ""
     return ""
@@ -311,11 +296,11 @@ def _is_inference(call: Call[Any] | None, error: GatewayError) -> bool:
         return isinstance(call, InferRequest)
     origin = error.origin
     form = None if origin is None or origin.codec != NAME else origin.form
-    return isinstance(form, ErrorFormat) and form.asked is RequestKind.INFER
+    return isinstance(form, ErrorFormat) and form.kind is RequestKind.INFER
 
 
 def _form_of(call: Call[Any]) -> ErrorFormat:
-    """Return how *call* was asked; a call of another codec is answered with a message."""
+    """Return the form of the response to *call*: a message for a call of another codec."""
     origin = call.context.origin
     if origin is not None and origin.codec == NAME and isinstance(origin.form, ErrorFormat):
         return origin.form
@@ -327,9 +312,9 @@ def _context(wire: HttpRequest, form: ErrorFormat) -> Context:
     return http_context(wire, NAME, calls.REPLY_NEEDS, form)
 
 
-def _passed_on(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the headers that go with every request: its id, and the trace it belongs to."""
-    passed = [pair for pair in context.metadata if pair[0] in _PASSED_ON]
+def _forwarded_headers(context: Context) -> tuple[tuple[str, str], ...]:
+    """Return the headers of every request: its id, and its trace."""
+    passed = [pair for pair in context.metadata if pair[0] in _FORWARDED]
     if context.request_id:
         passed.append((REQUEST_ID, context.request_id))
     return tuple(passed)

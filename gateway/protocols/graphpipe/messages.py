@@ -1,7 +1,6 @@
-"""GraphPipe's messages, read: what each field must be, beyond lying inside the message.
+"""Reads GraphPipe messages into tensors of the IR, with their data as views of the message.
 
-Tensors come out as those of the IR, their data as views of the message. Which call or reply a
-message is stands in calls.py; writing is in writer.py.
+`translate.py` decides which call or reply a message is, `flatbuffer_writer.py` writes messages.
 
 Source: docs/protocols/graphpipe.md, "2. Schema", "4. Inference requests".
 """
@@ -33,21 +32,21 @@ _NOTHING: Final = memoryview(b"")
 
 
 def open_request(message: FlatbufferMessage) -> int | None:
-    """Return where the table of an inference request stands; None for a metadata request.
+    """Return the position of an inference request's table; None for a metadata request.
 
     Raises:
-        MalformedMessage: It is no request. Old servers take anything for a metadata request.
+        MalformedMessage: It is not a request.  Old servers accept anything as a metadata request.
     """
     at = message.root()
     kind_at, member_at = message.fields(at, _REQUEST)
     kind = message.view[at + kind_at] if kind_at else 0
     if kind not in {_INFER, _METADATA}:
         raise MalformedMessage(
-            f"a GraphPipe request of type {kind}: needed is {_INFER} (InferRequest) or "
+            f"GraphPipe request is of type {kind}: expected {_INFER} (InferRequest) or "
             f"{_METADATA} (MetadataRequest)"
         )
     if not member_at:
-        raise MalformedMessage(f"a GraphPipe request of type {kind} has no request in it")
+        raise MalformedMessage(f"GraphPipe request of type {kind} contains no request")
     target = message.follow(at + member_at, "the request")
     if kind == _INFER:
         return target
@@ -58,19 +57,19 @@ def open_request(message: FlatbufferMessage) -> int | None:
 def read_infer_request(
     message: FlatbufferMessage, at: int, *, lenient: bool
 ) -> tuple[memoryview, tuple[Tensor, ...], list[str]]:
-    """Return the inference request whose table stands at *at*.
+    """Return the inference request whose table is at *at*.
 
     Args:
-        message: Given to `open_request`.
+        message: As for `open_request`.
         at: From `open_request`.
-        lenient: As the Go server does, take missing names for "" and leave out surplus ones.
+        lenient: Read missing names as "" and drop surplus ones, as the Go server does.
 
     Returns:
-        Its config, opaque bytes, empty when absent; its tensors, named as the message names them,
-        "" where it does not; and the names of its outputs, "" and repeated ones as they are.
+        Its config, opaque bytes, empty when absent; its tensors, with "" for a name that the
+        message lacks; and the names of its outputs, empty and repeated ones included.
 
     Raises:
-        GatewayError: Something in it is not as it must be.
+        GatewayError: A part of it is wrong.
     """
     config_at, inputs_at, tensors_at, outputs_at = message.fields(at, _INFER_REQUEST)
     limits = message.limits
@@ -93,18 +92,18 @@ def read_infer_request(
 def read_infer_response(
     message: FlatbufferMessage, names: Sequence[str], drop: int
 ) -> tuple[tuple[Tensor, ...], int]:
-    """Return the outputs of the InferResponse that is *message*, and where its errors are.
+    """Return the outputs of the InferResponse *message*, and the position of its errors.
 
     Args:
-        message: The answer.
-        names: Of the outputs that were asked for, in order; empty for the model's own.
-        drop: Number of tensors before them that are no outputs.
+        message: The response.
+        names: Of the requested outputs, in order; empty for the model's own.
+        drop: Number of tensors before them that are not outputs.
 
     Returns:
-        The outputs, named if *names* are given; the place of the offset to the errors, or 0.
+        The outputs, named if *names* are given; the position of the offset to the errors, or 0.
 
     Raises:
-        GatewayError: Something in it is not as it must be, or the outputs are not as many as asked.
+        GatewayError: A part of it is wrong, or the number of outputs differs from the request.
     """
     at = message.root()
     tensors_at, errors_at = message.fields(at, _INFER_RESPONSE)
@@ -115,9 +114,9 @@ def read_infer_response(
     if not count:
         return (), errors_at
     if count < drop or (names and len(names) != count - drop):
-        before = f" after {drop} to leave out" if drop else ""
+        before = f" after {drop} to drop" if drop else ""
         raise MalformedMessage(
-            f"an answer of {count} output tensors, asked for were {len(names)}{before}"
+            f"response has {count} output tensors: expected {len(names)}{before}"
         )
     return _tensors(message, start + 4 * drop, count - drop, names), errors_at
 
@@ -142,16 +141,16 @@ def _tensors(
 
 
 def _tensor(message: FlatbufferMessage, at: int, name: str, index: int) -> tuple[Tensor, int]:
-    """Return the tensor whose table stands at *at*, and the bytes of its data.
+    """Return the tensor whose table is at *at*, and the size of its data.
 
-    The strings of a String tensor are counted as they are read, and not here.
+    The strings of a String tensor are counted when they are read, not here.
     """
     type_at, shape_at, data_at, strings_at = message.fields(at, _TENSOR)
     label = name or f"#{index}"
     number = message.view[at + type_at] if type_at else 0
     datatype = DATATYPES[number] if number <= STRING else None
     if datatype is None:
-        raise InvalidTensor(f"tensor {label!r} is of type {number}, GraphPipe has 1 to {STRING}")
+        raise InvalidTensor(f"tensor {label!r} is of type {number}: expected 1 to {STRING}")
     shape = message.shape(at + shape_at, label) if shape_at else ()
     start, size = message.vector(at + data_at, 1, "data") if data_at else (0, 0)
     if number == STRING or strings_at:
@@ -163,13 +162,13 @@ def _tensor(message: FlatbufferMessage, at: int, name: str, index: int) -> tuple
     needed = datatype.size_bytes
     for dim in shape:
         if dim < 1:
-            needed = -1  # no size is: it is looked at below
+            needed = -1  # no size equals it, so that the shape is checked below
             break
         needed *= dim
     if size != needed:
         _check_numeric(message, label, number, shape, size)
     elif size > message.limits.elements or size > message.limits.dim:
-        # What agrees with fewer bytes, that are here, keeps every limit.
+        # A shape that fits these bytes, which have arrived, keeps every limit.
         check_shape(label, datatype, shape, message.limits)
     data = RawData(message.view[start : start + size])
     return Tensor(name, datatype, shape, data, NO_PARAMETERS), size
@@ -183,7 +182,7 @@ def _strings(
     strings: tuple[int, int],
     data_bytes: int,
 ) -> Tensor:
-    """Return the String tensor whose *strings* are a vector of that start and count."""
+    """Return the String tensor with *strings*, the start and count of a vector."""
     start, found = strings
     count = check_shape(label, Datatype.BYTES, shape, message.limits)
     _check_empty(message, label, shape, count)
@@ -199,7 +198,7 @@ def _strings(
 def _check_numeric(
     message: FlatbufferMessage, label: str, number: int, shape: Shape, size: int
 ) -> None:
-    """Refuse a tensor whose shape cannot be, or is not that of *size* bytes of data."""
+    """Refuse a tensor whose shape is impossible, or does not fit *size* bytes of data."""
     datatype = DATATYPES[number]
     count = check_shape(label, datatype, shape, message.limits)
     _check_empty(message, label, shape, count)
@@ -209,7 +208,7 @@ def _check_numeric(
 
 
 def _check_empty(message: FlatbufferMessage, label: str, shape: Shape, count: int) -> None:
-    """Refuse a shape without elements whose other dimensions are absurd: numpy cannot hold it."""
+    """Refuse a shape without elements whose other dimensions exceed the limits of numpy."""
     others = 0 if count else prod([dim for dim in shape if dim])
     if others > message.limits.elements:
         raise InvalidTensor(
@@ -226,7 +225,7 @@ def _misplaced(label: str, number: int, found: str) -> InvalidTensor:
 
 def _misfit(label: str, number: int, shape: Shape, found: str, needed: str) -> InvalidTensor:
     return InvalidTensor(
-        f"tensor {label!r} has {found}, shape {list(shape)} of {TYPE_NAMES[number]} needs {needed}"
+        f"tensor {label!r} has {found}: shape {list(shape)} of {TYPE_NAMES[number]} needs {needed}"
     )
 
 
@@ -234,17 +233,17 @@ def _fitting(names: list[str], count: int, *, lenient: bool) -> list[str]:
     """Return as many names as there are tensors."""
     if not lenient:
         raise InvalidRequest(
-            f"{count} input tensors and {len(names)} input names: needed are as many names as "
+            f"{count} input tensors have {len(names)} input names: expected as many names as "
             "tensors, or none"
         )
     return [*names, *[""] * (count - len(names))][:count]
 
 
 def _check_twins(names: list[str]) -> None:
-    """Refuse two tensors for one input; "" is the input at its place and may be there often."""
+    """Refuse two tensors for one input; "" may repeat, since it names no input."""
     seen: dict[str, int] = {}
     for index, name in enumerate(names):
         if name and seen.setdefault(name, index) != index:
             raise InvalidRequest(
-                f"input {name!r} is given twice, as tensors {seen[name]} and {index}"
+                f"input {name!r} occurs twice, as tensors {seen[name]} and {index}"
             )

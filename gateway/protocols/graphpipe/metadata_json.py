@@ -1,6 +1,6 @@
-"""What GET shows: a model's metadata, or the list of models, as JSON for people and probes.
+"""Responses to GET: a model's metadata, or the list of models, as JSON for people and probes.
 
-The keys are those of the Go server and the JavaScript client, with more beside them.
+The keys are those of the Go server and the JavaScript client, and some additional ones.
 
 Source: docs/protocols/graphpipe.md, "5. Metadata".
 """
@@ -41,7 +41,7 @@ def show_metadata(metadata: ModelMetadata) -> bytes:
 
 
 def show_index(entries: Sequence[RepositoryEntry]) -> bytes:
-    """Return the list of models as JSON, each with its path; null for a name that has none."""
+    """Return the list of models as JSON, each with its path; null for a name without a path."""
     models = [
         {
             "Name": entry.name,
@@ -58,19 +58,19 @@ def show_index(entries: Sequence[RepositoryEntry]) -> bytes:
 def _path_of(entry: RepositoryEntry) -> str | None:
     try:
         return model_path(ModelRef(entry.name, entry.version))
-    except Unsupported:  # "." and ".." are steps: the other models are listed all the same
+    except Unsupported:  # "." and ".." are steps of a path: the list has the other models
         return None
 
 
 def read_index(body: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:
-    """Return the list of models that another gateway shows.
+    """Return the list of models of another gateway.
 
     Raises:
-        Unsupported: There is no list: other servers have one model and no way to tell.
+        Unsupported: The server is not a gateway: it has one model and no list.
         MalformedMessage: The list cannot be used.
     """
     if len(body) > limits.json_bytes:
-        raise MalformedMessage(f"a list of models of {len(body)} bytes")
+        raise MalformedMessage(f"list of models has {len(body)} bytes")
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -88,7 +88,7 @@ def _entry(model: Any) -> RepositoryEntry:
     )
     texts = (name, version, state, reason)
     if not name or not all(isinstance(text, str) for text in texts):
-        raise MalformedMessage("the list of models has an entry without a name, or not of texts")
+        raise MalformedMessage("list of models has an entry without a name, or a value is not text")
     return RepositoryEntry(name, version, _STATES.get(state, ModelState.UNKNOWN), reason)
 
 

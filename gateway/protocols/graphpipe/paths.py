@@ -1,8 +1,8 @@
-"""The paths of GraphPipe over HTTP: which model a URL means, and the URL of a model.
+"""The paths of GraphPipe over HTTP: the model of a URL, and the URL of a model.
 
-In GraphPipe a URL is a model, and nothing in a message names one. A path below /graphpipe/ names
-its model; any other path is the listener's default model. A trailing slash means nothing, for
-clients lose their body when they are redirected.
+In GraphPipe a URL is a model, and no message names one.  A path below /graphpipe/ names its model;
+any other path is the listener's default model.  A trailing slash is ignored, because clients lose
+their body on a redirect.
 
 Source: docs/protocols/graphpipe.md, "7. HTTP".
 """
@@ -28,7 +28,7 @@ _SHOWN: Final = 200
 def find_model(
     path: str, query: str, default: ModelRef | None, limits: MessageLimits
 ) -> ModelRef | None:
-    """Return the model that a URL means; None when it means none.
+    """Return the model of a URL; None when it names none.
 
     Args:
         path: As on the wire, percent-encoded.
@@ -37,9 +37,9 @@ def find_model(
         limits: For the length of names.
 
     Raises:
-        NotFound: The path is below /graphpipe/ and is not a model's.
+        NotFound: The path is below /graphpipe/ and names no model.
         MalformedMessage: A name in it is not percent-encoded UTF-8.
-        InvalidRequest: A name cannot be one.
+        InvalidRequest: A name is invalid.
     """
     parts = path.removesuffix("/").split("/")
     if len(parts) > 2 and "/" + parts[1] == PREFIX:  # noqa: PLR2004  # "", "graphpipe", model
@@ -48,7 +48,7 @@ def find_model(
 
 
 def no_model(path: str) -> NotFound:
-    """Return the error for a URL that means no model."""
+    """Return the error for a URL that names no model."""
     return NotFound(
         f"the path {path[:_SHOWN]!r} names no model and this listener has no default model: "
         f"post to {PATTERN}"
@@ -59,7 +59,7 @@ def model_path(model: ModelRef) -> str:
     """Return the path of *model*.
 
     Raises:
-        Unsupported: Its name or version would be taken for a step in the path.
+        Unsupported: Its name or version would be a step in the path.
     """
     steps = [PREFIX]
     steps += [url_segment(step) for step in (model.name, model.version) if step]
@@ -70,7 +70,7 @@ def _named(path: str, parts: list[str], limits: MessageLimits) -> ModelRef:
     if len(parts) == 3 and parts[1] == _VERSIONS:  # noqa: PLR2004  # model, "versions", version
         parts = [parts[0], parts[2]]
     if len(parts) > 2 or not all(parts):  # noqa: PLR2004  # model and version
-        raise NotFound(f"there is no path {path[:_SHOWN]!r}: GraphPipe has {PATTERN}")
+        raise NotFound(f"path {path[:_SHOWN]!r} does not exist: GraphPipe has {PATTERN}")
     version = decoded_name("model version", parts[1], limits) if len(parts) > 1 else ""
     return ModelRef(decoded_name("model name", parts[0], limits), version)
 

@@ -1,8 +1,9 @@
 """The GraphPipe codec for byte streams (TCP and unix sockets), and their framing.
 
-The specification allows sockets and frames nothing; we use flatbuffers' size-prefixed form: 4 bytes
-of size, little-endian, then the message. Answers come in the order of the questions. A stream has
-no address, so it serves one model; and no status, so every error is an InferResponse with an error.
+The specification allows sockets and defines no framing.  The gateway uses the size-prefixed form of
+flatbuffers: 4 bytes of size, little-endian, then the message.  Responses have the order of their
+requests.  A stream has no address, so it serves one model; and no status, so every error is an
+InferResponse with an error.
 
 Source: docs/protocols/graphpipe.md, "8. Byte streams".
 """
@@ -24,10 +25,8 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, Origin
 from gateway.ir.errors import (
-    ErrorCode,
     GatewayError,
     MalformedMessage,
-    ModelNotFound,
     NotFound,
     TooLarge,
 )
@@ -53,7 +52,6 @@ NAME: Final = "graphpipe.stream"
 _SIZE: Final = Struct("<I")
 _SMALLEST: Final = 8
 _BEGUN: Final = 256  # sizes that are multiples of this begin with a zero
-_NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
 _METADATA_CALLS: Final = (
     ModelMetadataRequest,
     ModelReadyRequest,
@@ -79,19 +77,19 @@ class SizePrefixFramer:
 
     @property
     def wanted(self) -> int:
-        """Bytes of the frame which has begun, its size included; 0 between frames."""
+        """Bytes of the incomplete frame, its size included; 0 between frames."""
         return self._wanted
 
     @property
     def fault(self) -> GatewayError | None:
-        """Why nothing more can be read, once that is known."""
+        """The error after which nothing more can be read; None for none."""
         return self._fault
 
     def receive(self, data: bytes, /) -> list[Frame]:
         """Return the frames that *data* completes; b"" is the end of the stream.
 
-        A frame that comes in one piece is a view of it; others are gathered as they come, and
-        nothing is allocated for what is only declared.
+        A frame that arrives in one piece is a view of it.  Other frames are collected as they
+        arrive; no memory is allocated for their declared size.
 
         Raises:
             MalformedMessage: The stream ends inside a frame, or a size is impossible.
@@ -102,7 +100,7 @@ class SizePrefixFramer:
         if not data:
             if self._wanted:
                 raise MalformedMessage(
-                    f"the stream ended after {len(self._held)} bytes of a frame that needs more"
+                    f"stream ended after {len(self._held)} of {self._wanted} bytes of a frame"
                 )
             return []
         if not self._wanted:
@@ -121,7 +119,7 @@ class SizePrefixFramer:
         size = sum([memoryview(part).nbytes for part in frame.payload])
         if size > MAX_MESSAGE_BYTES:
             raise TooLarge(
-                f"a GraphPipe message of {size} bytes, at most {MAX_MESSAGE_BYTES} are possible",
+                f"GraphPipe message has {size} bytes, at most {MAX_MESSAGE_BYTES} are possible",
                 limit="message_bytes",
             )
         if not self._begun:
@@ -131,9 +129,10 @@ class SizePrefixFramer:
         return [_SIZE.pack(size + len(padding))[1:], *frame.payload, padding]
 
     def begin(self) -> bytes:
-        """Return the first byte of the next frame: what follows has a size that begins with it.
+        """Return a zero, the first byte of the next frame's size.
 
-        Such a message is padded with zeros at its end, which readers of flatbuffers ignore.
+        The message is padded with zeros to a size that begins with it; readers of flatbuffers
+        ignore them.
         """
         if self._begun:
             return b""
@@ -151,7 +150,7 @@ class SizePrefixFramer:
                 self._fault = fault
                 if not frames:
                     raise
-                break  # what came before is answered
+                break  # the frames before the error are returned
             if end - start < wanted:
                 break
             view = memoryview(data).toreadonly()
@@ -159,7 +158,7 @@ class SizePrefixFramer:
             start += wanted
             wanted = _SIZE.size
         self._wanted = wanted if start < end else 0
-        if start or data is not self._held:  # frames are views of the old buffer: begin another
+        if start or data is not self._held:  # frames are views of the old buffer: use a new one
             self._held = bytearray(data[start:]) if start else bytearray(data)
         return frames
 
@@ -167,17 +166,17 @@ class SizePrefixFramer:
         size: int = _SIZE.unpack_from(data, start)[0]
         if size < _SMALLEST:
             raise MalformedMessage(
-                f"a frame declares {size} bytes, the shortest GraphPipe message has {_SMALLEST}"
+                f"frame declares {size} bytes: the shortest GraphPipe message has {_SMALLEST}"
             )
         if size > self._most:
             word = data[start : start + _SIZE.size]
             if word.isascii() and word.decode().isprintable():
                 raise MalformedMessage(
-                    f"a frame begins with {word.decode()!r}: this is text, such as HTTP; needed is "
+                    f"frame begins with {word.decode()!r}, which is text, such as HTTP: expected "
                     "the size of a GraphPipe message, 4 bytes, little-endian"
                 )
             raise TooLarge(
-                f"a frame declares {size} bytes, at most {self._most} are allowed",
+                f"frame declares {size} bytes, at most {self._most} are allowed",
                 limit="message_bytes",
             )
         return size
@@ -187,12 +186,12 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
     """GraphPipe over byte streams, in both directions.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: See `gateway.protocols.graphpipe.options`; a listener needs
             `default_model`.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -217,7 +216,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         model = self._settings.default_model
         if model is None:
             raise NotFound(
-                "a GraphPipe stream names no model and this listener has no default model"
+                "a GraphPipe stream names no model: expected a default model (default_model)"
             )
         if at is None:
             return ModelMetadataRequest(model=model, context=_context(wire, ()))
@@ -226,21 +225,21 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         )
 
     def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
-        """Write the answer to *call*; output data is not copied.
+        """Write the response to *call*; output data is not copied.
 
         Raises:
-            UpstreamProtocolError: The reply lacks an output that was asked for.
-            Unsupported: GraphPipe has no such answer.
+            UpstreamProtocolError: The reply lacks a requested output.
+            Unsupported: GraphPipe has no such response.
         """
-        answer: Any = reply
+        content: Any = reply
         if isinstance(call, InferRequest):
-            return Frame(calls.encode_infer_reply(answer, _names_asked(call)))
+            return Frame(calls.encode_infer_reply(content, _requested_names(call)))
         if isinstance(call, ModelMetadataRequest):
-            return Frame((calls.encode_metadata(answer),))
+            return Frame((calls.encode_metadata(content),))
         raise unsupported(call, NAME)
 
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> Frame:
-        """Write *error* as an InferResponse, metadata's errors too. Never raises."""
+        """Write *error* as an InferResponse, also for a metadata request. Never raises."""
         number, text = calls.error_message(error, NAME, self._limits)
         return Frame((error_response(number, text),))
 
@@ -248,8 +247,8 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         """Write a message to an upstream, whose model is the only one; data is not copied.
 
         Raises:
-            Unsupported: GraphPipe cannot carry it, or has no such question.
-            InvalidRequest: It has an input or output that the upstream is known not to have.
+            Unsupported: GraphPipe cannot carry it, or has no such request.
+            InvalidRequest: The upstream is known to lack one of its inputs or outputs.
         """
         deadline = call.context.deadline
         if isinstance(call, InferRequest):
@@ -259,42 +258,26 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         raise unsupported(call, NAME)
 
     def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
-        """Read an upstream's answer to *call*; outputs are views of it.
+        """Read an upstream's response to *call*; outputs are views of it.
 
         Raises:
-            GatewayError: What an error answer says, with its words as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
-        # The call's type decides the type of its answer, which mypy cannot follow.
-        return cast("R", self._answer(call, wire))
+        # The type of a call determines that of its reply, which mypy cannot follow.
+        return cast("R", self._reply(call, wire))
 
-    def _answer(self, call: Call[Any], wire: Frame) -> Any:
+    def _reply(self, call: Call[Any], wire: Frame) -> Any:
         if isinstance(call, ServerLiveRequest):
-            return True  # there is an answer
+            return True  # there is a response
         try:
-            return self._read(call, FlatbufferMessage(view_of(wire.payload), self._limits))
+            message = FlatbufferMessage(view_of(wire.payload), self._limits)
+            return calls.decode_reply_message(call, message, self._settings, NAME)
         except UpstreamFault as fault:
-            kind = fault.kind
-            if kind is NotFound and call.model is not None:
-                kind = ModelNotFound
-            error = kind(fault.said.text, model=call.model, origin=Origin(NAME, wire, fault.said))
-            if isinstance(call, ModelReadyRequest | ServerReadyRequest) and (
-                error.code in _NOT_READY
-            ):
-                return False
-            raise error from None
-
-    def _read(self, call: Call[Any], message: FlatbufferMessage) -> Any:
-        if isinstance(call, InferRequest):
-            return calls.decode_infer_reply(call, message, self._settings)
-        found = calls.decode_metadata(message)
-        if isinstance(call, ModelMetadataRequest):
-            return calls.model_metadata(found, call.model)
-        if isinstance(call, ServerMetadataRequest):
-            return calls.server_metadata(found)
-        if isinstance(call, ModelReadyRequest | ServerReadyRequest):
-            return True
-        raise unsupported(call, NAME)
+            reply = fault.reply_or_error(call, Origin(NAME, wire, fault.error))
+            if isinstance(reply, GatewayError):
+                raise reply from None
+            return reply
 
 
 def _context(wire: Frame, names: tuple[str, ...]) -> Context:
@@ -302,7 +285,7 @@ def _context(wire: Frame, names: tuple[str, ...]) -> Context:
     return Context(NAME, (), "", wire.deadline, None, calls.REPLY_NEEDS, origin)
 
 
-def _names_asked(call: InferRequest) -> tuple[str, ...]:
+def _requested_names(call: InferRequest) -> tuple[str, ...]:
     origin = call.context.origin
     if origin is not None and origin.codec == NAME and isinstance(origin.form, tuple):
         return origin.form

@@ -13,7 +13,7 @@ from gateway.ir.items import ItemViews, Positions
 from gateway.ir.work import charge
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 
-# Fewer are quicker one by one.
+# Fewer are faster one by one.
 _FEW: Final = 32
 # Items that one string is, where numpy finds it.
 _EACH: Final = 1 / 8
@@ -25,8 +25,8 @@ def read_strings(
     """Return the strings of a vector whose *count* elements begin at *start*.
 
     Raises:
-        MalformedMessage: One runs over the end of the message.
-        TooLarge: They overlap so much that they hold far more than the message has.
+        MalformedMessage: One exceeds the end of the message.
+        TooLarge: They overlap, and exceed the size of the message by far.
     """
     if count <= _FEW:
         most = message.limits.bytes_element_size

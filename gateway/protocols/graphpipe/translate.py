@@ -1,8 +1,8 @@
-"""Calls and replies of the IR as GraphPipe messages and back, whatever carries them.
+"""Calls and replies of the IR to GraphPipe messages and back, for HTTP and byte streams.
 
-GraphPipe matches outputs by place and names none, so what was asked for is kept with the call.
-Where a message says only "the output at this place", all outputs are asked for and it is picked
-from the answer.
+GraphPipe responses have no names and list outputs in the order of the request, so the requested
+names are kept with the call.  Where a request has "" as a name, which means the output at this
+index, all outputs are requested and this one is picked from the reply.
 
 Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 """
@@ -14,12 +14,23 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gateway import __version__
-from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.errors import (
+    ErrorCode,
     GatewayError,
     InvalidRequest,
     MalformedMessage,
+    ModelNotFound,
+    NotFound,
     Unsupported,
     UpstreamProtocolError,
 )
@@ -41,6 +52,7 @@ from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import infer_request, infer_response
 from gateway.protocols.graphpipe.messages import read_infer_request, read_infer_response
 from gateway.protocols.graphpipe.options import GraphPipeOptions
+from gateway.wire.codec import unsupported
 from gateway.wire.errors import error_class_of_http, is_error_status
 from gateway.wire.http import Buffer
 
@@ -49,18 +61,18 @@ SERVER: Final = "tensor-gateway"
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.SUBSTITUTES})
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.OUTPUTS, Need.SUBSTITUTES})
-"""What an answer cannot be written without: it has no names, so outputs go by place."""
+"""What a reply must have: responses have no names, so outputs are matched by index."""
 
 T = TypeVar("T", RequestedOutput, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamErrorText:
-    """What an upstream said of its error, for a caller of this protocol.
+    """The error of an upstream, for a caller of the same protocol.
 
     Attributes:
         number: HTTP's, or the number in the message; 0 when it was not set.
-        text: In its own words.
+        text: As the upstream sent it.
     """
 
     number: int
@@ -68,9 +80,9 @@ class UpstreamErrorText:
 
 
 def needs_of(settings: GraphPipeOptions) -> frozenset[Need]:
-    """Return what a request to an upstream cannot be written without.
+    """Return what a request to an upstream must have.
 
-    Outputs are asked for by name, always: in the order that is configured, or else that of the
+    Outputs are always requested by name, in the configured order or else in the order of the
     upstream's metadata.
     """
     return _NEEDS if settings.outputs else _NEEDS | {Need.OUTPUTS}
@@ -83,39 +95,39 @@ def decode_infer(
     context: Callable[[tuple[str, ...]], Context],
     settings: GraphPipeOptions,
 ) -> InferRequest:
-    """Return the inference request whose table stands at *at*.
+    """Return the inference request whose table is at *at*.
 
     Args:
-        message: Given to `open_request`.
+        message: As for `open_request`.
         at: From `open_request`.
-        model: The model it is for.
-        context: Makes the context, given the names of outputs as they are in the message.
+        model: From the URL or the listener.
+        context: Creates the context from the names of outputs in the message.
         settings: The listener's.
 
     Raises:
-        GatewayError: It cannot be used.
+        GatewayError: A part of it is wrong.
     """
     config, tensors, names = read_infer_request(message, at, lenient=settings.lenient_names)
-    said = read_config(config, message.limits)
-    # "" is the output at this place, and the place counts among the model's own.
+    found = read_config(config, message.limits)
+    # "" is the output at this index, counted among the outputs of the model.
     asked = () if "" in names else tuple([RequestedOutput(name) for name in dict.fromkeys(names)])
     return InferRequest(
         model=model,
         context=context(tuple(names)),
         inputs=tensors,
         outputs=asked,
-        id=said.id,
-        priority=said.priority,
-        timeout_us=said.timeout_us,
-        parameters=said.parameters,
+        id=found.id,
+        priority=found.priority,
+        timeout_us=found.timeout_us,
+        parameters=found.parameters,
     )
 
 
 def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffer]:
-    """Return the outputs of *reply* that were asked for by *names*, in that order, as buffers.
+    """Return the outputs of *reply* that *names* request, in that order, as buffers.
 
     Raises:
-        UpstreamProtocolError: One is not there.
+        UpstreamProtocolError: An output is missing.
         Unsupported: One has no datatype or shape.
         TooLarge: The message would have 2 GiB or more.
     """
@@ -123,7 +135,7 @@ def encode_infer_reply(reply: InferResponse, names: Sequence[str]) -> list[Buffe
 
 
 def encode_metadata(metadata: ModelMetadata) -> bytes:
-    """Return *metadata* as a message; the version in it is the gateway's own."""
+    """Return *metadata* as a message, with the gateway's own version."""
     return metadata_response(
         MetadataMessage(
             metadata.name,
@@ -137,7 +149,7 @@ def encode_metadata(metadata: ModelMetadata) -> bytes:
 
 
 def metadata_text(metadata: ModelMetadata) -> str:
-    """Return what GraphPipe has no field for, as the description of a model."""
+    """Return properties without a field in GraphPipe, as the description of a model."""
     parts = [metadata.platform] if metadata.platform else []
     if metadata.versions:
         parts.append(f"versions {', '.join(metadata.versions)}")
@@ -145,7 +157,7 @@ def metadata_text(metadata: ModelMetadata) -> str:
 
 
 def error_message(error: GatewayError, codec: str, limits: MessageLimits) -> ErrorMessage:
-    """Return the number and text of *error*; what an upstream of the same *codec* said stays."""
+    """Return number and text of *error*; those of an upstream of the same *codec* are unchanged."""
     number, text = status_of(error), error.message
     origin = error.origin
     if origin is not None and origin.codec == codec and isinstance(origin.form, UpstreamErrorText):
@@ -156,11 +168,11 @@ def error_message(error: GatewayError, codec: str, limits: MessageLimits) -> Err
 
 
 def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]:
-    """Return *call* as buffers; outputs are asked for in the upstream's order where it is known.
+    """Return *call* as buffers, with outputs in the upstream's order where it is known.
 
     Raises:
-        Unsupported: It asks for what GraphPipe cannot carry.
-        InvalidRequest: It has an input or output that the upstream is known not to have.
+        Unsupported: GraphPipe cannot carry it.
+        InvalidRequest: The upstream is known to lack one of its inputs or outputs.
     """
     _check_plain(call)
     inputs = call.inputs
@@ -178,17 +190,17 @@ def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]
 
 
 def asked_names(call: InferRequest, settings: GraphPipeOptions) -> Sequence[str]:
-    """Return the names of the outputs an upstream is asked for."""
+    """Return the names of the outputs that an upstream is asked for."""
     return settings.outputs or [output.name for output in call.outputs]
 
 
 def decode_infer_reply(
     call: InferRequest, message: FlatbufferMessage, settings: GraphPipeOptions
 ) -> InferResponse:
-    """Return the answer to *call*, its data views of *message*.
+    """Return the reply to *call*, its data views of *message*.
 
     Raises:
-        UpstreamFault: It holds an error.
+        UpstreamFault: It contains an error.
         GatewayError: It cannot be used.
     """
     names = asked_names(call, settings)
@@ -198,26 +210,58 @@ def decode_infer_reply(
         if errors:
             raise UpstreamFault(*errors[0])
     if not outputs:
-        raise MalformedMessage("an InferResponse with neither outputs nor errors")
+        raise MalformedMessage("InferResponse has neither outputs nor errors")
     if settings.outputs and call.outputs:
         outputs = _ordered(outputs, [output.name for output in call.outputs], "output", pick=True)
     return InferResponse(model=call.model or ModelRef(""), outputs=outputs, id=call.id)
 
 
-class UpstreamFault(Exception):  # the codec turns it into an error with an origin
-    """An answer that holds an error; never leaves the codec."""
+_NOT_READY: Final = frozenset({ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED})
+
+
+class UpstreamFault(Exception):  # the codec converts it into an error with an origin
+    """The error in a response; never leaves the codec."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
-        self.said = UpstreamErrorText(number, text)
-        self.kind = error_class_of_http(number)
+        self.error = UpstreamErrorText(number, text)
+
+    def reply_or_error(self, call: Call[Any], origin: Origin) -> bool | GatewayError:
+        """Return False for a model or server that is not ready, else the error of *call*."""
+        kind = error_class_of_http(self.error.number)
+        if kind is NotFound and call.model is not None:
+            kind = ModelNotFound
+        error = kind(self.error.text, model=call.model, origin=origin)
+        is_question = isinstance(call, ModelReadyRequest | ServerReadyRequest)
+        return False if is_question and error.code in _NOT_READY else error
+
+
+def decode_reply_message(
+    call: Call[Any], message: FlatbufferMessage, settings: GraphPipeOptions, codec: str
+) -> Any:
+    """Return the reply to *call* in *message*.
+
+    Raises:
+        UpstreamFault: It contains an error.
+        GatewayError: It cannot be used, or *codec* does not support the call.
+    """
+    if isinstance(call, InferRequest):
+        return decode_infer_reply(call, message, settings)
+    found = decode_metadata(message)
+    if isinstance(call, ModelMetadataRequest):
+        return model_metadata(found, call.model)
+    if isinstance(call, ServerMetadataRequest):
+        return ServerMetadata(found.server, found.version)
+    if isinstance(call, ModelReadyRequest | ServerReadyRequest):
+        return True
+    raise unsupported(call, codec)
 
 
 def decode_metadata(message: FlatbufferMessage) -> MetadataMessage:
-    """Return the metadata that *message* is.
+    """Return *message* as metadata.
 
     Raises:
-        UpstreamFault: It holds an error: servers cannot say otherwise why there is no metadata.
+        UpstreamFault: It contains an error, such as that there is no metadata.
         GatewayError: It cannot be used.
     """
     found = read_metadata(message)
@@ -227,13 +271,13 @@ def decode_metadata(message: FlatbufferMessage) -> MetadataMessage:
     errors = read_errors(message, errors_at) if errors_at else []
     if errors:
         raise UpstreamFault(*errors[0])
-    raise MalformedMessage("a metadata answer with neither inputs nor outputs")
+    raise MalformedMessage("metadata response has neither inputs nor outputs")
 
 
 def model_metadata(found: MetadataMessage, model: ModelRef | None) -> ModelMetadata:
-    """Return what a metadata answer tells of *model*.
+    """Return the metadata of *model* in a metadata response.
 
-    The name is the one it was asked by, for a server may give a file's or a URL's.
+    Its name is that of the request, because a server may send the name of a file or a URL.
     """
     name = found.name if model is None else model.name
     return ModelMetadata(
@@ -241,13 +285,8 @@ def model_metadata(found: MetadataMessage, model: ModelRef | None) -> ModelMetad
     )
 
 
-def server_metadata(found: MetadataMessage) -> ServerMetadata:
-    """Return what a metadata answer tells of its server."""
-    return ServerMetadata(found.server, found.version)
-
-
 def _picked(reply: InferResponse, names: Sequence[str]) -> Sequence[Tensor]:
-    """Return the outputs that *names* ask for, in their order; all when there are no names."""
+    """Return the outputs that *names* request, in their order; all when there are no names."""
     outputs = reply.outputs
     if not names:
         return outputs
@@ -269,7 +308,7 @@ def _picked(reply: InferResponse, names: Sequence[str]) -> Sequence[Tensor]:
 def _missing(reply: InferResponse, name: str) -> UpstreamProtocolError:
     there = ", ".join(repr(tensor.name) for tensor in reply.outputs) or "none"
     return UpstreamProtocolError(
-        f"the answer lacks the output {name!r} that was asked for, there is: {there}",
+        f"response lacks the requested output {name!r}: found {there}",
         model=reply.model,
     )
 
@@ -277,13 +316,13 @@ def _missing(reply: InferResponse, name: str) -> UpstreamProtocolError:
 def _ordered(
     found: Sequence[T], names: Sequence[str], kind: str, *, pick: bool = False
 ) -> tuple[T, ...]:
-    """Return *found* in the order of *names*; those without a name stay where they are.
+    """Return *found* in the order of *names*; those without a name keep their order.
 
     Args:
         found: Tensors or requested outputs.
-        names: All there are, or those to pick.
+        names: All that exist, or those to pick.
         kind: For errors.
-        pick: Leave out what *names* does not have, and refuse what *found* does not have.
+        pick: Drop those not in *names*, and refuse *names* that *found* lacks.
     """
     known: dict[str, Any] = {item.name: item for item in found}
     have, wanted = (known, names) if pick else (names, known)
@@ -302,7 +341,7 @@ def _check_plain(call: InferRequest) -> None:
     for output in call.outputs:
         if output.classes:
             raise Unsupported(
-                f"output {output.name!r} is asked for with {output.classes} classes: GraphPipe has "
+                f"output {output.name!r} requests {output.classes} classes: GraphPipe has "
                 "no classification",
                 model=call.model,
             )

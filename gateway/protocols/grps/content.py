@@ -81,7 +81,7 @@ def request_content(
         return _of_map(message.entries, limits)
     if form is None:
         raise InvalidRequest(
-            "the message has no data, needed is one of str_data, bin_data, gtensors, ndarray, gmap"
+            "the message has no data: expected one of str_data, bin_data, gtensors, ndarray, gmap"
         )
     # No shape: the model's declared rank decides how many ones it has.
     tensor = Tensor("", Datatype.BYTES, None, ItemsData([_one_element(message, limits)]))
@@ -222,7 +222,7 @@ def _ndarray(outputs: tuple[Tensor, ...]) -> GrpsMessage:
     if len(outputs) != 1 or outputs[0].datatype is not Datatype.FP32:
         found = ", ".join(f"{one.name!r} of {_spelled(one)}" for one in outputs[:8]) or "none"
         raise Unconvertible(
-            f"the answer cannot be an ndarray: needed is one output of FP32, there is {found}"
+            f"the answer cannot be an ndarray: expected one output of FP32, there is {found}"
         )
     return GrpsMessage(status=SUCCESS, form=ContentFormat.NDARRAY, tensors=outputs)
 
@@ -340,7 +340,7 @@ def _map_of(tensors: Iterable[Tensor], parameters: Parameters) -> dict[str, dict
         item = _only_item(tensor)
         if place is None or place[0] != _BYTES_FIELD or item is None:
             raise Unconvertible(
-                f"tensor {tensor.name!r} cannot be an entry of gmap: needed is one BYTES element "
+                f"tensor {tensor.name!r} cannot be an entry of gmap: expected one BYTES element "
                 f"called {_GMAP}{_BYTES_FIELD}.<key>"
             )
         entries.setdefault(place[0], {})[place[1]] = bytes(item)

@@ -120,7 +120,7 @@ def status_code_of(error: GatewayError) -> int:
 
 
 def ends_call(error: GatewayError, *, unread: bool) -> bool:
-    """Tell whether *error* ends the gRPC or brpc call, rather than stand in a Status.
+    """Return whether *error* ends the gRPC or brpc call, rather than stand in a Status.
 
     Args:
         error: What went wrong.

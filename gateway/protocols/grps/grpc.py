@@ -54,11 +54,11 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
     """Reads and writes the messages of `grps.protos.v1.GrpsService`.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: See `gateway.protocols.grps.options.GrpsOptions`.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -84,7 +84,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         return calls.decode_method(method, message, context, self._settings, self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the answer to *call*; the data of large float tensors are not copied.
+        """Write the response to *call*; the data of large float tensors are not copied.
 
         Raises:
             Unsupported: grps cannot carry the answer.
@@ -92,7 +92,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         return _answer(calls.encode_method_reply(call, reply, _asked(call)))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
-        """Write one answer of a stream.
+        """Write one response of a stream.
 
         Raises:
             Unsupported: grps cannot carry the answer.
@@ -118,7 +118,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         """Write a request to an upstream; the data of large float tensors are not copied.
 
         Raises:
-            Unsupported: grps cannot carry it, or has no such question.
+            Unsupported: grps cannot carry it, or has no such request.
         """
         method, message = calls.encode_question(call, self._settings)
         context = call.context
@@ -127,17 +127,17 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         )
 
     def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's answer to *call*; float tensors and bytes are views of it.
+        """Read an upstream's response to *call*; float tensors and bytes are views of it.
 
         Raises:
             GatewayError: What its status or its Status says.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
-        # The call's type decides the type of its answer, which mypy cannot follow.
+        # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", self._read(call, wire))
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
-        """Read one answer of an upstream's stream; raises as `decode_reply`."""
+        """Read one response of an upstream's stream; raises as `decode_reply`."""
         return cast("InferResponse", self._read(call, wire))
 
     def _read(self, call: Call[Any], wire: GrpcResponse) -> Any:
@@ -145,7 +145,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         if wire.status is not GrpcStatus.OK:
             text = (
                 strip_traceback(wire.details)
-                or f"upstream answered with the status {wire.status.name}"
+                or f"upstream responded with the status {wire.status.name}"
             )
             raise error_class_of_grpc(wire.status)(text, model=call.model, origin=origin)
         try:

@@ -99,7 +99,7 @@ def check_names(tensors: tuple[Tensor, ...]) -> None:
         return
     if not all(names):
         raise InvalidTensor(
-            f"tensor number {names.index('')} has no name and others have: needed are names for "
+            f"tensor number {names.index('')} has no name and others have: expected names for "
             "all tensors or for none"
         )
     if len(set(names)) != len(names):

@@ -76,7 +76,7 @@ def read_models(text: str, limits: MessageLimits) -> tuple[RepositoryEntry, ...]
 
 
 def lists_model(text: str, key: str, limits: MessageLimits) -> bool:
-    """Tell whether a server's metadata lists the model of this grps key, or cannot be read.
+    """Return whether a server's metadata lists the model of this grps key, or cannot be read.
 
     It is a server's own configuration: what is no YAML of ours says nothing against a model, and
     any may stand behind the empty key of the default DAG.

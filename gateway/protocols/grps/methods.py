@@ -202,7 +202,7 @@ def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMe
     """Return the method and message that ask an upstream what *call* asks.
 
     Raises:
-        Unsupported: grps cannot carry it, or has no such question.
+        Unsupported: grps cannot carry it, or has no such request.
     """
     kind = type(call)
     if isinstance(call, ServerSwitchRequest):
@@ -356,7 +356,7 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
     if status is None or (status.flag != Flag.FAILURE and status.code in (0, OK)):
         return
     reason = strip_traceback(status.msg)
-    text = reason or f"upstream answered with the code {status.code} and no text"
+    text = reason or f"upstream responded with the code {status.code} and no text"
     kind = error_class_of_status(status.code, text)
     said = GrpsStatus(status.code, reason, status.flag)
     raise kind(text, model=call.model, origin=Origin(origin.codec, origin.wire, said))
@@ -364,7 +364,7 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
 
 def _asked_model(message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:
     if message.form is not ContentFormat.STR_DATA or not message.text:
-        raise InvalidRequest("no model name: needed is the plain name in str_data")
+        raise InvalidRequest("no model name: expected the plain name in str_data")
     return model_of(message.text, settings, limits)
 
 

@@ -99,7 +99,7 @@ def read_log(found: Mapping[str, Any], limits: MessageLimits) -> LogSettings:
             check_name(f"log setting {key!r}", value, limits.name_bytes, "name_bytes")
         elif not isinstance(value, int) or not 0 <= value <= _UINT32_MAX:
             raise InvalidRequest(
-                f"log setting {key!r} is {clip(repr(value), _SHOWN)}, needed is true or false, "
+                f"log setting {key!r} is {clip(repr(value), _SHOWN)}: expected true or false, "
                 "a number of 32 bits or a string"
             )
     return found
@@ -115,8 +115,8 @@ def _parameter(key: str, value: Any, limits: MessageLimits) -> bool | int | str 
         accepted: bool | int | str = value
         return accepted
     raise InvalidRequest(
-        f"parameter {key!r} is {clip(repr(value), _SHOWN)}, "
-        "needed is true or false, a 64-bit integer or a string"
+        f"parameter {key!r} is {clip(repr(value), _SHOWN)}: "
+        "expected true or false, a 64-bit integer or a string"
     )
 
 
@@ -158,7 +158,7 @@ def _texts(key: str, value: Any, limits: MessageLimits) -> tuple[str, ...]:
     for text in listed:
         if not isinstance(text, str):
             raise InvalidRequest(
-                f"trace setting {key!r} is {clip(repr(text), _SHOWN)}, needed are strings or null"
+                f"trace setting {key!r} is {clip(repr(text), _SHOWN)}: expected strings or null"
             )
         check_name(f"trace setting {key!r}", text, limits.name_bytes, "name_bytes")
     return tuple(listed)

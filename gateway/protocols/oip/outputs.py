@@ -57,8 +57,8 @@ def requested_output(
         return RequestedOutput(name, 0, left, shared)
     if type(classes) is not int or not least_classes <= classes <= _MOST:
         raise InvalidRequest(
-            f"parameter {CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), _SHOWN)}, "
-            "needed is a number of classes"
+            f"parameter {CLASSIFICATION!r} of output {name!r} is {clip(repr(classes), _SHOWN)}: "
+            "expected a number of classes"
         )
     check_classes(name, classes, limits)
     if classes and shared is not None:

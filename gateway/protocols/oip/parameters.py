@@ -58,7 +58,7 @@ def split_parameters(
         isinstance(sequence_id, int) and not 0 <= sequence_id <= UINT64_MAX
     ):
         raise InvalidRequest(
-            f"parameter 'sequence_id' is {sequence_id!r}, needed is an unsigned integer or a string"
+            f"parameter 'sequence_id' is {sequence_id!r}: expected an unsigned integer or a string"
         )
     if isinstance(sequence_id, str):
         check_name("parameter 'sequence_id'", sequence_id, limits.name_bytes, "name_bytes")
@@ -110,12 +110,12 @@ def check_integer(key: str, value: int) -> int:
 def _flag(parameters: dict[str, Parameter], key: str) -> bool:
     value = parameters.pop(key, False)
     if not isinstance(value, bool):
-        raise InvalidRequest(f"parameter {key!r} is {value!r}, needed is true or false")
+        raise InvalidRequest(f"parameter {key!r} is {value!r}: expected true or false")
     return value
 
 
 def _unsigned(parameters: dict[str, Parameter], key: str) -> int:
     value = parameters.pop(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= UINT64_MAX:
-        raise InvalidRequest(f"parameter {key!r} is {value!r}, needed is an unsigned integer")
+        raise InvalidRequest(f"parameter {key!r} is {value!r}: expected an unsigned integer")
     return value

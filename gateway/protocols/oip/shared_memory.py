@@ -73,8 +73,8 @@ def checked_region(
     check_name("key of the region", region.key, limits.name_bytes, "name_bytes")
     if region.device is not None and not listed and len(region.handle) != _HANDLE_BYTES:
         raise InvalidRequest(
-            f"the handle of CUDA region {region.name!r} has {len(region.handle)} bytes, "
-            f"needed are {_HANDLE_BYTES}"
+            f"the handle of CUDA region {region.name!r} has {len(region.handle)} bytes: "
+            f"expected {_HANDLE_BYTES}"
         )
     return region
 
@@ -109,7 +109,7 @@ def split_shared(
     region = parameters.get(REGION)
     if not isinstance(region, str) or not region:
         raise InvalidRequest(
-            f"{what} has {REGION} {clip(repr(region), _SHOWN)}, needed is the name of a region"
+            f"{what} has {REGION} {clip(repr(region), _SHOWN)}: expected the name of a region"
         )
     check_name(REGION, region, limits.name_bytes, "name_bytes")
     offset = parameters.get(OFFSET, 0)
@@ -117,7 +117,7 @@ def split_shared(
     for key, value in ((OFFSET, offset), (SIZE, size)):
         if type(value) is not int or not 0 <= value < _UINT63:
             raise InvalidRequest(
-                f"{what} has {key} {clip(repr(value), _SHOWN)}, needed is a number of bytes"
+                f"{what} has {key} {clip(repr(value), _SHOWN)}: expected a number of bytes"
             )
     assert type(offset) is int and type(size) is int  # noqa: PT018, S101  # seen to just above
     return SharedMemoryData(region, offset, size), left
@@ -152,7 +152,7 @@ def _unsigned(members: Mapping[str, Any], key: str) -> int:
     value = members.get(key)
     if type(value) is not int or not 0 <= value < _UINT63:
         raise InvalidRequest(
-            f"{key!r} of the region is {clip(repr(value), _SHOWN)}, needed is a number"
+            f"{key!r} of the region is {clip(repr(value), _SHOWN)}: expected a number"
         )
     return value
 

@@ -100,7 +100,7 @@ def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple
         if entry.declared_bytes not in (None, raw.nbytes):
             raise InvalidTensor(
                 f"input {entry.name!r} has {raw.nbytes} bytes and a batch_byte_size of "
-                f"{entry.declared_bytes}: needed are equal numbers"
+                f"{entry.declared_bytes}: expected equal numbers"
             )
         tensors.append(_tensor(entry, RawData(raw)))
     if at != len(raws):

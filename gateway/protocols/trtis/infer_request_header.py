@@ -131,7 +131,7 @@ def _parse(data: bytes) -> pb.InferRequestHeader:
 
 def _checked(header: pb.InferRequestHeader, limits: MessageLimits) -> InferHeader:
     if not header.batch_size:
-        raise InvalidRequest("batch_size is 0 or absent, needed is at least 1")
+        raise InvalidRequest("batch_size is 0 or absent: expected at least 1")
     check_count("inputs", len(header.input), limits.tensors, "tensors")
     check_count("requested outputs", len(header.output), limits.outputs, "outputs")
     inputs = tuple([_input(entry, header.batch_size, limits) for entry in header.input])
@@ -168,7 +168,7 @@ def _input(
     if given is not None and given != shared.size_bytes:
         raise InvalidTensor(
             f"input {name!r} has {shared.size_bytes} bytes in shared memory and a batch_byte_size "
-            f"of {given}: needed are equal numbers"
+            f"of {given}: expected equal numbers"
         )
     return InputEntry(name, dims, given, shared)
 
@@ -178,7 +178,7 @@ def _output(entry: pb.InferRequestHeader.Output, limits: MessageLimits) -> Reque
     _check_tensor_name("output", name, limits)
     classes = entry.cls.count
     if entry.HasField("cls") and not classes:
-        raise InvalidRequest(f"output {name!r} asks for 0 classes, needed is at least 1")
+        raise InvalidRequest(f"output {name!r} asks for 0 classes: expected at least 1")
     check_classes(name, classes, limits)
     if not entry.HasField("shared_memory"):
         return RequestedOutput(name, classes)

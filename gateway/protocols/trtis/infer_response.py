@@ -116,7 +116,7 @@ def _write_classes(entry: pb.InferResponseHeader.Output, tensor: Tensor, batch_s
 def _class(name: str, item: bytes) -> pb.InferResponseHeader.Output.Class:
     found = _CLASS.fullmatch(item)
     broken = UpstreamProtocolError(
-        f"output {name!r} has the class {item[:64]!r}, needed is value:index:label"
+        f"output {name!r} has the class {item[:64]!r}: expected value:index:label"
     )
     if found is None or int(found[2]) >= _INT32_END:
         raise broken
@@ -137,7 +137,7 @@ def read_reply(
     origin: Origin,
     limits: MessageLimits,
 ) -> InferResponse:
-    """Read an upstream's answer to *call*.
+    """Read an upstream's response to *call*.
 
     Args:
         call: Tells which outputs are in shared memory.
@@ -213,8 +213,8 @@ def _read_classes(entry: pb.InferResponseHeader.Output, limits: MessageLimits) -
     counts = {len(classes.cls) for classes in entry.batch_classes}
     if len(counts) != 1:
         raise MalformedMessage(
-            f"output {entry.name!r} has from {min(counts)} to {max(counts)} classes for an item, "
-            "needed are as many for each"
+            f"output {entry.name!r} has from {min(counts)} to {max(counts)} classes for an item: "
+            "expected as many for each"
         )
     shape: Shape = (counts.pop(),)
     check_shape(entry.name, Datatype.BYTES, (len(entry.batch_classes), *shape), limits)

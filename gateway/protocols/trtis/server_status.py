@@ -243,7 +243,7 @@ def _read_tensors(
         dims: Shape = tuple(entry.dims)
         if any(dim < -1 for dim in dims):
             raise InvalidTensor(
-                f"tensor {entry.name!r} has dims {list(dims)}, needed are numbers of -1 or more"
+                f"tensor {entry.name!r} has dims {list(dims)}: expected numbers of -1 or more"
             )
         check_shape(entry.name, None, tuple([max(dim, 0) for dim in dims]), limits)
         shape = (-1, *dims) if batches else dims

@@ -87,7 +87,7 @@ def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: in
     The origin keeps code and text, for a caller of the same protocol.
     """
     text = clip(strip_traceback(status.msg), most)
-    shown = text or f"upstream answered with request status {status.code} and no text"
+    shown = text or f"upstream responded with request status {status.code} and no text"
     form = TrtisStatus(status.code if status.code in _KNOWN else pb.UNKNOWN, text)
     kind = error_class_of(call, status.code)
     return kind(shown, model=call.model, origin=Origin(origin.codec, origin.wire, form))

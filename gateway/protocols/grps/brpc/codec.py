@@ -76,11 +76,11 @@ class BrpcCodec(Codec[Frame, Frame]):
     """Reads and writes the frames of `grps.protos.v1.GrpsBrpcService`.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: See `gateway.protocols.grps.options.GrpsOptions`.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -109,7 +109,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         return calls.decode_method(method, message, context, self._settings, self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
-        """Write the answer to *call*; the data of large float tensors are not copied.
+        """Write the response to *call*; the data of large float tensors are not copied.
 
         Raises:
             Unsupported: grps cannot carry the answer.
@@ -138,7 +138,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         """Write a frame to an upstream; without compression, large float tensors are not copied.
 
         Raises:
-            Unsupported: grps cannot carry it, or has no such question.
+            Unsupported: grps cannot carry it, or has no such request.
         """
         if isinstance(call, StreamInferRequest):
             raise unsupported(call, NAME)
@@ -154,17 +154,17 @@ class BrpcCodec(Codec[Frame, Frame]):
         return Frame(payload, None, call.context.deadline)
 
     def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
-        """Read an upstream's answer to *call*; float tensors and bytes are views of it.
+        """Read an upstream's response to *call*; float tensors and bytes are views of it.
 
         Raises:
             GatewayError: What its error code or its Status says.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
         meta, rest = split_frame(view_of(wire.payload))
         response = meta.response
         if response.error_code:
             text = clip(strip_traceback(words(response.error_text)), self._limits.error_text_bytes)
-            text = text or f"upstream answered with the code {response.error_code}"
+            text = text or f"upstream responded with the code {response.error_code}"
             origin = Origin(NAME, wire, UpstreamErrorText(response.error_code, text))
             kind = error_class_of_brpc(response.error_code)
             raise kind(text, model=call.model, origin=origin)
@@ -176,7 +176,7 @@ class BrpcCodec(Codec[Frame, Frame]):
             if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
                 raise
             raise MalformedMessage(error.message) from error
-        # The call's type decides the type of its answer, which mypy cannot follow.
+        # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", reply)
 
     def _message(self, meta: RpcMeta, rest: memoryview) -> GrpsMessage:

@@ -37,7 +37,7 @@ _LONGEST_MS: Final = (1 << 31) - 1
 
 
 def looks_like(first: bytes) -> bool:
-    """Tell whether a connection that begins with *first* may be of baidu_std.
+    """Return whether a connection that begins with *first* may be of baidu_std.
 
     Four bytes decide; with fewer it may still be, as long as they agree.
     """
@@ -197,7 +197,7 @@ class BaiduFramer:
         """Return how many bytes must be there for the next decision, or for the whole frame."""
         if not looks_like(header):
             raise MalformedMessage(
-                f"a frame begins with {header[:4]!r}, needed is {MAGIC!r} of baidu_std"
+                f"a frame begins with {header[:4]!r}: expected {MAGIC!r} of baidu_std"
             )
         if len(header) < _HEADER:
             return len(header) + 1 if len(header) < len(MAGIC) else _HEADER

@@ -33,7 +33,7 @@ class Streaming:
     def asked(
         self, query: Mapping[str, str], headers: Headers, body: Mapping[str, Any] | None
     ) -> bool:
-        """Tell whether a request asks for a stream.
+        """Return whether a request asks for a stream.
 
         In query and header the word is "true" in any case; in the body only the boolean counts.
         """

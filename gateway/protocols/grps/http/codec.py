@@ -51,11 +51,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     """grps over HTTP.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: See `gateway.protocols.grps.options.GrpsOptions`.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -91,7 +91,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             raise
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the answer to *call*; bytes are not copied.
+        """Write the response to *call*; bytes are not copied.
 
         Raises:
             Unsupported: grps cannot carry the answer in the form that was asked for.
@@ -100,7 +100,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return answers.encode_answer(call, reply, asked, _route(asked))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
-        """Write one answer of a stream: a part of one HTTP response, to be sent as it is.
+        """Write one response of a stream: a part of one HTTP response, to be sent as it is.
 
         Raises:
             Unsupported: grps cannot carry the answer.
@@ -150,7 +150,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """Write a request to an upstream; bytes are not copied.
 
         Raises:
-            Unsupported: grps cannot carry it, or has no such question.
+            Unsupported: grps cannot carry it, or has no such request.
         """
         method, message = calls.encode_question(call, self._settings)
         path, deadline = METHOD_PATHS[method], call.context.deadline
@@ -177,13 +177,13 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return HttpRequest("POST", path, "&".join(query), Headers(headers), body, deadline)
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's answer to *call*; an answer of bytes is a view of its body.
+        """Read an upstream's response to *call*; an answer of bytes is a view of its body.
 
         Raises:
             GatewayError: What its Status or its HTTP status says.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
-        # The call's type decides the type of its answer, which mypy cannot follow.
+        # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", self._read(call, wire, sniff=False))
 
     def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
@@ -227,7 +227,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         status = message.status
         if status is None or not is_error_status(status.code):
             text = clip(read_error_text(view, _READ_BYTES), 512)
-            text = f"upstream answered with HTTP status {wire.status}: {text}"
+            text = f"upstream responded with HTTP status {wire.status}: {text}"
             status = GrpsStatus(wire.status, text, Flag.FAILURE)
         return GrpsMessage(status=status)
 

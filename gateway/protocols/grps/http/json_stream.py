@@ -131,6 +131,6 @@ class JsonStreamSplitter:
     def _check_begin(self) -> None:
         if self._held and self._held[:1] != b"{":
             raise MalformedMessage(
-                f"a stream of messages has {bytes(self._held[:16])!r} between them, needed is an "
+                f"a stream of messages has {bytes(self._held[:16])!r} between them: expected an "
                 "object of JSON"
             )

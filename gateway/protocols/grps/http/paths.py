@@ -120,7 +120,7 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
 
 
 def is_brpc(path: str) -> bool:
-    """Tell whether a path belongs to brpc's HTTP layer."""
+    """Return whether a path belongs to brpc's HTTP layer."""
     return path.startswith(tuple(prefix + "/" for prefix in BRPC_PREFIXES))
 
 

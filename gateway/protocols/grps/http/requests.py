@@ -90,7 +90,7 @@ class Reader:
             raise InvalidRequest("No content type in headers.")
         if kind not in (JSON_TYPE, BYTES_TYPE):
             raise InvalidRequest(
-                f"Unsupported content type {kind[:64]!r}, needed is {JSON_TYPE} or {BYTES_TYPE}"
+                f"Unsupported content type {kind[:64]!r}: expected {JSON_TYPE} or {BYTES_TYPE}"
             )
         view = wire.view
         if not len(view):
@@ -126,7 +126,7 @@ class Reader:
         kind = _content_type(wire)
         view = wire.view
         if kind == _PROTO_TEXT:
-            raise Unreadable(f"{_PROTO_TEXT} is not supported, needed is JSON or protobuf")
+            raise Unreadable(f"{_PROTO_TEXT} is not supported: expected JSON or protobuf")
         if kind in _PROTO_TYPES:
             return self._call(route.as_binary(), read_message(view, self.limits), wire)
         message = GrpsMessage()
@@ -151,7 +151,7 @@ class Reader:
     def _document(self, wire: HttpRequest) -> dict[str, Any]:
         kind = _content_type(wire)
         if kind != JSON_TYPE:
-            raise InvalidRequest(f"Unsupported content type {str(kind)[:64]!r}, needed is JSON")
+            raise InvalidRequest(f"Unsupported content type {str(kind)[:64]!r}: expected JSON")
         return read_document(wire.view, _BODY, self.limits)
 
     def _customized(self, route: GrpsRoute, custom: CustomRoute, wire: HttpRequest) -> Call[Any]:
@@ -178,7 +178,7 @@ class Reader:
         if custom.body != FORM_BODY:
             return read_document(wire.view, _BODY, self.limits)
         if _content_type(wire) != _FORM_TYPE:
-            raise InvalidRequest(f"Unsupported content type, needed is {_FORM_TYPE}")
+            raise InvalidRequest(f"Unsupported content type: expected {_FORM_TYPE}")
         try:
             return read_query(str(wire.view, "ascii"))
         except UnicodeDecodeError as error:

@@ -96,7 +96,7 @@ def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
         flat = list(chain.from_iterable(flat))
     if not _ARRAY_NUMBERS.issuperset(map(type, flat)):
         wrong = next(one for one in flat if type(one) not in _ARRAY_NUMBERS)
-        raise InvalidTensor(f"ndarray has {_show(wrong)}, needed are numbers in lists")
+        raise InvalidTensor(f"ndarray has {_show(wrong)}: expected numbers in lists")
     try:
         # Beyond float32 is infinity here, as numpy has it on the real server.
         with np.errstate(over="ignore"):
@@ -115,7 +115,7 @@ def read_integer(what: str, value: Any, least: int, most: int) -> int:
     found = _integer(value)
     if found is None or not least <= found <= most:
         raise InvalidRequest(
-            f"{what} is {_show(value)}, needed is an integer from {least} to {most}"
+            f"{what} is {_show(value)}: expected an integer from {least} to {most}"
         )
     return found
 
@@ -128,7 +128,7 @@ def read_number(what: str, value: Any) -> float:
     """
     found = _float(value)
     if found is None:
-        raise InvalidRequest(f"{what} is {_show(value)}, needed is a number")
+        raise InvalidRequest(f"{what} is {_show(value)}: expected a number")
     return found
 
 
@@ -301,7 +301,7 @@ def _float(value: Any) -> float | None:
 
 
 def _wrong(name: str, index: int, value: Any, needed: str) -> InvalidTensor:
-    return InvalidTensor(f"tensor {name!r} has {_show(value)} at index {index}, needed is {needed}")
+    return InvalidTensor(f"tensor {name!r} has {_show(value)} at index {index}: expected {needed}")
 
 
 def _show(value: Any) -> str:

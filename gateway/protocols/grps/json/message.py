@@ -97,11 +97,11 @@ def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMess
     present = [member for member in _DATA if document.get(member) is not None]
     if not present:
         raise InvalidRequest(
-            "the JSON body has no legal member: needed is one of str_data, gtensors, gmap, ndarray"
+            "the JSON body has no legal member: expected one of str_data, gtensors, gmap, ndarray"
         )
     if len(present) > 1:
         raise InvalidRequest(
-            f"the JSON body has both {present[0]} and {present[1]}, needed is one of them"
+            f"the JSON body has both {present[0]} and {present[1]}: expected one of them"
         )
     if present[0] == "bin_data":
         raise InvalidRequest("bin_data should use application/octet-stream format")
@@ -109,7 +109,7 @@ def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMess
     if model is None:
         model = ""
     if not isinstance(model, str):
-        raise InvalidRequest(f"model is {_show(model)}, needed is a string")
+        raise InvalidRequest(f"model is {_show(model)}: expected a string")
     return _with_data(present[0], document[present[0]], model, None, limits)
 
 
@@ -168,10 +168,10 @@ def _with_data(
     form = _PARSED[member]
     if form is ContentFormat.STR_DATA:
         if not isinstance(value, str):
-            raise InvalidRequest(f"str_data is {_show(value)}, needed is a string")
+            raise InvalidRequest(f"str_data is {_show(value)}: expected a string")
         return GrpsMessage(form=form, model=model, status=status, text=value)
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{member} is {_show(value)}, needed is an object")
+        raise InvalidRequest(f"{member} is {_show(value)}: expected an object")
     if form is ContentFormat.GMAP:
         entries = _read_map(value, limits)
         return GrpsMessage(form=form, model=model, status=status, entries=entries)
@@ -179,7 +179,7 @@ def _with_data(
     if tensors is None:
         tensors = []
     if not isinstance(tensors, list):
-        raise InvalidRequest(f"gtensors.tensors is {_show(tensors)}, needed is a list")
+        raise InvalidRequest(f"gtensors.tensors is {_show(tensors)}: expected a list")
     check_count("tensors", len(tensors), limits.tensors, "tensors")
     found = tuple([_read_tensor(tensor, limits) for tensor in tensors])
     texts = [prod(one.shape or ()) for one in found if one.datatype is Datatype.BYTES]
@@ -194,7 +194,7 @@ def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
     if name is None:
         name = ""
     if not isinstance(name, str):
-        raise InvalidTensor(f"the name of a tensor is {_show(name)}, needed is a string")
+        raise InvalidTensor(f"the name of a tensor is {_show(name)}: expected a string")
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
     known = _read_dtype(name, tensor.get("dtype"))
     shape = _read_shape(name, tensor.get("shape"), limits)
@@ -214,7 +214,7 @@ def _read_dtype(name: str, dtype: Any) -> WireType:
     if dtype is None:
         return wire_type(name, 0)
     if type(dtype) not in (int, str):
-        raise InvalidTensor(f"tensor {name!r} has dtype {_show(dtype)}, needed is a name or number")
+        raise InvalidTensor(f"tensor {name!r} has dtype {_show(dtype)}: expected a name or number")
     return wire_type(name, dtype)
 
 
@@ -222,7 +222,7 @@ def _read_shape(name: str, shape: Any, limits: MessageLimits) -> tuple[int, ...]
     if shape is None:
         return ()
     if not isinstance(shape, list):
-        raise InvalidTensor(f"tensor {name!r} has shape {_show(shape)}, needed is a list")
+        raise InvalidTensor(f"tensor {name!r} has shape {_show(shape)}: expected a list")
     if len(shape) > limits.rank:
         raise TooLarge(
             f"tensor {name!r} has {len(shape)} dimensions, at most {limits.rank} are allowed",
@@ -240,13 +240,13 @@ def _read_flat(name: str, known: WireType, tensor: Mapping[str, Any]) -> list[An
         if value is None:
             continue
         if not isinstance(value, list):
-            raise InvalidTensor(f"tensor {name!r} has {_show(value)} in {member}, needed is a list")
+            raise InvalidTensor(f"tensor {name!r} has {_show(value)} in {member}: expected a list")
         if not value and holder is not known:
             continue
         if holder is not known:
             raise InvalidTensor(
-                f"tensor {name!r} is {known.name} and has data in {member}, "
-                f"needed is {known.member} alone"
+                f"tensor {name!r} is {known.name} and has data in {member}: "
+                f"expected {known.member} alone"
             )
         if found is not None:
             raise InvalidTensor(f"tensor {name!r} has its data twice, in {member} as well")
@@ -261,10 +261,10 @@ def _read_map(value: dict[str, Any], limits: MessageLimits) -> dict[str, dict[st
         if field is None or found is None:
             continue
         if not isinstance(found, dict):
-            raise InvalidRequest(f"gmap.{member} is {_show(found)}, needed is an object")
+            raise InvalidRequest(f"gmap.{member} is {_show(found)}: expected an object")
         check_count("entries of gmap", len(found), limits.parameters + limits.tensors, "parameters")
         if field in entries:
-            raise InvalidRequest(f"gmap has {field} in two spellings, needed is one")
+            raise InvalidRequest(f"gmap has {field} in two spellings: expected one")
         if found:
             entries[field] = {
                 key: _map_value(f"gmap.{field}.{key[:_SHOWN]}", field, one)
@@ -276,7 +276,7 @@ def _read_map(value: dict[str, Any], limits: MessageLimits) -> dict[str, dict[st
 def _map_value(what: str, field: str, value: Any) -> MapValue:
     if field == "s_s":
         if not isinstance(value, str):
-            raise InvalidRequest(f"{what} is {_show(value)}, needed is a string")
+            raise InvalidRequest(f"{what} is {_show(value)}: expected a string")
         return value
     if field == "s_b":
         return _bytes(value, what)
@@ -297,7 +297,7 @@ def _bytes(value: Any, what: str = "bin_data") -> bytes:
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError):
             pass  # said below
-    raise InvalidRequest(f"{what} is {_show(value)}, needed is base64")
+    raise InvalidRequest(f"{what} is {_show(value)}: expected base64")
 
 
 def _read_status(value: Any) -> GrpsStatus | None:

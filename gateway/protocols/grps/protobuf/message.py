@@ -254,8 +254,8 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
     for place, others in flats.items():
         if place == _STRINGS or any(not isinstance(one, memoryview) or len(one) for one in others):
             raise InvalidTensor(
-                f"tensor {name!r} is {known.name} and has data in {BY_FIELD[place].member}, "
-                f"needed is {known.member} alone"
+                f"tensor {name!r} is {known.name} and has data in {BY_FIELD[place].member}: "
+                f"expected {known.member} alone"
             )
     return Tensor(name, known.datatype, shape, _data(name, known, shape, count, values, limits))
 
@@ -280,7 +280,7 @@ def _check_rank(dims: list[int], limits: MessageLimits) -> None:
 
 
 def _holds(place: int, kind: int) -> bool:
-    """Tell whether an element's field may come with this wire type; others are unknown fields."""
+    """Return whether an element's field may come with this wire type; others are unknown fields."""
     if kind == LEN:
         return True
     known = BY_FIELD[place]

@@ -97,7 +97,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
     """Reads and writes the messages of `inference.GRPCInferenceService`.
 
     Args:
-        limits: What one message may hold.
+        limits: The limits of a message.
         options: "dialect": which server an upstream is, one of `DIALECTS`; "auto" and none mean
             "triton", which is enough to ask a server who it is. Others are not looked at.
 
@@ -138,7 +138,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         return apply_policy(plain(wire.view, context_of(wire), self._limits), self._extensions)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the answer to *call*; the data of large tensors are not copied."""
+        """Write the response to *call*; the data of large tensors are not copied."""
         if isinstance(reply, InferResponse):
             return GrpcResponse(self._infer.encode_reply(call, reply))
         extension = EXTENSIONS.get(type(call))
@@ -154,7 +154,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         return GrpcResponse((_written(write, reply, call),))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
-        """Write one answer of a stream, with its mark whether it is the last."""
+        """Write one response of a stream, with its mark whether it is the last."""
         if item.error is not None:
             return self._streams.error(call, item.error, final=item.final)
         return self._streams.item(call, item)
@@ -219,7 +219,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         return GrpcRequest(wire.method, wire.message, wire.metadata, wire.deadline, rest)
 
     def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's answer to *call*; tensors are views into its message.
+        """Read an upstream's response to *call*; tensors are views into its message.
 
         Raises:
             GatewayError: What the upstream's status says.
@@ -246,7 +246,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
             raise MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
-        """Read one answer of an upstream's stream; raises as `decode_reply`.
+        """Read one response of an upstream's stream; raises as `decode_reply`.
 
         An error that does not end the answers to the request is an answer, with that error.
         """

@@ -52,7 +52,7 @@ class InferReader:
     """Reads inference messages.
 
     Args:
-        limits: What one message may hold.
+        limits: The limits of a message.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -137,7 +137,7 @@ class InferReader:
                 if len(one.contents):
                     raise InvalidTensor(
                         f"tensor {one.name!r} has contents and lies in shared memory: "
-                        "needed is one of the two"
+                        "expected one of the two"
                     )
             elif raws:
                 raw = next(left, None)
@@ -167,7 +167,7 @@ class InferReader:
         if len(one.contents) and _data(one, self._limits, counter) is not None:
             raise InvalidTensor(
                 f"tensor {one.name!r} has contents and the message has {raws} raw contents: "
-                "needed is one of the two"
+                "expected one of the two"
             )
 
     def _outputs(

@@ -45,6 +45,6 @@ def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
 def error_of_status(call: Call[Any], wire: GrpcResponse) -> GatewayError:
     """Return what an upstream's status means, with its answer as origin."""
     reason = strip_traceback(wire.details)
-    text = reason or f"upstream answered with the status {wire.status.name} and no text"
+    text = reason or f"upstream responded with the status {wire.status.name} and no text"
     kind = grpc_error_class(wire.status, wire.details)
     return kind(text, model=call.model, origin=Origin(NAME, wire))

@@ -45,7 +45,7 @@ class Inferences:
     """Reads and writes inferences.
 
     Args:
-        limits: What one message may hold.
+        limits: The limits of a message.
         dialect: Of the server that is asked.
 
     Attributes:
@@ -93,7 +93,7 @@ class Inferences:
         )
 
     def encode_reply(self, call: Call[Any], reply: InferResponse) -> Sequence[Buffer]:
-        """Write the answer to *call*; the data of large tensors are not copied."""
+        """Write the response to *call*; the data of large tensors are not copied."""
         # The caller's id comes back, never one that a server made up.
         request_id, outputs = reply.id, reply.outputs
         if isinstance(call, InferRequest):

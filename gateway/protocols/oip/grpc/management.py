@@ -261,7 +261,7 @@ def _read_tensor(
     shape = tuple(tensor.shape)
     if any(dim < -1 for dim in shape):
         raise InvalidTensor(
-            f"tensor {name!r} has shape {list(shape)}, needed are dimensions of -1 or more"
+            f"tensor {name!r} has shape {list(shape)}: expected dimensions of -1 or more"
         )
     # A server may leave types out, or have names of its own for them: not known is no error here.
     untold = not tensor.datatype and not shape

@@ -144,7 +144,7 @@ class StreamReplyEncoder:
 
 
 def asks_empty_final(call: StreamInferRequest) -> bool:
-    """Tell whether the client wants the end of its answers marked."""
+    """Return whether the client wants the end of its answers marked."""
     origin = call.context.origin
     return origin is not None and isinstance(origin.form, StreamForm) and origin.form.empty_final
 

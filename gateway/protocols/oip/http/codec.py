@@ -102,14 +102,14 @@ class HttpCodec(
     """Open Inference over HTTP, JSON and binary tensors, in both directions.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: `dialect`: which kind of server is asked (triton, mlserver, kserve, ovms);
             `auto`, until the server was asked who it is, means triton;
             `not_ready_status`: what clients get for "not ready" (503, 409); without it, 503, and
             409 for an inference that the gateway itself refuses.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -197,7 +197,7 @@ class HttpCodec(
             return None
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the answer to *call*; binary outputs are not copied.
+        """Write the response to *call*; binary outputs are not copied.
 
         A call that was not decoded by this codec gets binary outputs, which carry everything.
 
@@ -222,7 +222,7 @@ class HttpCodec(
         return self._extension_answer(call, answer)
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
-        """Write one answer of a stream: an event, a part of one HTTP response.
+        """Write one response of a stream: an event, a part of one HTTP response.
 
         Raises:
             Unsupported: JSON cannot carry an output.
@@ -253,7 +253,7 @@ class HttpCodec(
         """Write a request to an upstream of the dialect; raw inputs are not copied.
 
         Raises:
-            Unsupported: The dialect cannot carry it, or has no such question.
+            Unsupported: The dialect cannot carry it, or has no such request.
         """
         context = call.context
         deadline = context.deadline
@@ -292,14 +292,14 @@ class HttpCodec(
         return self.encode_call(call).with_body_stream(streaming_body_of(call))
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's answer to *call*; binary outputs are views of its body.
+        """Read an upstream's response to *call*; binary outputs are views of its body.
 
         Raises:
-            GatewayError: What an error answer says, with the answer as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
             UpstreamProtocolError: It is the answer to another request.
         """
-        # The call's type decides the type of its answer, which mypy cannot follow.
+        # The type of a call determines that of its reply, which mypy cannot follow.
         answer: R
         if wire.status not in _OK_STATUSES or isinstance(call, OpaqueCall):
             answer = self._by_status(call, wire)

@@ -56,7 +56,7 @@ def error_of_status(call: Call[Any], wire: HttpResponse, limits: MessageLimits) 
     text = error_text(wire, limits)
     if not is_error_status(wire.status):
         return UpstreamProtocolError(
-            f"the upstream answered with HTTP status {wire.status}: {text}", model=call.model
+            f"the upstream responded with HTTP status {wire.status}: {text}", model=call.model
         )
     kind = http_error_class(wire.status, text)
     if kind is NotFound and call.model is not None:

@@ -35,7 +35,7 @@ _HINT: Final = "ask with `infer`, and for binary outputs"
 
 
 def is_inference(document: Mapping[str, Any]) -> bool:
-    """Tell whether a body is a whole inference request, as MLServer has it under these paths."""
+    """Return whether a body is a whole inference request, as MLServer has it under these paths."""
     inputs = document.get("inputs")
     return type(inputs) is list and all(type(each) is dict for each in inputs)
 
@@ -96,7 +96,7 @@ def _scalar(name: str, value: Any) -> Parameter:
     if kind not in _SCALARS:
         said = "null" if value is None else "an object" if kind is dict else "a list of lists"
         raise MalformedMessage(
-            f"{name!r} of the request is or holds {said}, needed is a string, a number, true or "
+            f"{name!r} of the request is or holds {said}: expected a string, a number, true or "
             "false, or a flat list of these"
         )
     found: Parameter = value

@@ -203,7 +203,7 @@ def _requested(
 
 
 def _is_json(parameters: Any) -> bool:
-    """Tell whether `binary_data` is false, and nothing else is said."""
+    """Return whether `binary_data` is false, and nothing else is said."""
     return (
         type(parameters) is dict and len(parameters) == 1 and parameters.get(BINARY_DATA) is False
     )
@@ -214,8 +214,8 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
     binary = parameters.pop(BINARY_DATA, False)
     if type(binary) is not bool:
         raise InvalidRequest(
-            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}, "
-            "needed is true or false"
+            f"parameter 'binary_data' of output {name!r} is {str(binary)[:40]}: "
+            "expected true or false"
         )
     return binary
 

@@ -67,7 +67,7 @@ ReplyMoulds = JsonTemplateCache[ParsedResponse]
 def encode_response(
     call: InferRequest, reply: InferResponse, form: InferReplyFormat
 ) -> HttpResponse:
-    """Write the answer to *call*; binary outputs are passed on as views.
+    """Write the response to *call*; binary outputs are passed on as views.
 
     The id is the client's own: one made up on the way is left out. In JSON NaN becomes `null`, see
     elements.py.
@@ -126,7 +126,7 @@ def decode_response(
         moulds: Of answers; limits for requests hold for answers too.
 
     Raises:
-        MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         UpstreamProtocolError: It is the answer to another request.
     """
     body = view_of(wire.body)

@@ -88,7 +88,7 @@ def encode_answer(call: InferRequest, reply: InferResponse) -> HttpResponse:
 def encode_event(
     call: StreamInferRequest, item: InferResponse, limits: MessageLimits
 ) -> HttpResponse:
-    """Write one answer of a stream, or the error that stands in its place.
+    """Write one response of a stream, or the error that stands in its place.
 
     Raises:
         Unsupported: JSON cannot carry an output.

@@ -250,7 +250,7 @@ def _text(members: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if type(value) is not str:
-        raise MalformedMessage(f"{key!r} in the answer is {str(value)[:40]!r}, needed is a string")
+        raise MalformedMessage(f"{key!r} in the answer is {str(value)[:40]!r}: expected a string")
     return value
 
 

@@ -32,7 +32,7 @@ class NeededWhole(Exception):  # no error: it is read again when all of it is he
 
 
 def is_length(text: str) -> bool:
-    """Tell whether *text* is a length."""
+    """Return whether *text* is a length."""
     return _DIGITS.fullmatch(text) is not None
 
 
@@ -56,7 +56,7 @@ def told_length(headers: Headers) -> int | None:
         raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
     if not is_length(text):
         raise MalformedMessage(
-            f"{LENGTH_HEADER} is {text[:_SHOWN]!r}, needed is the length of the JSON in bytes"
+            f"{LENGTH_HEADER} is {text[:_SHOWN]!r}: expected the length of the JSON in bytes"
         )
     return int(text)
 
@@ -110,8 +110,8 @@ class BinaryPart:
     def _pass(self, name: str, size: Any) -> None:
         if type(size) is not int or size < 0:
             raise MalformedMessage(
-                f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}, "
-                "needed is a number of bytes"
+                f"{self._kind} {name!r} has {BINARY_SIZE} {str(size)[:_SHOWN]!r}: "
+                "expected a number of bytes"
             )
         self._at += size
         if self._at > self._size:

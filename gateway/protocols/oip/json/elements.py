@@ -105,7 +105,7 @@ class ElementReader:
         if type(data) is simdjson.Array:
             return self._read_proxy(name, datatype, shape, data)
         raise InvalidTensor(
-            f"{self._kind} {name!r} has data {_show(data)}, needed is a list of elements"
+            f"{self._kind} {name!r} has data {_show(data)}: expected a list of elements"
         )
 
     def check_brackets(self, count: int | None) -> None:
@@ -214,7 +214,7 @@ class ElementReader:
     def _ragged(self, name: str, shape: Shape) -> InvalidTensor:
         return InvalidTensor(
             f"{self._kind} {name!r} has data nested otherwise than its shape {list(shape)}: "
-            "needed is a flat list, or lists nested exactly as the shape"
+            "expected a flat list, or lists nested exactly as the shape"
         )
 
     def _miscounted(self, name: str, shape: Shape, found: int) -> InvalidTensor:
@@ -253,12 +253,12 @@ def unnested(data: list[Any], shape: Shape) -> list[Any] | None:
 
 
 def _is_flat(data: list[Any], shape: Shape) -> bool:
-    """Tell whether *data* has the elements of *shape* and does not begin with a list."""
+    """Return whether *data* has the elements of *shape* and does not begin with a list."""
     return len(data) == math.prod(shape) and not (data and type(data[0]) is list)
 
 
 def _is_nested(data: Any, dims: Shape) -> bool:
-    """Tell whether each item of *data* is a list of dims[0] items, and so on."""
+    """Return whether each item of *data* is a list of dims[0] items, and so on."""
     if not dims:
         return False
     size, rest = dims[0], dims[1:]

@@ -106,12 +106,12 @@ class TensorReader:
         if self._kind == "input" and not KEYS.isdisjoint(parameters):
             if data is not None or BINARY_SIZE in parameters:
                 raise InvalidTensor(
-                    f"input {name!r} has data and lies in shared memory, needed is one of the two"
+                    f"input {name!r} has data and lies in shared memory: expected one of the two"
                 )
         elif BINARY_SIZE in parameters:
             if data is not None:
                 raise InvalidTensor(
-                    f"{kind} {name!r} has both data and {BINARY_SIZE}, needed is one of them"
+                    f"{kind} {name!r} has both data and {BINARY_SIZE}: expected one of them"
                 )
             custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
             if self._binary.arrives:
@@ -168,7 +168,7 @@ class TensorReader:
         found = located(tensor, self._limits) if self._kind == "input" else None
         if found is None:
             raise InvalidTensor(
-                f"{self._kind} {name!r} has no data: needed is 'data', "
+                f"{self._kind} {name!r} has no data: expected 'data', "
                 f"or the parameter {BINARY_SIZE!r} and its bytes after the JSON"
             )
         return found
@@ -214,7 +214,7 @@ def text_member(members: Mapping[str, Any], key: str, limits: MessageLimits) -> 
 
 
 def is_plain(name: str, limits: MessageLimits) -> bool:
-    """Tell whether `check_name` need not look at *name*; saves writing what it is the name of."""
+    """Return whether `check_name` need not look at *name*; saves writing what it is the name of."""
     return len(name) <= limits.name_bytes and name.isascii() and name.isprintable()
 
 
@@ -227,7 +227,7 @@ def tensor_name(kind: str, index: int, member: Any, limits: MessageLimits) -> st
         TooLarge: It is too long.
     """
     if type(member) is not dict:
-        raise MalformedMessage(f"{kind} {index} is {_show(member)}, needed is an object")
+        raise MalformedMessage(f"{kind} {index} is {_show(member)}: expected an object")
     name = member.get("name")
     if type(name) is not str or not name:
         raise MalformedMessage(_wrong(f"{kind} {index}", "name", name, "a string"))
@@ -281,8 +281,8 @@ def read_parameters(
         elif type(value) not in (float, bool):
             if not lenient:
                 raise MalformedMessage(
-                    f"parameter {key!r} of {what} is {_show(value)}, "
-                    "needed is a string, a number, true or false"
+                    f"parameter {key!r} of {what} is {_show(value)}: "
+                    "expected a string, a number, true or false"
                 )
             # Not orjson: it refuses long integers and what is not UTF-8, which servers write.
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -298,8 +298,8 @@ def _clean(text: str) -> str:
 
 def _wrong(what: str, key: str, value: Any, needed: str) -> str:
     if value is None:
-        return f"{what} has no {key!r}, needed is {needed}"
-    return f"{key!r} of {what} is {_show(value)}, needed is {needed}"
+        return f"{what} has no {key!r}: expected {needed}"
+    return f"{key!r} of {what} is {_show(value)}: expected {needed}"
 
 
 def _show(value: Any) -> str:

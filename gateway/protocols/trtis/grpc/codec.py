@@ -108,11 +108,11 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     """Reads and writes the messages of `nvidia.inferenceserver.GRPCService`.
 
     Args:
-        limits: What one message may hold.
+        limits: The limits of a message.
         options: See options.py.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -148,11 +148,11 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         return call
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the answer to *call*; the data of large outputs are not copied.
+        """Write the response to *call*; the data of large outputs are not copied.
 
         Raises:
-            Unsupported: There is no such answer, or no form for an output.
-            UpstreamProtocolError: The answer is not one to this inference.
+            Unsupported: The protocol has no such response, or no form for an output.
+            UpstreamProtocolError: The reply does not belong to this inference.
         """
         if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
             written, views = self._heads.write(call, reply)
@@ -184,7 +184,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """Write a request to an upstream; raw inputs are not copied.
 
         Raises:
-            Unsupported: TensorRT v1 cannot carry it, or has no such question.
+            Unsupported: TensorRT v1 cannot carry it, or has no such request.
         """
         context = call.context
         try:
@@ -196,20 +196,20 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
 
     def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's answer to *call*; tensors are views into its message.
+        """Read an upstream's response to *call*; tensors are views into its message.
 
         Raises:
             GatewayError: What `request_status`, or the gRPC status, says.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
         if wire.status is not GrpcStatus.OK:
             kind = error_class_of_grpc(wire.status)
             text = (
                 strip_traceback(wire.details)
-                or f"upstream answered with the gRPC status {wire.status.name}"
+                or f"upstream responded with the gRPC status {wire.status.name}"
             )
             raise kind(text, model=call.model, origin=Origin(NAME, wire))
-        # The call's type decides the type of its answer, which mypy cannot follow.
+        # The type of a call determines that of its reply, which mypy cannot follow.
         try:
             return cast("R", self._answer(call, wire))
         except InvalidRequest as error:
@@ -267,7 +267,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             return model
         if version < 0:
             raise InvalidRequest(
-                f"model version {version}, needed is a version or {_NEWEST} for the newest",
+                f"model version {version}: expected a version or {_NEWEST} for the newest",
                 model=model,
             )
         return ModelRef(model.name, str(version))

@@ -88,11 +88,11 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     """TensorRT v1 over HTTP, in both directions.
 
     Args:
-        limits: What a message may hold.
+        limits: The limits of a message.
         options: See options.py.
 
     Raises:
-        ValueError: An option has a value it cannot have.
+        ValueError: An option is wrong.
     """
 
     name = NAME
@@ -127,11 +127,11 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         return call
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the answer to *call*; outputs are not copied.
+        """Write the response to *call*; outputs are not copied.
 
         Raises:
-            Unsupported: There is no such answer, or no form for an output.
-            UpstreamProtocolError: The answer is not one to this inference.
+            Unsupported: The protocol has no such response, or no form for an output.
+            UpstreamProtocolError: The reply does not belong to this inference.
         """
         form = _form_of(call)
         answer: Any = reply
@@ -175,7 +175,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         """Write a request to an upstream; raw inputs are not copied.
 
         Raises:
-            Unsupported: TensorRT v1 cannot carry it, or has no such question.
+            Unsupported: TensorRT v1 cannot carry it, or has no such request.
         """
         return remote.encode_call(call, self._options)
 
@@ -186,14 +186,14 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         return self.encode_call(call).with_body_stream(streaming_body_of(call))
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's answer to *call*; outputs are views of its body.
+        """Read an upstream's response to *call*; outputs are views of its body.
 
         Raises:
-            GatewayError: What an error answer says, with the answer as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
             UpstreamProtocolError: It does not say what became of the request.
         """
-        # The call's type decides the type of its answer, which mypy cannot follow.
+        # The type of a call determines that of its reply, which mypy cannot follow.
         try:
             return cast("R", remote.decode_reply(call, wire, self._limits))
         except InvalidRequest as error:

@@ -67,7 +67,7 @@ def encode_call(call: Call[Any], options: TrtisOptions) -> HttpRequest:
     """Write a request; raw inputs are passed on as views.
 
     Raises:
-        Unsupported: TensorRT v1 cannot carry it, or has no such question.
+        Unsupported: TensorRT v1 cannot carry it, or has no such request.
     """
     passed = http_headers(call.context, without=OWN)
     deadline = call.context.deadline
@@ -123,7 +123,7 @@ def decode_reply(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> 
 
     Raises:
         GatewayError: What an error answer says.
-        MalformedMessage, InvalidTensor, TooLarge: The answer cannot be used.
+        MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         UpstreamProtocolError: It has no status of its own.
     """
     if type(call) in _HEALTH and wire.status in (HTTP_OK, HTTP_ERROR):
@@ -148,7 +148,7 @@ def _status(call: Call[Any], wire: HttpResponse) -> pb.RequestStatus:
     text = wire.headers.get(_STATUS_KEY)
     if text is None:
         raise UpstreamProtocolError(
-            f"the upstream answered with HTTP status {wire.status} and without {STATUS}: is it a "
+            f"the upstream responded with HTTP status {wire.status} and without {STATUS}: is it a "
             "TensorRT v1 server?",
             model=call.model,
         )
@@ -166,7 +166,7 @@ def _refused(
         return False
     if status.code == pb.SUCCESS:
         raise UpstreamProtocolError(
-            f"the upstream answered with HTTP status {wire.status} and {STATUS} SUCCESS",
+            f"the upstream responded with HTTP status {wire.status} and {STATUS} SUCCESS",
             model=call.model,
         )
     error: GatewayError = error_of(call, status, Origin(NAME, wire), limits.error_text_bytes)

@@ -123,7 +123,7 @@ class _TextReader:
     def _unexpected(self, needed: str) -> TextError:
         found = self._tokens[self._at]
         what = repr(found[:_SHOWN]) if found else "the end"
-        return TextError(f"found {what} as token {self._at + 1}, needed is {needed}")
+        return TextError(f"found {what} as token {self._at + 1}: expected {needed}")
 
     def _field(self, message: Message) -> None:
         token = self._tokens[self._at]

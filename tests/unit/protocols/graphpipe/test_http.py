@@ -316,7 +316,7 @@ def test_go_servers_probes_are_answered(path: str, call: Call[bool]) -> None:
 def test_input_names_must_be_as_many_as_tensors() -> None:
     """A mismatch is refused with both sides named; leniently it is made to fit, as Go does."""
     error, _ = refusal(post(infer_body(("a",), (), 2)))
-    assert "2 input tensors and 1 input names" in error.message
+    assert "2 input tensors have 1 input names" in error.message
     lenient = codec(lenient_names=True)
     for names, expected in ((("a",), ["a", ""]), (("a", "b", "a", "b"), ["a", "b"])):
         call = lenient.decode_call(post(infer_body(names, (), 2)))
@@ -327,7 +327,7 @@ def test_input_names_must_be_as_many_as_tensors() -> None:
 def test_input_names_are_given_once() -> None:
     """A name for two tensors is refused; "" is no name."""
     error, _ = refusal(post(infer_body(("a", "", "a"), (), 3)))
-    assert "input 'a' is given twice, as tensors 0 and 2" == error.message
+    assert "input 'a' occurs twice, as tensors 0 and 2" == error.message
     call = CODEC.decode_call(post(infer_body(("", "a", ""), (), 3)))
     assert isinstance(call, InferRequest)
     assert ["", "a", ""] == [tensor.name for tensor in call.inputs]
@@ -373,7 +373,7 @@ def test_an_output_that_is_not_there_is_the_upstreams_fault(
 ) -> None:
     """The answer names the missing output and those there are."""
     call = CODEC.decode_call(post(infer_body((), asked, 1)))
-    with pytest.raises(UpstreamProtocolError, match="lacks the output"):
+    with pytest.raises(UpstreamProtocolError, match="lacks the requested output"):
         CODEC.encode_reply(call, reply_of(*there))
 
 
@@ -516,7 +516,7 @@ def test_configured_outputs_are_asked_for_and_picked_from() -> None:
 def test_answers_must_have_as_many_outputs_as_asked_for() -> None:
     """Surplus and missing outputs are refused; leading ones that are none may be left out."""
     answer = HttpResponse(200, body=(oracle.build_response([PLAIN_FP32] * 2),))
-    with pytest.raises(MalformedMessage, match="2 output tensors, asked for were 1"):
+    with pytest.raises(MalformedMessage, match="2 output tensors: expected 1"):
         CODEC.decode_reply(NAMED, answer)
     reply = codec(drop_outputs=1).decode_reply(NAMED, answer)
     assert ["y"] == [tensor.name for tensor in reply.outputs]
@@ -615,7 +615,7 @@ def test_the_dump_of_a_graph_is_read_by_its_description() -> None:
         [tensor.name for tensor in metadata.outputs],
     )
     assert 100 == len(CODEC.decode_reply(METADATA_CALL, dump("no list")).inputs)
-    with pytest.raises(TooLarge, match="whole graph"):
+    with pytest.raises(TooLarge, match="complete graph"):
         CODEC.decode_reply(METADATA_CALL, dump("no list", 300))
 
 
@@ -711,7 +711,7 @@ def test_many_errors_are_not_read() -> None:
     many = oracle.build_response([], [(400, "x")] * 65)
     with pytest.raises(MalformedMessage, match="65 errors"):
         CODEC.decode_reply(NAMED, HttpResponse(200, body=(many,)))
-    with pytest.raises(MalformedMessage, match="without a text"):
+    with pytest.raises(MalformedMessage, match="has no text"):
         CODEC.decode_reply(NAMED, HttpResponse(200, body=(oracle.build_response([], [(4, "")]),)))
 
 

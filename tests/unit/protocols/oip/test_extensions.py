@@ -230,7 +230,7 @@ def loading(**parameters: Any) -> HttpRequest:
                 },
             ),
             InvalidRequest,
-            "has 5 bytes, needed are 64",
+            "has 5 bytes: expected 64",
         ),
     ],
 )
@@ -305,7 +305,7 @@ FILE = pb.ModelRepositoryParameter(bytes_param=b"x")
                 pb.CudaSharedMemoryRegisterRequest(name="c", raw_handle=b"x"),
             ),
             InvalidRequest,
-            "has 1 bytes, needed are 64",
+            "has 1 bytes: expected 64",
         ),
     ],
 )

@@ -347,7 +347,7 @@ def test_a_form_that_is_no_text_is_refused() -> None:
     """Forms are percent-encoded ASCII, and say so."""
     for body, kind, text in (
         (b"x=\xff", "application/x-www-form-urlencoded", "not percent-encoded ASCII"),
-        (b"x=1", "text/plain", "needed is application/x-www-form-urlencoded"),
+        (b"x=1", "text/plain", "expected application/x-www-form-urlencoded"),
     ):
         with pytest.raises(InvalidRequest, match=text):
             ask(body, "/v1/score", kind)

@@ -172,7 +172,7 @@ def test_classes_and_places_of_outputs() -> None:
         ),
         (
             asking(classification=pb.InferParameter(string_param="2")),
-            "needed is a number of classes",
+            "expected a number of classes",
         ),
         (asking(classification=TWO, **REGION), "as classes and in shared memory"),
         (

@@ -64,7 +64,7 @@ def output(name: str, **more: Any) -> Output:
         (
             request(fp32("X", contents=TYPED), fp32("Y"), raw=[FLOATS]),
             InvalidTensor,
-            "'X' has contents and the message has 1 raw contents: needed is one of the two",
+            "'X' has contents and the message has 1 raw contents: expected one of the two",
         ),
         (
             request(fp32("X", contents=TYPED), raw=[FLOATS]),

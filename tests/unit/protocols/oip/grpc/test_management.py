@@ -85,7 +85,7 @@ def test_long_reason_is_cut() -> None:
             ModelMetadataRequest,
             pb.ModelMetadataResponse(inputs=[Tensor(name="A", shape=[-2])]),
             InvalidTensor,
-            r"'A' has shape \[-2\], needed are dimensions of -1 or more",
+            r"'A' has shape \[-2\]: expected dimensions of -1 or more",
         ),
         (
             ModelMetadataRequest,
