@@ -390,7 +390,7 @@ def _parameters(
         check_name("parameter name", name, limits.name_bytes, "name_bytes")
         if value is None:
             raise InvalidRequest(
-                f"parameter {name!r} has no value: needed is one of bool_param, int64_param, "
+                f"parameter {name!r} has no value: expected one of bool_param, int64_param, "
                 "string_param, double_param, uint64_param"
             )
         known[name] = value

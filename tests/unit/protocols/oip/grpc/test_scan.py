@@ -242,7 +242,7 @@ def test_unknown_fields_are_passed_over() -> None:
         (
             request(parameters={"k": pb.InferParameter()}),
             InvalidRequest,
-            "parameter 'k' has no value: needed is one of bool_param",
+            "parameter 'k' has no value: expected one of bool_param",
         ),
         (
             nested(4, b"\x0a\x01k\x18\x01"),
