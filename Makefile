@@ -60,11 +60,13 @@ contracts: $(VENV)/.installed-dev ## Check which module imports which.
 generated: $(VENV)/.installed-dev ## Check that generated files match their sources.
 	$(BIN)/python schemas/generate.py --check
 	$(BIN)/python schemas/configuration.py --check
+	$(BIN)/python schemas/protection.py --check
 
 .PHONY: regenerate
 regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/generate.py
 	$(BIN)/python schemas/configuration.py
+	$(BIN)/python schemas/protection.py
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+import structlog
+
 from gateway.concurrency.offload import inline, off_loop, wherever
 from gateway.ir.calls import (
     Call,
@@ -29,11 +31,14 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
+from gateway.ir.redaction import redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream
 from gateway.ir.work import LongWork
 from gateway.service import ReplyCoroutine, Service
 from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
+
+log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 Q = TypeVar("Q")
@@ -109,8 +114,10 @@ class Upstream(Generic[Q, A]):
             return reply  # noqa: TRY300  # an `else` would be of the inner `try`
         except _BROKEN as error:
             if error.origin is not None:  # the upstream itself replied with this error
-                raise
+                raise self._redacted(call, error) from error.__cause__
             raise self._protocol_error(call, error) from error
+        except GatewayError as error:
+            raise self._redacted(call, error) from error.__cause__
 
     def _encode_cut_through(self, call: Call[Any]) -> Q | None:
         """Encode *call*, whose body is streaming; None if the whole body is needed first."""
@@ -138,21 +145,42 @@ class Upstream(Generic[Q, A]):
         try:
             async for part in answers:
                 for answer in (part,) if splitter is None else splitter.receive(part):
-                    yield await wherever(self._codec.decode_item, call, answer)
+                    item = await wherever(self._codec.decode_item, call, answer)
+                    yield item if item.error is None else self._redacted_item(call, item)
             for answer in () if splitter is None else splitter.end():
-                yield await wherever(self._codec.decode_item, call, answer)
+                item = await wherever(self._codec.decode_item, call, answer)
+                yield item if item.error is None else self._redacted_item(call, item)
         except _BROKEN as error:
             if error.origin is not None:
-                raise
+                raise self._redacted(call, error) from error.__cause__
             raise self._protocol_error(call, error) from error
+        except GatewayError as error:
+            raise self._redacted(call, error) from error.__cause__
         finally:
             await close_stream(answers)
+
+    def _redacted_item(self, call: StreamInferRequest, item: InferResponse) -> InferResponse:
+        error = item.error
+        redacted = None if error is None else self._redacted(call, error)
+        return item if redacted is error else item.changed(error=redacted)
+
+    def _redacted(self, call: Call[Any], error: GatewayError) -> GatewayError:
+        """Return *error* without the names of a server's segments; the log has the whole text."""
+        redacted = redacted_error(error)
+        if redacted is not error:
+            log.warning(
+                "names of segments withheld from an error",
+                upstream=self._name,
+                request_id=call.context.request_id,
+                error=error.message,
+            )
+        return redacted
 
     def _protocol_error(
         self, call: Call[Any], error: MalformedMessage | InvalidTensor | TooLarge
     ) -> UpstreamProtocolError:
         return UpstreamProtocolError(
-            f"upstream {self._name!r} sent a malformed response: {error.message}",
+            f"upstream {self._name!r} sent a malformed response: {redact(error.message)}",
             model=call.model,
         )
 

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType
 
 import structlog
@@ -29,9 +30,9 @@ from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.observe import OK, CallRecord
+from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
-    ForwardRegions,
     SharedMemoryMode,
     SharedMemoryOff,
 )
@@ -115,6 +116,8 @@ class Gateway:
                 self.metrics,
                 loaded.directory,
                 sequence_idle_s=config.policies.sequence_idle,
+                longest_call_s=_longest_timeout(config),
+                text_routes=_text_routes(config),
             )
             for name, upstream in config.upstreams.items()
         }
@@ -161,6 +164,9 @@ class Gateway:
             request_ids=self._slot.request_ids(),
         )
         self._regions = Regions(config.shared_regions)
+        self._forwarded = ForwardedRegions(
+            config.shared_regions, is_shared=not self._slot.is_single
+        )
         self._data_servers: dict[str, Server] = {}
         for listener in config.listeners:
             self._data_servers |= self._build_listener(listener, shared)
@@ -219,10 +225,16 @@ class Gateway:
             log.info("not ready", reason="stopping")
         await asyncio.sleep(lifecycle.pre_stop if pre_stop_s is None else pre_stop_s)
         drain = lifecycle.drain if drain_s is None else drain_s
+        end = monotonic() + drain
         await asyncio.gather(*(server.drain(drain) for server in self._data_servers.values()))
+        await self._drain_upstreams(max(0.0, end - monotonic()))
         await self._close()
         if self._slot.is_single:  # the supervisor logs this for its workers
             log.info("stopped")
+
+    async def _drain_upstreams(self, timeout_s: float) -> None:
+        """Wait for calls that nobody waits for any more: closing would cancel them."""
+        await asyncio.gather(*(built.drain(timeout_s) for built in self._upstreams.values()))
 
     async def _first_probes(self) -> None:
         """Probe each upstream once, so that readiness is correct from the first request on."""
@@ -239,9 +251,16 @@ class Gateway:
         return build_listener(listener, service, self.ready, shared)
 
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
-        if listener.shared_memory == "forward":
-            return ForwardRegions([built.service for built in self._upstreams.values()])
-        if listener.shared_memory == "map":
+        sharing = listener.shared_memory
+        if sharing.mode == "forward":
+            log.warning(
+                "a client that makes a shared-memory segment smaller ends the server",
+                listener=listener.name,
+                instead="shared_memory: map",
+            )
+            services = [built.service for built in self._upstreams.values()]
+            return ForwardRegions(services, sharing.keys, self._forwarded)
+        if sharing.mode == "map":
             return CopyRegions(self._regions, self._budget, max_message_bytes(listener))
         return SharedMemoryOff()
 
@@ -252,10 +271,16 @@ class Gateway:
             record=self._record,
             lines_per_s=self._slot.share(self._config.telemetry.log.calls_per_second),
             usage=self.metrics.usage if self._counts_usage else None,
-            forget=self._server.forget,
+            forget=self._forget,
             memory=memory,
         )
         return build_chain("listener", router, parts)
+
+    def _forget(self) -> None:
+        """Forget what a load or unload may have changed."""
+        self._server.forget()
+        for built in self._upstreams.values():
+            built.sequence_ids.forget()
 
     def _record(self, record: CallRecord) -> None:
         kind, code, seconds = record.kind, record.code, record.seconds
@@ -300,6 +325,21 @@ _INFERENCES = frozenset({"InferRequest", "StreamInferRequest"})
 
 # Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
+
+
+def _longest_timeout(config: Config) -> float:
+    """Return the longest timeout of any route."""
+    own = [route.timeout for route in config.routes if route.timeout is not None]
+    return max([config.policies.timeout, *own])
+
+
+def _text_routes(config: Config) -> frozenset[str]:
+    """Return the routes that pass on text ids of sequences of which nothing is known."""
+    return frozenset(
+        ruled.name
+        for ruled in ruled_routes(config)
+        if ruled.config is not None and ruled.config.sequence_ids == "text"
+    )
 
 
 def _has_statistics(config: Config) -> bool:

@@ -179,9 +179,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     "endpoint": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded, adds configured ones",
               lambda inner, at: ForwardHeaders(inner.calls, at.forward_headers, at.headers)),
-        Layer("Classify", "computes classes if the server does not",
-              lambda inner, at: None if at.classifies else Classify(
-                  inner.calls, ask_first=at.classifies is None)),
+        Layer("Classify", "refuses classes of text, computes classes if the server does not",
+              lambda inner, at: Classify(inner.calls, by_target=at.classifies)),
         Layer("Complete", "adds what the codecs need: names, datatypes, shapes, order",
               lambda inner, at: Complete(inner.calls, at.needs, inference=inner.inference)),
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",

@@ -313,7 +313,7 @@ def _risks(config: ListenerConfig) -> Iterator[tuple[str, str]]:
     """Yield the security risks of a listener, each with its remedy."""
     if config.tls is None:
         yield _OPEN, "add 'tls'"
-    if config.shared_memory != "off":
+    if config.shared_memory.mode != "off":
         yield _SHARING, "set 'shared_memory: off'"
 
 

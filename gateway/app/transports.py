@@ -20,6 +20,7 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc import client as native_client
 from gateway.transports.grpc import server as native_server
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1 import client as native_http_client
 from gateway.transports.http1 import server as native_http_server
@@ -104,13 +105,14 @@ def grpc_client(
     limits: ClientLimits,
     *,
     tls: ClientTls | None,
+    withheld: WithheldCalls | None = None,
 ) -> GrpcClient:
     """Return a gRPC client; raise the same errors as `grpc_server`."""
     if implementation == "native":
         context = None if tls is None else client_context(tls)
-        return native_client.GrpcClient(target, limits, ssl_context=context)
+        return native_client.GrpcClient(target, limits, ssl_context=context, withheld=withheld)
     credentials = None if tls is None else grpc_channel_credentials(tls)
-    return reference_client.GrpcClient(target, limits, credentials=credentials)
+    return reference_client.GrpcClient(target, limits, credentials=credentials, withheld=withheld)
 
 
 def http_client(

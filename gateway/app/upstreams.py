@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import structlog
+
 from gateway.app.layers import EndpointParts, build_chain
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
+from gateway.app.weaknesses import CANCELLED_CALLS, weaknesses_of, withholds_before
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import OutlierDetectionConfig, TlsConfig, UpstreamConfig
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import UNIX, Url
 from gateway.ir.context import Need
 from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ServerMetadata
 from gateway.registry import protocol
 from gateway.routing.endpoints import BalancingPolicy, Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
+from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import Service
+from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.tls import ClientTls, client_context
 from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
 from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
+log = structlog.get_logger(__name__)
+
+GRPC = "grpc"
+
 Close = Callable[[], Awaitable[None]]
+
+# Servers of the first may be Triton, and those of the second are its ancestor.
+_WITHHELD_PROTOCOLS = frozenset({"oip", "trtis"})
 
 # A server on this machine accepts connections at once, or is not running.
 _LOOPBACK_CONNECT_S = 1.0
@@ -58,7 +75,7 @@ class Connected:
     http: HttpClient | None = None
 
 
-def connect(
+def connect(  # noqa: PLR0913  # keyword-only, but for the first
     url: Url,
     *,
     options: Options | None = None,
@@ -67,6 +84,7 @@ def connect(
     tls: TlsConfig | None = None,
     directory: Path | None = None,
     transport: TransportImplementation = "native",
+    withheld: WithheldCalls | None = None,
 ) -> Connected:
     """Build a service that sends calls to the server at *url*, without connecting yet.
 
@@ -91,7 +109,7 @@ def connect(
     if client_limits is None:
         client_limits = _client_limits(url, ClientLimitsConfig())
     files = None if tls is None else _tls_files(tls, directory)
-    client: Any = _client(url, binding, client_limits, limits, files, transport)
+    client: Any = _client(url, binding, client_limits, limits, (files, transport, withheld))
     codec: Any = binding.codec
 
     def build(options: Options) -> Service:
@@ -108,11 +126,11 @@ def _client(
     binding: HttpBinding | GrpcBinding | StreamBinding,
     client_limits: ClientLimits,
     limits: MessageLimits,
-    tls: ClientTls | None,
-    transport: TransportImplementation,
+    how: tuple[ClientTls | None, TransportImplementation, WithheldCalls | None],
 ) -> HttpClient | GrpcClient | StreamClient:
+    tls, transport, withheld = how
     if isinstance(binding, GrpcBinding):
-        return grpc_client(transport, url.authority, client_limits, tls=tls)
+        return grpc_client(transport, url.authority, client_limits, tls=tls, withheld=withheld)
     if isinstance(binding, HttpBinding):
         return http_client(transport, f"{url.authority}{url.path}", client_limits, tls=tls)
     context = None if tls is None else client_context(tls)
@@ -145,6 +163,8 @@ class BuiltUpstream:
 
     Attributes:
         http: The HTTP client of its first endpoint, for passthrough; None if it has none.
+        withheld: Calls that nobody waits for, of each endpoint.
+        sequence_ids: The types of sequence ids of its models.
     """
 
     name: str
@@ -153,10 +173,21 @@ class BuiltUpstream:
     probers: tuple[Prober, ...]
     closes: tuple[Close, ...]
     http: HttpClient | None
+    withheld: tuple[WithheldCalls, ...]
+    sequence_ids: SequenceIdTypes
 
     def ready(self) -> bool:
         """Return whether any endpoint is ready."""
         return self.endpoints.ready()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop probing, and wait for calls that are left to end by themselves."""
+        for prober in self.probers:
+            await prober.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for withheld in self.withheld:
+                    await withheld.drained()
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
@@ -166,7 +197,7 @@ class BuiltUpstream:
             await close()
 
 
-def build_upstream(
+def build_upstream(  # noqa: PLR0913  # by name but the first five
     name: str,
     config: UpstreamConfig,
     signatures: Mapping[str, SignatureConfig],
@@ -174,8 +205,13 @@ def build_upstream(
     directory: Path,
     *,
     sequence_idle_s: float = IDLE_S,
+    longest_call_s: float = 60.0,
+    text_routes: AbstractSet[str] = frozenset(),
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
+
+    A call that nobody waits for may go on for *longest_call_s*. The routes *text_routes* have
+    `sequence_ids: text`.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
@@ -185,7 +221,14 @@ def build_upstream(
     probers: list[Prober] = []
     closes: list[Close] = []
     clients: list[HttpClient] = []
+    left_calls: list[WithheldCalls] = []
     for url in config.all_urls:
+        withheld = WithheldCalls(
+            longest_call_s,
+            enabled=config.cancellation != "forward" and url.protocol in _WITHHELD_PROTOCOLS,
+            report=partial(metrics.withheld_cancellation, name),
+        )
+        left_calls.append(withheld)
         connected = connect(
             url,
             options=config.options,
@@ -194,6 +237,7 @@ def build_upstream(
             tls=config.tls,
             directory=directory,
             transport=config.transport,
+            withheld=withheld,
         )
         parts = EndpointParts(
             needs=connected.needs,
@@ -212,11 +256,13 @@ def build_upstream(
                 interval_s=config.probe.interval,
                 timeout_s=config.probe.timeout,
                 report=partial(metrics.upstream_ready, name, url.authority),
+                identify=_Identity(name, url, config.cancellation, withheld),
             )
         )
         closes.append(connected.close)
         if connected.http is not None:
             clients.append(connected.http)
+    sequence_ids = SequenceIdTypes(allows_unknown=lambda: current_route() in text_routes)
     balanced = Endpoints(
         name,
         endpoints,
@@ -224,9 +270,17 @@ def build_upstream(
         outliers=_outlier_detection(config.outlier_detection),
         on_ejected=partial(metrics.endpoint_ejected, name),
         sequence_idle_s=sequence_idle_s,
+        sequence_ids=sequence_ids,
     )
     return BuiltUpstream(
-        name, balanced, balanced, tuple(probers), tuple(closes), clients[0] if clients else None
+        name,
+        balanced,
+        balanced,
+        tuple(probers),
+        tuple(closes),
+        clients[0] if clients else None,
+        tuple(left_calls),
+        sequence_ids,
     )
 
 
@@ -240,6 +294,48 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
         max_ejection_s=config.max_ejection_time,
         max_ejection_percent=config.max_ejection_percent,
     )
+
+
+class _Identity:
+    """What becomes known of the server of an endpoint.
+
+    Args:
+        upstream: Its name, for the log.
+        url: Of the endpoint.
+        cancellation: As configured.
+        withheld: Of its client.
+    """
+
+    def __init__(self, upstream: str, url: Url, cancellation: str, withheld: WithheldCalls) -> None:
+        self._upstream = upstream
+        self._url = url
+        self._cancellation = cancellation
+        self._withheld = withheld
+        self._told: ServerMetadata | None = None
+
+    def __call__(self, server: ServerMetadata | None) -> None:
+        """Take who the server is; None while it is not known."""
+        if self._cancellation == "auto" and self._url.protocol == "oip":
+            self._withheld.enabled = withholds_before(server)
+        if server is None or server == self._told:
+            return
+        self._told = server
+        names = {"upstream": self._upstream, "endpoint": self._url.authority}
+        log.info("server identified", server=server.name, version=server.version, **names)
+        for weakness in weaknesses_of(server):
+            if weakness is CANCELLED_CALLS:
+                if self._url.carrier == GRPC:
+                    self._log_cancellation(names)
+            elif weakness.notable:
+                log.info("known weakness", weakness=weakness.source, defence=weakness.defence)
+
+    def _log_cancellation(self, names: Mapping[str, str]) -> None:
+        row = CANCELLED_CALLS
+        facts = {"weakness": row.source, "repaired": "2.59.0", "effect": row.effect, **names}
+        if self._withheld.enabled:
+            log.info("known weakness", defence=row.defence, **facts)
+        else:
+            log.warning("cancelled calls can end the server", use="cancellation: auto", **facts)
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:

@@ -58,7 +58,7 @@ def _findings(config: Config) -> Iterator[Finding]:
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
-    if listener.shared_memory == "map":
+    if listener.shared_memory.mode == "map":
         yield (*at, "shared_memory"), "would register a region in one worker only"
     for option in _OPTIONS:
         value = listener.options.get(option.protocol, {}).get(option.key)

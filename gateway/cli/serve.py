@@ -110,7 +110,7 @@ def serve(  # noqa: PLR0913  # one for each flag
             metavar="NAME[=VALUE]",
             help="Serve what is off by default: repository_index, model_control, "
             "model_configuration, statistics=target, trace, logging=target, "
-            "shared_memory=forward ...; may be repeated.",
+            "shared_memory=map, shared_memory=forward:KEYS ...; may be repeated.",
         ),
     ] = None,
     no_passthrough: Annotated[

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, InstanceOf, StringConstraints, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    GetJsonSchemaHandler,
+    InstanceOf,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from gateway.config.units import (
     Address,
@@ -72,6 +80,23 @@ Name = Annotated[
     str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class OrText:
+    """A mapping that a text is short for, as JSON Schema has it.
+
+    Args:
+        texts: The texts.
+    """
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema of a text or the mapping."""
+        return {"anyOf": [{"enum": list(self._texts)}, handler(schema)]}
 
 
 def _as_list(value: object) -> object:

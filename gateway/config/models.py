@@ -18,6 +18,7 @@ from gateway.config.fields import (
     ListenAddress,
     Name,
     Names,
+    OrText,
     Scalar,
     Size,
     SocketAddress,
@@ -29,6 +30,7 @@ from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, Serve
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.signatures import Model, SignatureConfig
 from gateway.config.units import Address, Url
+from gateway.ir.context import TRITON_PREFIX
 
 
 class TlsConfig(Model):
@@ -55,6 +57,39 @@ class StreamConfig(Model):
     mode: FileMode = "0660"
     """Permissions of the file of a unix socket, in octal. They decide which users may connect.
     Default: `0660`, which allows the owner and the group."""
+
+
+class SharedMemoryConfig(Model):
+    """Tensors that clients pass in shared memory. `shared_memory: map` is short for `{mode: map}`.
+
+    Clients reach every segment that the user of the gateway, or of the upstream, can open.
+    """
+
+    mode: Literal["off", "forward", "map"] = "off"
+    """`forward` registers the regions with the upstreams, which must run on this machine. A client
+    that makes a segment smaller after it was registered ends the server. `map` copies from and to
+    POSIX regions in the gateway, and has no such weakness. Default: `off`."""
+    keys: Names = ()
+    """Patterns of the names of segments that clients may register with `forward`, such as
+    `myapp-*`. Clients can read and write each of them. `forward` requires at least one.
+    Default: `[]`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_mode(cls, value: object) -> object:
+        return {"mode": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> SharedMemoryConfig:
+        if self.mode == "forward" and not self.keys:
+            raise ValueError(
+                "'forward' needs 'keys': the names of the segments that clients may register, such "
+                "as {mode: forward, keys: ['myapp-*']}. Without them a client could write over "
+                "memory of the server"
+            )
+        if self.mode != "forward" and self.keys:
+            raise ValueError(f"'keys' belong to 'forward', and the mode is {self.mode!r}")
+        return self
 
 
 class ListenerConfig(Model):
@@ -85,10 +120,10 @@ class ListenerConfig(Model):
     default_model: Name | None = None
     """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
     none, and such requests are refused."""
-    shared_memory: Literal["off", "forward", "map"] = "off"
-    """Whether clients may pass tensors in shared memory. `forward` sends the regions to the
-    upstreams, which must run on this machine. `map` copies from and to POSIX regions in the
-    gateway. Clients reach every segment that the user of the gateway can open. Default: `off`."""
+    shared_memory: Annotated[SharedMemoryConfig, OrText("off", "forward", "map")] = (
+        SharedMemoryConfig()
+    )
+    """Whether clients may pass tensors in shared memory. Default: `off`."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
     grpcio, and needs several times the CPU. Default: `native`."""
@@ -171,11 +206,17 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Tracing headers are always forwarded, and HTTP servers get the request id. Default:
-    `[]`."""
+    `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
+    Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
     balance: Literal["round_robin", "least_pending"] = "round_robin"
     """How one of several addresses is chosen for a call. `least_pending` prefers the address with
     the fewest calls in flight. Default: `round_robin`."""
+    cancellation: Literal["auto", "forward", "withhold"] = "auto"
+    """What happens to a gRPC call whose client has left, or whose deadline has passed. `forward`
+    cancels it at the server. `withhold` lets it end, and drops the reply: cancelled calls end
+    Triton before 2.59. It keeps its place in `in_flight` until then. `auto` withholds before Triton
+    below 2.59 and before servers that have not told their version. Streams are always cancelled.
+    HTTP upstreams need none of this. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     outlier_detection: OutlierDetectionConfig | Literal[False] = OutlierDetectionConfig()
@@ -193,8 +234,17 @@ class UpstreamConfig(Model):
 
     @model_validator(mode="after")
     def _check_urls(self) -> UpstreamConfig:
+        for name in self.forward_headers:
+            if name.lower().startswith(TRITON_PREFIX):
+                raise ValueError(
+                    f"forward_headers must not contain {name!r}: a client could set what Triton "
+                    "keeps for itself, and end it"
+                )
         if (self.url is None) == (not self.urls):
             raise ValueError("an upstream needs exactly one of 'url' and 'urls'")
+        carrier = self.all_urls[0].carrier
+        if self.cancellation == "withhold" and carrier != "grpc":
+            raise ValueError(f"cancellation 'withhold' is for gRPC, and the carrier is {carrier!r}")
         kinds = {f"{url.protocol}+{url.carrier}" for url in self.urls}
         if len(kinds) > 1:
             found = ", ".join(sorted(kinds))
@@ -369,6 +419,10 @@ class RouteConfig(Model):
     in_flight: int | None = Field(None, ge=1)
     """Largest number of inferences that are processed at the same time. Default:
     `policies.in_flight`."""
+    sequence_ids: Literal["checked", "text"] = "checked"
+    """What happens to a sequence id that is a string, if the upstream does not show the
+    configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a
+    Triton server whose model has its sequence ids as numbers. Default: `checked`."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> RouteConfig:

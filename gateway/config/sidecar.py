@@ -58,8 +58,8 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
         default_model: Model of requests that name none. For a single grps upstream the default is
             the default DAG of that server.
         passthrough: Forward paths of no protocol to the first HTTP upstream.
-        enable: Options of Open Inference to switch on, as NAME or NAME=VALUE. `shared_memory=VALUE`
-            sets the key of the listener.
+        enable: Options of Open Inference to switch on, as NAME or NAME=VALUE. `shared_memory=MODE`
+            or `shared_memory=MODE:KEYS` sets the key of the listener; commas separate the keys.
 
     Raises:
         ValueError: A URL is invalid, all listeners are off, or a GraphPipe stream has no model.
@@ -132,7 +132,10 @@ def _enabled_options(flags: Sequence[str]) -> dict[str, Any]:
         name: value if separator else "true"
         for name, separator, value in (flag.partition("=") for flag in flags)
     }
-    own = {key: options.pop(key) for key in ("shared_memory",) if key in options}
+    own: dict[str, Any] = {}
+    if "shared_memory" in options:
+        mode, separator, keys = options.pop("shared_memory").partition(":")
+        own["shared_memory"] = {"mode": mode, "keys": keys.split(",")} if separator else mode
     return own | ({"options": {"oip": options}} if options else {})
 
 

@@ -24,6 +24,10 @@ NO_PARAMETERS: Parameters = {}
 REQUEST_ID = "x-request-id"
 TRACING = ("traceparent", "tracestate")
 
+# Triton acts upon metadata of these names. One of them ends it on a stream with an error (server
+# 8708, repaired in 2.68).
+TRITON_PREFIX = "triton_"
+
 # Headers of one message or one connection: each hop writes its own and never forwards them.
 HOP_BY_HOP_HEADERS = frozenset(
     {

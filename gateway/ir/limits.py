@@ -46,6 +46,8 @@ DOT_SEGMENTS = frozenset({".", ".."})
 
 # How the kinds of names begin that become segments of paths.
 _IN_PATHS = ("model", "version", "region")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_SHOWN = 64
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -74,6 +76,20 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
     if name in DOT_SEGMENTS and kind.startswith(_IN_PATHS):
         raise InvalidRequest(
             f"{kind} is {name!r}, which is a step of a path; expected another name"
+        )
+
+
+def check_folder_name(name: str) -> None:
+    """Refuse to load or unload a model whose name is no plain name of a folder.
+
+    Raises:
+        InvalidRequest: It has other characters than letters, digits, ".", "_" and "-" of ASCII, or
+            begins with a dot.
+    """
+    if not _FOLDER_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"model name {name[:_SHOWN]!r} cannot be loaded or unloaded: expected letters, digits, "
+            "'.', '_' and '-', and no dot at the beginning"
         )
 
 

@@ -70,9 +70,12 @@ class ModelConfiguration:
 
     Attributes:
         document: The JSON form with Triton's field names; a missing field has its default.
+        is_withheld: The server may have a configuration and did not show it: the document is made
+            of the model's metadata.
     """
 
     document: Mapping[str, Any]
+    is_withheld: bool = False
 
     @property
     def max_batch_size(self) -> int:

@@ -18,7 +18,6 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
-    ModelMetadataRequest,
     StreamInferRequest,
     inference_of,
 )
@@ -53,21 +52,26 @@ class _CannotClassify(Exception):
     """The target cannot be asked for classes."""
 
 
-class Classify:
-    """Answers requests for classes from the whole output.
+# Triton divides by the size of an element, which is 0 for BYTES (server 8267, repaired in 2.60).
+_WITHOUT_CLASSES = frozenset({Datatype.BYTES, Datatype.BOOL})
 
-    Answers must come with datatypes and shapes: the caller's needs say so, and `Complete` stands
+
+class Classify:
+    """Answers requests for classes, from the whole output where the target cannot.
+
+    A target is asked for classes only of an output whose datatype is known and has classes. Other
+    answers must come with datatypes and shapes: the caller's needs say so, and `Complete` stands
     within.
 
     Args:
         inner: Answers; wrapped in a `MetadataCache` for the questions asked here, unless it is one.
-        ask_first: Some targets of this kind compute classes themselves: they are asked, and raise
-            Unsupported before they have done anything where they cannot.
+        by_target: Whether targets of this kind compute classes. With None some of them do, and the
+            others raise Unsupported before they have done anything.
     """
 
-    def __init__(self, inner: Service, *, ask_first: bool = False) -> None:
+    def __init__(self, inner: Service, *, by_target: bool | None = False) -> None:
         self._inner = inner
-        self._ask_first = ask_first
+        self._by_target = by_target
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -90,13 +94,13 @@ class Classify:
     async def _infer(self, call: InferRequest) -> InferResponse:
         if await self._targets_may(call):
             with suppress(_CannotClassify):
-                return await self._by_target(call)
+                return await self._ask_target(call)
         return await self._response(call, await self._inner(_plain(call)))
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
         if await self._targets_may(call.request):
             with suppress(_CannotClassify):
-                return await self._by_target(call)
+                return await self._ask_target(call)
         request = call.request.with_context(needs=call.context.needs)
         items = await self._inner(call.changed(request=_plain(call.request)))
         return MappedStream(items, lambda item: self._response(request, item))
@@ -111,20 +115,36 @@ class Classify:
         """Return whether the target is asked for the classes.
 
         Not where the configuration gives the labels: the target has others. A caller that keeps the
-        batch apart has values as numbers, which a text of six decimals rounds: the target is asked
-        only for outputs that it has labels for.
-        """
-        if not self._ask_first:
-            return False
-        model = call.model or ModelRef("")
-        asked = {output.name for output in call.outputs if output.classes}
-        if Need.BATCHING not in call.context.needs:
-            metadata = await self._metadata(ModelMetadataRequest(model=model))
-            return asked.isdisjoint(metadata.labels)
-        metadata = await self._metadata(ModelMetadataRequest(model=model, context=_BATCHING))
-        return asked.isdisjoint(metadata.labels) and not asked.isdisjoint(metadata.labelled)
+        batch apart has values as numbers, which a text of six decimals rounds: some targets are
+        asked only for outputs that they have labels for.
 
-    async def _by_target(self, call: Call[R]) -> R:
+        Raises:
+            InvalidRequest: Classes are asked of an output that has none.
+        """
+        if self._by_target is False:
+            return False
+        is_apart = Need.BATCHING in call.context.needs
+        model = call.model or ModelRef("")
+        metadata = await self._metadata.get_or_none(
+            model, batching=is_apart and not self._by_target
+        )
+        if metadata is None:
+            return False
+        datatypes = {output.name: output.datatype for output in metadata.outputs}
+        wanted = [output.name for output in call.outputs if output.classes]
+        for name in wanted:
+            datatype = datatypes.get(name)
+            if datatype in _WITHOUT_CLASSES:
+                raise _no_classes(name, datatype)
+        if any(datatypes.get(name) is None for name in wanted):
+            return False
+        if self._by_target:
+            return True
+        if not metadata.labels.keys().isdisjoint(wanted):
+            return False
+        return not is_apart or not metadata.labelled.isdisjoint(wanted)
+
+    async def _ask_target(self, call: Call[R]) -> R:
         try:
             return await self._inner(call)
         except Unsupported as error:
@@ -134,7 +154,8 @@ class Classify:
 
     async def _response(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         model = call.model or ModelRef("")
-        metadata = await self._metadata(ModelMetadataRequest(model=model))
+        # Without metadata the whole output is one list of values, without labels.
+        metadata = await self._metadata.get_or_none(model) or ModelMetadata(name=model.name)
         return await wherever(_classified, call, reply, metadata)
 
 
@@ -197,10 +218,7 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
     """
     datatype = tensor.datatype
     if datatype is None or not (datatype.is_integer or datatype in (Datatype.FP32, Datatype.FP64)):
-        found = "unknown" if datatype is None else datatype.name
-        raise InvalidRequest(
-            f"output {tensor.name!r} is {found}, classes need an integer type, FP32 or FP64"
-        )
+        raise _no_classes(tensor.name, datatype)
     values = np.frombuffer(as_raw(tensor), datatype.numpy_dtype)
     if not batch_size:
         return []
@@ -227,6 +245,11 @@ def classes(tensor: Tensor, count: int, batch_size: int, labels: Sequence[str]) 
         for item, order in zip(block, _best_of_rows(block, most), strict=True):
             texts += _texts(item, order, labels)
     return texts
+
+
+def _no_classes(name: str, datatype: Datatype | None) -> InvalidRequest:
+    found = "unknown" if datatype is None else datatype.name
+    return InvalidRequest(f"output {name!r} is {found}, classes need an integer type, FP32 or FP64")
 
 
 def _best(item: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from gateway.ir.calls import Call
-from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, Metadata
+from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
@@ -53,6 +53,7 @@ class ForwardHeaders:
             pair
             for pair in metadata
             if pair[0] not in own
+            and not pair[0].startswith(TRITON_PREFIX)
             and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
         ]
         return (*crosses, *self._added)

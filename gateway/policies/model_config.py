@@ -46,11 +46,12 @@ class ModelConfigurationLayer:
     async def _configuration(self, call: ModelConfigRequest) -> ModelConfiguration:
         try:
             return await self._inner(call)
-        except (Unsupported, NotFound):
+        except (Unsupported, NotFound) as error:
+            is_withheld = error.origin is not None
             # Whether the model is there at all, its metadata tell.
             context = call.with_context(needs=_BATCHING, origin=None).context
             question = ModelMetadataRequest(model=call.model, context=context)
-            return configuration_of(await self._inner(question))
+            return configuration_of(await self._inner(question), is_withheld=is_withheld)
 
     async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
         found = await self._inner(call)
@@ -71,7 +72,7 @@ class ModelConfigurationLayer:
         )
 
 
-def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
+def configuration_of(metadata: ModelMetadata, *, is_withheld: bool = False) -> ModelConfiguration:
     """Return a model's metadata in the words of Triton's model configuration.
 
     Dimensions of a model that batches are those of one item. Where it is not known how much it
@@ -91,7 +92,8 @@ def configuration_of(metadata: ModelMetadata) -> ModelConfiguration:
             "input": [_tensor(tensor, batches=most > 0) for tensor in metadata.inputs],
             "output": [_tensor(tensor, batches=most > 0) for tensor in metadata.outputs],
             **policies,
-        }
+        },
+        is_withheld,
     )
 
 

@@ -133,7 +133,7 @@ class Rename:
         for key, names in (("input", self._inputs_back), ("output", self._outputs_back)):
             if names and key in document:
                 document[key] = [_renamed_entry(entry, names) for entry in document[key]]
-        return ModelConfiguration(document)
+        return ModelConfiguration(document, found.is_withheld)
 
 
 def _inverse(kind: str, names: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from gateway.ir.streams import on_stream_end
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
+from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
@@ -98,10 +99,11 @@ class Endpoints:
         outliers: When an endpoint is ejected.
         on_ejected: Called at each ejection.
         sequence_idle_s: How long a sequence stays at its endpoint without a request.
+        sequence_ids: Which ids the sequences of each model may have; None for any.
         clock: Monotonic seconds; that of `Context.deadline`.
     """
 
-    def __init__(  # all by name but the first two
+    def __init__(  # noqa: PLR0913  # all by name but the first two
         self,
         name: str,
         endpoints: Sequence[Endpoint],
@@ -110,6 +112,7 @@ class Endpoints:
         outliers: OutlierDetection = DEFAULT,
         on_ejected: OnEjected = _ignore,
         sequence_idle_s: float = IDLE_S,
+        sequence_ids: SequenceIdTypes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not endpoints:
@@ -122,6 +125,7 @@ class Endpoints:
         self._on_ejected = on_ejected
         self._clock = clock
         self._affinity = SequenceAffinity("endpoint", idle_s=sequence_idle_s, clock=clock)
+        self._sequence_ids = sequence_ids
         self._turn = 0
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -164,6 +168,8 @@ class Endpoints:
 
     async def _call_assigned(self, sequence: InferSequence, call: Call[R]) -> R:
         """Send *call* to the endpoint that holds *sequence*; without the endpoint, it is lost."""
+        if self._sequence_ids is not None:
+            await self._sequence_ids.check(call.model or ModelRef(""), sequence, self)
         by_name = {endpoint.name: endpoint for endpoint in self._candidates()}
         weights = dict.fromkeys(by_name, 1.0)
         endpoint = by_name[self._affinity.assign(call.model, sequence, weights)]

@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.ir.calls import ServerReadyRequest
+from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.metadata import ServerMetadata
 from gateway.routing.endpoints import Endpoint
 
 log = structlog.get_logger(__name__)
 
 Report = Callable[[bool], None]
+Identify = Callable[[ServerMetadata | None], None]
 
 _NOT_READY_INTERVAL_S = 0.5
 
@@ -23,11 +25,15 @@ _NOT_READY_INTERVAL_S = 0.5
 def _ignore(_ready: bool) -> None: ...
 
 
+def _ignore_identity(_server: ServerMetadata | None) -> None: ...
+
+
 class Prober:
     """Updates `endpoint.ready` by periodic probes.
 
     An endpoint is not ready before its first successful probe. A server whose protocol has no
-    readiness call is ready.
+    readiness call is ready. A server that has become ready is asked who it is: it may be another
+    one than before.
 
     Args:
         upstream: Name for the log.
@@ -35,11 +41,12 @@ class Prober:
         interval_s: Pause between probes; at most half a second while the endpoint is not ready.
         timeout_s: Timeout of a probe.
         report: Called with the result of every probe.
+        identify: Called with the server's metadata, and with None when they are not known any more.
         sleep: Waits between probes.
         clock: Monotonic seconds, for deadlines.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all by name but the first two
         self,
         upstream: str,
         endpoint: Endpoint,
@@ -47,6 +54,7 @@ class Prober:
         interval_s: float = 5.0,
         timeout_s: float = 2.0,
         report: Report = _ignore,
+        identify: Identify = _ignore_identity,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,6 +63,8 @@ class Prober:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._report = report
+        self._identify = identify
+        self._identified = False
         self._sleep = sleep
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -82,6 +92,11 @@ class Prober:
             self._log(ready, reason)
         self._endpoint.probed(ready)
         self._report(ready)
+        if ready and not self._identified:
+            await self._ask_identity()
+        elif not ready and self._identified:
+            self._identified = False
+            self._identify(None)
         return ready
 
     async def _run(self) -> None:
@@ -107,6 +122,19 @@ class Prober:
             log.exception("probe failed", upstream=self._upstream, endpoint=self._endpoint.name)
             return False, repr(error)
         return ready, "" if ready else "the endpoint reports that it is not ready"
+
+    async def _ask_identity(self) -> None:
+        call = ServerMetadataRequest(context=Context(deadline=self._clock() + self._timeout_s))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await self._endpoint.service(call)
+        except Unsupported:
+            self._identified = True  # it has no such question
+        except (TimeoutError, GatewayError) as error:
+            log.debug("server not identified", upstream=self._upstream, reason=repr(error))
+        else:
+            self._identified = True
+            self._identify(found)
 
     def _log(self, ready: bool, reason: str) -> None:
         names = {"upstream": self._upstream, "endpoint": self._endpoint.name}

@@ -35,6 +35,12 @@ def record_route(name: str) -> None:
         path.route = name
 
 
+def current_route() -> str:
+    """Return the route of the call in progress; "" where nobody has wanted to know."""
+    taken = CALL_PATH.get()
+    return "" if taken is None else taken.route
+
+
 def record_target(name: str) -> None:
     """Record the target of the current call, if it has a record."""
     path = CALL_PATH.get()

@@ -99,6 +99,12 @@ class Metrics:
             ("upstream", "endpoint", "cause"),
             registry=self.registry,
         )
+        self._withheld = Counter(
+            "gateway_upstream_withheld_cancellations",
+            "gRPC calls that nobody waited for any more, and that were not cancelled.",
+            ("upstream",),
+            registry=self.registry,
+        )
         self.usage = Usage()
         self.sharing = SharingMetrics(self.registry, self.usage)
         self.steps = StepMetrics(self.registry, _BUCKETS)
@@ -149,6 +155,10 @@ class Metrics:
     def endpoint_ejected(self, upstream: str, endpoint: str, cause: str) -> None:
         """Count an ejection: *cause* is "failures" or "timeouts"."""
         self._ejections.labels(upstream, endpoint, cause).inc()
+
+    def withheld_cancellation(self, upstream: str) -> None:
+        """Count a call to an upstream that is left to end by itself."""
+        self._withheld.labels(upstream).inc()
 
     def allow_models(self, models: Iterable[str]) -> None:
         """Admit configured model names as labels."""

@@ -11,6 +11,7 @@ EVERYTHING: Mapping[str, Any] = {
     "repository_index": True,
     "model_control": True,
     "model_files": True,
+    "model_config": True,
     "trace": True,
     "logging": "target",
 }

@@ -24,6 +24,7 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc.client import GrpcClient as NativeClient
 from gateway.transports.grpc.server import GrpcServer as NativeServer
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.tls import (
     ClientTls,
     ServerTls,
@@ -145,15 +146,19 @@ def new_server(
 
 
 def new_client(
-    target: str, limits: ClientLimits | None = None, *, tls: ClientTls | None = None
+    target: str,
+    limits: ClientLimits | None = None,
+    *,
+    tls: ClientTls | None = None,
+    withheld: WithheldCalls | None = None,
 ) -> GrpcClient:
     """Make a client of the make under test."""
     limits = limits or ClientLimits()
     if MAKES.client == "native":
         context = None if tls is None else client_context(tls)
-        return NativeClient(target, limits, ssl_context=context)
+        return NativeClient(target, limits, ssl_context=context, withheld=withheld)
     credentials = None if tls is None else grpc_channel_credentials(tls)
-    return ReferenceClient(target, limits, credentials=credentials)
+    return ReferenceClient(target, limits, credentials=credentials, withheld=withheld)
 
 
 @asynccontextmanager

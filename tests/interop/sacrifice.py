@@ -111,8 +111,12 @@ class Sacrifice:
     def revive(self) -> None:
         """Start it again if it is hurt."""
         if self.is_hurt():
-            self.close()
-            self.server = self._start()
+            self.restart()
+
+    def restart(self) -> None:
+        """Stop it, if it has not ended, and start it again."""
+        self.close()
+        self.server = self._start()
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that its process has taken."""
@@ -126,8 +130,7 @@ class Sacrifice:
 
     def close(self) -> None:
         """Stop it; harmless when it has ended."""
-        if self.server.process.poll() is None and self.is_hurt():
-            self.server.process.kill()  # one that hangs takes its whole time to end
+        self.server.process.kill()  # one that hangs takes its whole time to end
         stop(self.server.process)
 
     def _start(self) -> RunningServer:

@@ -53,7 +53,7 @@ version: 1
 listeners:
   - http: "127.0.0.1:0"
     grpc: "127.0.0.1:0"
-    shared_memory: forward
+    shared_memory: {{mode: forward, keys: "*"}}
     options:
       oip:
         model_configuration: true
@@ -61,6 +61,7 @@ listeners:
         repository_index: true
         model_control: true
         model_files: true
+        model_config: true
         trace: true
         logging: target
 admin: {{address: "127.0.0.1:0", metrics: null}}

@@ -7,20 +7,32 @@ answers as before, and a bystander who asks all the time sees nothing of it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
+import random
+import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import struct
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 import pytest
 
+from gateway.app.weaknesses import WEAKNESSES
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
 from tests.interop.gateways import serving
 from tests.interop.sacrifice import (
+    INFER,
     Bystander,
     Innocent,
     Sacrifice,
@@ -30,6 +42,7 @@ from tests.interop.sacrifice import (
     post,
     stream_method,
 )
+from tests.interop.servers.process import RunningServer
 from tests.interop.servers.triton import start as triton
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -37,6 +50,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 CARRIERS = ("grpc", "http")
 MOST_WAIT_S = 1.0
 """A bystander never waits longer than this for an answer."""
+
+Test = TypeVar("Test", bound=Callable[..., object])
 
 Send = Callable[[str, str], str]
 """Sends a request, given "host:port" for HTTP and gRPC; returns the status or the code."""
@@ -65,6 +80,12 @@ def gateways(sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
         serving("--upstream", f"oip+http://{server.http_address}", *free) as by_http,
     ):
         yield {"grpc": by_grpc, "http": by_http}
+
+
+def row(name: str) -> Callable[[Test], Test]:
+    """Say which row of the table of weaknesses a test is for."""
+    assert name in {weakness.name for weakness in WEAKNESSES}
+    return lambda test: test
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,21 @@ def by_http(path: str, body: bytes, *headers: tuple[str, str]) -> Send:
             return str(post(http_address, path, body, headers=dict(headers))[0])
         except (OSError, http.client.HTTPException):
             return BROKEN
+
+    return send
+
+
+def _each(path: str, bodies: Sequence[bytes], timeout_s: float = 3.0) -> Send:
+    """Return what POSTs *bodies* one after the other, until one has no response."""
+
+    def send(http_address: str, _grpc_address: str) -> str:
+        found = BROKEN
+        for body in bodies:
+            try:
+                found = str(post(http_address, path, body, timeout_s)[0])
+            except (OSError, http.client.HTTPException):
+                return BROKEN
+        return found
 
     return send
 
@@ -163,7 +199,75 @@ def _chunks(http_address: str, _grpc_address: str) -> str:
     return found.split(b" ")[1].decode() if found else BROKEN
 
 
+def _text_tensor(model: str) -> pb.ModelInferRequest:
+    text = b"\x01\0\0\0a"
+    return infer_request(model, "BYTES", (1, 1), text)
+
+
+def _text_classes(count: int = 1) -> pb.ModelInferRequest:
+    """Return a request for classes of an output of text."""
+    request = _text_tensor("identity_bytes")
+    request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = count
+    return request
+
+
+_TEXT_CLASSES = {"name": "OUTPUT0", "parameters": {"classification": 1}}
+
+
+def _with_sequence(model: str, sequence_id: int | str) -> pb.ModelInferRequest:
+    """Return the first request of a sequence."""
+    request = infer_request(model, "INT32", (1, 1), bytes(4), name="INPUT")
+    if isinstance(sequence_id, str):
+        request.parameters["sequence_id"].string_param = sequence_id
+    else:
+        request.parameters["sequence_id"].int64_param = sequence_id
+    request.parameters["sequence_start"].bool_param = True
+    return request
+
+
+def _sequence_body(sequence_id: int | str) -> bytes:
+    tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+    parameters = {"sequence_id": sequence_id, "sequence_start": True}
+    return json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
+
+
 KNOWN: tuple[Attack, ...] = (
+    Attack(
+        "classes_of_text",
+        (
+            by_http(
+                "/v2/models/identity_bytes/infer",
+                json_body("BYTES", [1, 1], ["a"], outputs=[_TEXT_CLASSES]),
+            ),
+            by_grpc(_text_classes()),
+            by_stream(_text_classes()),
+        ),
+        frozenset({"400", "INVALID_ARGUMENT", "error in the stream"}),
+    ),
+    Attack(
+        "text_sequence_id",
+        (
+            _each(
+                "/v2/models/sequence_number/infer",
+                [_sequence_body("x" * 20 + str(number)) for number in range(40)],
+            ),
+            by_grpc(_with_sequence("sequence_number", "x" * 20)),
+            by_stream(_with_sequence("sequence_number", "x" * 20)),
+        ),
+        frozenset({"400", "INVALID_ARGUMENT", "error in the stream"}),
+    ),
+    Attack(
+        "number_as_text_sequence_id",
+        (
+            _each(
+                "/v2/models/sequence_text/infer",
+                [_sequence_body(number) for number in range(1, 41)],
+            ),
+            by_grpc(_with_sequence("sequence_text", 7)),
+            by_stream(_with_sequence("sequence_text", 7)),
+        ),
+        frozenset({"400", "INVALID_ARGUMENT", "error in the stream"}),
+    ),
     Attack(
         "nested_json",
         (
@@ -200,9 +304,9 @@ KNOWN: tuple[Attack, ...] = (
 def test_triton(attack: Attack, sacrifice: Sacrifice, gateways: Mapping[str, Running]) -> None:
     """What ends Triton ends at the gateway."""
     sacrifice.revive()
-    attack.sends[0](sacrifice.server.http_address, sacrifice.server.grpc_address)
-    assert sacrifice.is_hurt_soon(), "this Triton is not hurt: the row needs its versions checked"
-    sacrifice.revive()
+    found = attack.sends[0](sacrifice.server.http_address, sacrifice.server.grpc_address)
+    assert found == BROKEN or sacrifice.is_hurt_soon(), "this Triton is not hurt: check its version"
+    sacrifice.restart()
     for gateway in gateways.values():
         _await_ready(gateway)
         http_address, grpc_address = addresses(gateway)
@@ -237,3 +341,213 @@ def _await_ready(gateway: Running) -> None:
             continue
         return
     raise AssertionError("the gateway does not reach the server again")
+
+
+OPEN = """
+version: 1
+listeners:
+  - http: "127.0.0.1:0"
+    grpc: "127.0.0.1:0"
+    shared_memory: {{mode: forward, keys: "shield-*"}}
+    options: {{oip: {{model_control: true, opaque: true{options}}}}}
+admin: {{address: null, metrics: null}}
+upstreams: {{triton: {{url: "oip+{carrier}://{address}"}}}}
+lifecycle: {{pre_stop: 0s}}
+"""
+LOAD = "/v2/repository/models/{}/load"
+REGISTER = "/v2/systemsharedmemory/region/{}/register"
+BIG_BYTES = 10 << 20
+SEGMENTS = Path("/dev/shm")  # noqa: S108  # where Linux keeps POSIX segments
+
+
+@contextmanager
+def opened(server: RunningServer, carrier: str, folder: Path, options: str = "") -> Iterator[str]:
+    """Run a gateway that allows model control and shared memory; yield its HTTP address."""
+    address = server.http_address if carrier == "http" else server.grpc_address
+    file = folder / f"{carrier}.yaml"
+    file.write_text(OPEN.format(carrier=carrier, address=address, options=options))
+    with serving(str(file)) as gateway:
+        yield gateway.addresses["main.http"]
+
+
+@contextmanager
+def segment(name: str, content: bytes) -> Iterator[Path]:
+    """Make a POSIX segment."""
+    path = SEGMENTS / name
+    path.write_bytes(content)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _own_segments(server: RunningServer) -> list[str]:
+    """Return the names of the segments that Triton shares with its own processes."""
+    port = server.http_address.rpartition(":")[2]
+    return [path.name for path in SEGMENTS.glob(f"interop{port}*")]
+
+
+@row("names_of_segments")
+def test_names_of_segments_stay_secret(
+    sacrifice: Sacrifice, gateways: Mapping[str, Running]
+) -> None:
+    """Directly an error has the name of a segment; through the gateway no error has it."""
+    sacrifice.revive()
+    data = bytes(BIG_BYTES)
+    request = infer_request("identity_fp32", "FP32", (1, BIG_BYTES // 4), data)
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, BIG_BYTES // 4]}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": BIG_BYTES}}]})
+    length = {"Inference-Header-Content-Length": str(len(head))}
+
+    def errors(http_address: str, grpc_address: str) -> list[str]:
+        _, text = post(http_address, FP32, head.encode() + data, headers=length)
+        with channel(grpc_address) as opened_channel:
+            with pytest.raises(grpc.RpcError) as raised:
+                infer_method(opened_channel)(request, timeout=20)
+            assert isinstance(raised.value, grpc.Call)
+            replies = stream_method(opened_channel)(iter([request]), timeout=20)
+            return [text.decode(), str(raised.value.details()), next(replies).error_message]
+
+    server = sacrifice.server
+    for text in errors(server.http_address, server.grpc_address):
+        assert any(name in text for name in _own_segments(server))
+    for gateway in gateways.values():
+        _await_ready(gateway)
+        for text in errors(*addresses(gateway)):
+            assert "for key '...' to" in text
+            assert not any(name in text for name in _own_segments(server))
+        logged = [line for line in gateway.log if "names of segments withheld" in line]
+        assert len(logged) == 3
+        assert all("request_id" in line for line in logged)
+
+
+@row("configuration_is_code")
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_configuration_is_code(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
+    """Directly a configuration runs a command; through the gateway it is refused."""
+    sacrifice.revive()
+
+    def body(name: str) -> bytes:
+        config = {
+            "backend": "python",
+            "default_model_filename": f"m$(touch {tmp_path / name}).py",
+            "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+            "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+        }
+        return json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+
+    load = LOAD.format("fail_always")
+    with contextlib.suppress(TimeoutError):
+        post(sacrifice.server.http_address, load, body("direct"), timeout_s=5)
+    assert (tmp_path / "direct").exists()
+    sacrifice.restart()
+    with opened(sacrifice.server, carrier, tmp_path) as address:
+        assert post(address, load, body("closed"))[0] == 501
+        assert post(address, "/v2/repository/r/models/fail_always/load", body("closed"))[0] == 501
+        assert post(address, LOAD.format("m$(id)"), b"{}")[0] == 400
+        assert post(address, LOAD.format("simple"), b"{}")[0] == 200
+    with opened(sacrifice.server, carrier, tmp_path, ", model_config: limited") as address:
+        assert post(address, load, body("limited"))[0] == 400
+        config = json.dumps({"parameters": {"config": '{"max_batch_size": 4}'}}).encode()
+        assert post(address, LOAD.format("simple"), config)[0] == 200
+    assert not (tmp_path / "closed").exists()
+    assert not (tmp_path / "limited").exists()
+    assert not sacrifice.is_hurt()
+
+
+@row("shared_memory_regions")
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_regions_of_shared_memory(sacrifice: Sacrifice, carrier: str, tmp_path: Path) -> None:
+    """Directly clients register what they like; through the gateway what is theirs, and right."""
+    sacrifice.restart()
+    values = struct.pack("<4096f", *range(4096))
+
+    def register(address: str, name: str, key: str, offset: int, size: int) -> int:
+        region = {"key": key, "offset": offset, "byte_size": size}
+        return post(address, REGISTER.format(name), json.dumps(region).encode())[0]
+
+    def first(address: str, region: str) -> float:
+        place = {"shared_memory_region": region, "shared_memory_byte_size": 8192}
+        tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2048], "parameters": place}
+        status, text = post(address, FP32, json.dumps({"inputs": [tensor]}).encode())
+        assert status == 200, text
+        return float(json.loads(text)["outputs"][0]["data"][0])
+
+    with segment("shield-a", values), segment("other", values):
+        own = _own_segments(sacrifice.server)[0]
+        direct = sacrifice.server.http_address
+        assert register(direct, "own", f"/{own}", 0, 64) == 200
+        assert register(direct, "moved", "/shield-a", 8192, 8192) == 200
+        assert first(direct, "moved") != 2048
+        sacrifice.restart()
+        own = _own_segments(sacrifice.server)[0]
+        with opened(sacrifice.server, carrier, tmp_path) as address:
+            spellings = (f"/{own}", own, f"//{own}", f"/./{own}", "/triton_python_backend_shm_x")
+            for key in (*spellings, "/other", "/shield-none", "/shield-a/../other"):
+                assert register(address, "wrong", key, 0, 64) in {400, 403}
+            assert register(address, "wrong", "/shield-a", 1 << 62, 1 << 62) == 400
+            assert register(address, "wrong", "/shield-a", 8193, 8192) == 400
+            assert register(address, "moved", "/shield-a", 8192, 8192) == 200
+            assert first(address, "moved") == 2048
+            assert register(address, "plain", "shield-a", 0, 8192) == 200
+            assert first(address, "plain") == 0
+    assert not sacrifice.is_hurt()
+
+
+def _storm(address: str, count: int, at_once: int, *, deadlines: bool) -> float:
+    """Cancel calls, or let their deadlines pass; return the longest wait for an end, in seconds."""
+    request = infer_request("identity_fp32", "FP32", (1, 4), bytes(16))
+    randomly = random.Random(1)  # noqa: S311  # delays of a test
+
+    async def run() -> float:
+        left, worst = count, 0.0
+        async with grpc.aio.insecure_channel(address) as connected:
+            method = connected.unary_unary(
+                INFER, request_serializer=pb.ModelInferRequest.SerializeToString
+            )
+
+            async def one() -> None:
+                nonlocal left, worst
+                while left > 0:
+                    left -= 1
+                    delay = randomly.random() * 0.004
+                    end = time.monotonic() + delay
+                    with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
+                        if deadlines:
+                            await method(request, timeout=delay)
+                        else:
+                            call = method(request, timeout=20)
+                            await asyncio.sleep(delay)
+                            call.cancel()
+                            await call
+                    worst = max(worst, time.monotonic() - end)
+
+            await asyncio.gather(*(one() for _ in range(at_once)))
+        return worst
+
+    return asyncio.run(run())
+
+
+@row("cancelled_calls")
+@pytest.mark.parametrize("at_once", [4, 32])
+def test_cancelled_calls(
+    sacrifice: Sacrifice, gateways: Mapping[str, Running], at_once: int
+) -> None:
+    """Directly, calls that are cancelled end Triton; through the gateway they end by themselves."""
+    sacrifice.revive()
+    for _ in range(20):
+        _storm(sacrifice.server.grpc_address, 2000, 4, deadlines=False)
+        if sacrifice.is_hurt():
+            break
+    assert sacrifice.is_hurt_soon(), "this Triton is not hurt: check its version"
+    sacrifice.restart()
+    gateway = gateways["grpc"]
+    _await_ready(gateway)
+    assert any("server 7368, 8034" in line for line in gateway.log)
+    http_address, grpc_address = addresses(gateway)
+    with bystander(INNOCENT.by_http, http_address) as seen:
+        for deadlines in (False, True):
+            assert _storm(grpc_address, 5000, at_once, deadlines=deadlines) < MOST_WAIT_S
+    unharmed(sacrifice, gateway, seen)
+    page = urllib.request.urlopen(f"http://{gateway.addresses['admin']}/metrics").read().decode()
+    assert re.search(r"^gateway_upstream_withheld_cancellations_total\S* [1-9]", page, re.MULTILINE)

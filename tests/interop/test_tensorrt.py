@@ -127,6 +127,9 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield gateway
 
 
+FORWARD = '{mode: forward, keys: "*"}'
+
+
 @contextmanager
 def allowing(upstream: str, folder: Path, memory: str = "map") -> Iterator[Running]:
     """Run a gateway in front of *upstream* that allows everything."""
@@ -179,7 +182,7 @@ def test_triton_over_grpc(
 
 
 @PROTOCOLS
-@pytest.mark.parametrize("memory", ["map", "forward"])
+@pytest.mark.parametrize("memory", ["map", FORWARD], ids=["map", "forward"])
 @pytest.mark.parametrize("carrier", ["grpc", "http"])
 def test_triton_with_everything_allowed(
     triton_server: RunningServer,
@@ -227,7 +230,7 @@ def test_second_gateway_with_everything_allowed(
     """What both allow reaches the real Triton; regions are registered with the second gateway."""
     with allowing(f"oip+grpc://{triton_server.grpc_address}", tmp_path) as second:
         behind = second.addresses[f"main.{carrier}"]
-        with allowing(f"trtis+{carrier}://{behind}", tmp_path, "forward") as first:
+        with allowing(f"trtis+{carrier}://{behind}", tmp_path, FORWARD) as first:
             allowed = {**OPEN, **CONTROLLED}
             assert allowed == seen_by(tensorrt_client, first, protocol, *allowed)
             found = seen_by(tensorrt_client, first, protocol, "sequence")

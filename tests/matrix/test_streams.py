@@ -112,7 +112,8 @@ def _front(behind: Running, transport: str) -> str:
         f"  {way}: {{url: '{url}'{_carried(url, transport)}}}\n" for way, url in urls.items()
     )
     routes = (
-        f"  - {{match: {{model: {way}.{name}}}, targets: [{{upstream: {way}, model: {name}}}]}}\n"
+        f"  - {{match: {{model: {way}.{name}}}, sequence_ids: text, "
+        f"targets: [{{upstream: {way}, model: {name}}}]}}\n"
         for way in urls
         for name in MODELS
     )

@@ -1,8 +1,8 @@
 """SharedMemory: sees to tensors that lie in shared memory, and answers calls about its regions.
 
-There are three ways, chosen by the listener: nothing is shared (`Refused`), the regions are the
-upstreams' (`Forwarded`), or the gateway itself copies from and to them (`Mapped`). Codecs only
-read and write references (`SharedMemoryData`); what is behind these is known here alone.
+There are three ways, chosen by the listener: nothing is shared (`SharedMemoryOff`), the regions are
+the upstreams' (`forwarded.ForwardRegions`), or the gateway copies (`CopyRegions`). Codecs
+only read and write references (`SharedMemoryData`); what is behind these is known here alone.
 
 Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/tensorrt-v1.md,
 "14. Shared memory".
@@ -10,8 +10,7 @@ Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/te
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -27,8 +26,8 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.data import RawData, SharedMemoryData
-from gateway.ir.errors import GatewayError, Overloaded, RegionNotFound, TooLarge, Unsupported
-from gateway.ir.metadata import ServerMetadata, SharedRegion
+from gateway.ir.errors import Overloaded, RegionNotFound, TooLarge, Unsupported
+from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streams import MappedStream, NotifyingStream
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
 from gateway.policies.shared_memory.regions import Regions
@@ -68,7 +67,7 @@ class SharedMemory:
 
     Args:
         inner: Answers.
-        memory: One of `Refused`, `Forwarded` and `Mapped`.
+        memory: One of `SharedMemoryOff`, `CopyRegions` and `forwarded.ForwardRegions`.
     """
 
     def __init__(self, inner: Service, memory: SharedMemoryMode) -> None:
@@ -124,9 +123,6 @@ class SharedMemory:
         return NotifyingStream(placed, lambda _error: release())
 
 
-def _nothing() -> None: ...
-
-
 class SharedMemoryOff:
     """Nothing is shared."""
 
@@ -146,7 +142,7 @@ class SharedMemoryOff:
         Raises:
             RegionNotFound: Always.
         """
-        what, shared = next(iter(_references(call)))
+        what, shared = next(iter(references(call)))
         raise RegionNotFound(
             f"no region of shared memory is registered as {shared.region!r}, which {what} names: "
             "shared memory is not enabled here (shared_memory: forward or map)"
@@ -155,71 +151,6 @@ class SharedMemoryOff:
     async def store_outputs(self, _call: InferRequest, reply: InferResponse, /) -> InferResponse:
         """Return *reply*; no request comes so far."""
         return reply
-
-
-class ForwardRegions:
-    """The regions are the upstreams', which run on this machine; tensors stay where they are.
-
-    A region is registered with every upstream. It is enough that one takes it: what cannot be used
-    there is said by the upstream that an inference goes to.
-
-    Args:
-        upstreams: Services of the upstreams.
-    """
-
-    extensions: tuple[str, ...] = ("system_shared_memory", "cuda_shared_memory")
-
-    def __init__(self, upstreams: Sequence[Service]) -> None:
-        self._upstreams = tuple(upstreams)
-
-    async def control(self, call: Call[Any], /) -> Any:
-        """Ask every upstream.
-
-        Raises:
-            GatewayError: What the first one said, where none has done it.
-            Unsupported: None has shared memory.
-        """
-        asked = await asyncio.gather(
-            *(upstream(call) for upstream in self._upstreams), return_exceptions=True
-        )
-        refusals: list[GatewayError] = []
-        done: list[Any] = []
-        for found in asked:
-            if isinstance(found, GatewayError):
-                refusals.append(found)
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                done.append(found)
-        if not done:
-            refusals.sort(key=lambda error: isinstance(error, Unsupported))
-            raise refusals[0] if refusals else Unsupported("no upstream here has shared memory")
-        return _joined(done) if isinstance(call, SharedStatusRequest) else None
-
-    async def load_inputs(self, call: InferRequest, /) -> tuple[InferRequest, Release]:
-        """Return *call*: the upstream finds the tensors."""
-        return call, _nothing
-
-    async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
-        """Return *reply*.
-
-        Raises:
-            Unsupported: Its target has no shared memory, and an output is in the answer itself.
-        """
-        wanted = {output.name for output in call.outputs if output.shared is not None}
-        for tensor in reply.outputs:
-            if tensor.name in wanted and not isinstance(tensor.data, SharedMemoryData):
-                raise Unsupported(
-                    f"output {tensor.name!r} was to be put into shared memory, and what answers "
-                    f"for model {str(call.model)!r} has none",
-                    model=call.model,
-                )
-        return reply
-
-
-def _joined(listed: Sequence[Sequence[SharedRegion]]) -> tuple[SharedRegion, ...]:
-    regions = {region.name: region for found in reversed(listed) for region in found}
-    return tuple(sorted(regions.values(), key=lambda region: region.name))
 
 
 class Room(Protocol):
@@ -275,7 +206,7 @@ class CopyRegions:
             TooLarge: The inputs are more than a message may have.
             Overloaded: There is no room for copies.
         """
-        for what, shared in _references(call):
+        for what, shared in references(call):
             self._regions.check(what, shared)
         size = sum(
             one.data.size_bytes for one in call.inputs if isinstance(one.data, SharedMemoryData)
@@ -309,7 +240,7 @@ class CopyRegions:
         if not isinstance(data, SharedMemoryData):
             return tensor
         view = await self._regions.read(f"input {tensor.name!r}", data)
-        return _with(tensor, RawData(view))
+        return with_data(tensor, RawData(view))
 
     async def store_outputs(self, call: InferRequest, reply: InferResponse, /) -> InferResponse:
         """Return *reply* with the outputs that *call* wants in shared memory put there.
@@ -328,14 +259,15 @@ class CopyRegions:
             return tensor
         view = as_raw(tensor)
         await self._regions.write(f"output {tensor.name!r}", shared, view)
-        return _with(tensor, SharedMemoryData(shared.region, shared.offset, view.nbytes))
+        return with_data(tensor, SharedMemoryData(shared.region, shared.offset, view.nbytes))
 
 
-def _with(tensor: Tensor, data: RawData | SharedMemoryData) -> Tensor:
+def with_data(tensor: Tensor, data: RawData | SharedMemoryData) -> Tensor:
+    """Return *tensor* with other data."""
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
 
 
-def _references(call: InferRequest) -> list[tuple[str, SharedMemoryData]]:
+def references(call: InferRequest) -> list[tuple[str, SharedMemoryData]]:
     """Return every place in shared memory that *call* names, and which tensor it is of."""
     inputs = [
         (f"input {one.name!r}", one.data)

@@ -30,7 +30,7 @@ from gateway.ir.metadata import SharedRegion
 
 T = TypeVar("T")
 
-_FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX segments; not for temporary files
+SEGMENT_FOLDER = "/dev/shm"  # noqa: S108  # where Linux keeps POSIX segments; not for temporary files
 _KEY = re.compile(r"/?([^/\x00-\x1f\x7f]{1,250})")
 # Semaphores lie beside the segments, and what Triton shares with its own processes.
 _NOT_FOR_CLIENTS = ("sem.", "triton_python_backend_shm")
@@ -64,7 +64,7 @@ class Regions:
         folder: Where segments lie.
     """
 
-    def __init__(self, most: int = 128, *, folder: str = _FOLDER) -> None:
+    def __init__(self, most: int = 128, *, folder: str = SEGMENT_FOLDER) -> None:
         self._most = most
         self._folder = folder
         self._opened: dict[str, _Opened] = {}
@@ -86,12 +86,8 @@ class Regions:
                 f"region {region.name!r} is CUDA's: this gateway can use system shared memory, "
                 "and CUDA regions only where they are forwarded (shared_memory: forward)"
             )
-        if len(self._opened) >= self._most:
-            raise TooLarge(
-                f"{len(self._opened)} regions are registered, at most {self._most} are allowed",
-                limit="shared_regions",
-            )
-        descriptor = self._open(region)
+        check_room(len(self._opened), self._most)
+        descriptor = _open(region, self._folder, _FLAGS)
         try:
             _check_within(region, os.fstat(descriptor))
         except BaseException:
@@ -177,29 +173,69 @@ class Regions:
             raise RegionNotFound(
                 f"no region of shared memory is registered as {shared.region!r}, which {what} names"
             )
-        size = opened.region.size_bytes
-        if shared.offset + shared.size_bytes > size:
-            raise InvalidRequest(
-                f"{what} takes {shared.size_bytes} bytes from byte {shared.offset} of region "
-                f"{shared.region!r}, which has {size}"
-            )
+        check_place(what, shared, opened.region)
         return opened
 
-    def _open(self, region: SharedRegion) -> int:
-        found = _KEY.fullmatch(region.key)
-        name = "" if found is None else found[1]
-        if name in ("", ".", "..") or name.startswith(_NOT_FOR_CLIENTS):
-            raise InvalidRequest(
-                f"region {region.name!r} has the key {region.key!r}, needed is the name of a "
-                "segment such as /name"
-            )
-        try:
-            return os.open(f"{self._folder}/{name}", _FLAGS)
-        except (OSError, ValueError) as error:  # a lone surrogate is a ValueError
-            why = error.strerror if isinstance(error, OSError) else "it cannot be a file's name"
-            raise RegionUnusable(
-                f"region {region.name!r}: the segment {region.key!r} cannot be opened: {why}"
-            ) from error
+
+def check_room(count: int, most: int) -> None:
+    """Refuse one more region than *most*. Raises TooLarge."""
+    if count >= most:
+        raise TooLarge(
+            f"{count} regions are registered, at most {most} are allowed", limit="shared_regions"
+        )
+
+
+def segment_name(region: SharedRegion) -> str:
+    """Return the name of the segment of *region*, without a slash.
+
+    Raises:
+        InvalidRequest: The key is no name, or the name of something that is not for clients.
+    """
+    found = _KEY.fullmatch(region.key)
+    name = "" if found is None else found[1]
+    if name in ("", ".", "..") or name.startswith(_NOT_FOR_CLIENTS):
+        raise InvalidRequest(
+            f"region {region.name!r} has the key {region.key!r}, needed is the name of a "
+            "segment such as /name"
+        )
+    return name
+
+
+def check_segment(region: SharedRegion, folder: str) -> None:
+    """Measure the segment of *region*, which need not be readable for the gateway.
+
+    Raises:
+        InvalidRequest: The key is no name of a segment, or the region does not lie within it.
+        RegionUnusable: There is no such segment.
+    """
+    descriptor = _open(region, folder, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_within(region, os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _open(region: SharedRegion, folder: str, flags: int) -> int:
+    try:
+        return os.open(f"{folder}/{segment_name(region)}", flags)
+    except (OSError, ValueError) as error:  # a lone surrogate is a ValueError
+        why = error.strerror if isinstance(error, OSError) else "it cannot be a file's name"
+        raise RegionUnusable(
+            f"region {region.name!r}: the segment {region.key!r} cannot be opened: {why}"
+        ) from error
+
+
+def check_place(what: str, shared: SharedMemoryData, region: SharedRegion) -> None:
+    """Refuse a place that does not lie in *region*.
+
+    Raises:
+        InvalidRequest: It lies outside.
+    """
+    if shared.offset + shared.size_bytes > region.size_bytes:
+        raise InvalidRequest(
+            f"{what} takes {shared.size_bytes} bytes from byte {shared.offset} of region "
+            f"{shared.region!r}, which has {region.size_bytes}"
+        )
 
 
 def _check_within(region: SharedRegion, found: os.stat_result) -> None:

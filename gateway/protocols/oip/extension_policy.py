@@ -26,10 +26,12 @@ from gateway.ir.calls import (
     TraceSettingRequest,
 )
 from gateway.ir.errors import Unsupported
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_folder_name
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.tensor import RequestedOutput
-from gateway.protocols.oip.control import FILE
-from gateway.protocols.oip.options import GATEWAY, OFF, Extensions
+from gateway.protocols.oip.control import CONFIG, FILE
+from gateway.protocols.oip.limited_config import limited_config
+from gateway.protocols.oip.options import GATEWAY, LIMITED, OFF, Extensions
 
 # The option of each call that is off by default, and what it is called.
 _GATES: Mapping[type[Call[Any]], tuple[str, str]] = {
@@ -97,15 +99,23 @@ def require_enabled(kind: type[Call[Any]], extensions: Extensions) -> object:
     return value
 
 
-def apply_policy(call: Call[Any], extensions: Extensions) -> Call[Any]:
+def apply_policy(
+    call: Call[Any], extensions: Extensions, limits: MessageLimits = DEFAULT_LIMITS
+) -> Call[Any]:
     """Return *call* as the listener's options let it pass.
 
     Raises:
         Unsupported: It is switched off.
+        InvalidRequest: A model's name or its configuration is not allowed.
     """
     value = require_enabled(type(call), extensions)
-    if isinstance(call, ModelLoadRequest) and not extensions.model_files:
-        _refuse_files(call)
+    if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
+        check_folder_name(call.model.name if call.model else "")
+    if isinstance(call, ModelLoadRequest):
+        if not extensions.model_files:
+            _refuse_files(call)
+        if CONFIG in call.parameters:
+            return _with_config(call, extensions.model_config, limits)
     if value == GATEWAY and isinstance(call, ModelStatisticsRequest | LogSettingsRequest):
         origin = call.context.origin
         return call.changed(own=True).with_context(origin=origin)
@@ -119,6 +129,22 @@ def _refuse_files(call: ModelLoadRequest) -> None:
                 f"parameter {key!r}: files of models are not taken here (option model_files)",
                 model=call.model,
             )
+
+
+def _with_config(
+    call: ModelLoadRequest, option: bool | str, limits: MessageLimits
+) -> ModelLoadRequest:
+    """Return *call* with a configuration that *option* allows."""
+    if not option:
+        raise Unsupported(
+            f"parameter {CONFIG!r}: configurations of models are not taken here (option "
+            "model_config)",
+            model=call.model,
+        )
+    if option != LIMITED:
+        return call
+    text = limited_config(str(call.parameters[CONFIG]), limits)
+    return call.changed(parameters={**call.parameters, CONFIG: text})
 
 
 def advertised_extensions(reply: ServerMetadata, extensions: Extensions) -> ServerMetadata:

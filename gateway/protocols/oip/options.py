@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from gateway.wire.codec import Options
-from gateway.wire.options import Reader, flag, one_of, read_values
+from gateway.wire.options import Reader, flag, one_of, read_values, wrong
 
 DIALECT_NAMES = ("auto", "triton", "mlserver", "kserve", "ovms", "gateway")
 
 OFF, GATEWAY, TARGET = "off", "gateway", "target"
+LIMITED = "limited"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +29,12 @@ class Extensions:
         statistics: "off"; "gateway": what the gateway has counted; "target": what the model's
             target has counted, or the gateway where the target counts nothing.
         repository_index: The index of models is given, with versions and states.
-        model_control: Models are loaded and unloaded.
-        model_files: A request to load may bring the model's files along.
+        model_control: Models are loaded and unloaded by name.
+        model_config: A request to load may bring the model's configuration along: any, or with
+            "limited" the fields of limited_config.py. Any configuration is as strong as
+            model_files: it makes Triton run commands of the client on its machine.
+        model_files: A request to load may bring the model's files along. They are programs that the
+            server runs.
         trace: The targets' trace settings are told and changed.
         opaque: Paths that are not modelled are passed on to servers of the same protocol.
         logging: "off"; "gateway": the gateway's own log settings; "target": the upstreams'.
@@ -38,10 +44,17 @@ class Extensions:
     statistics: str = OFF
     repository_index: bool = False
     model_control: bool = False
+    model_config: bool | str = False
     model_files: bool = False
     trace: bool = False
     logging: str = OFF
     opaque: bool = False
+
+
+def _flag_or_limited(key: str, value: Any) -> bool | str:
+    if value != LIMITED and str(value).lower() not in ("true", "false"):
+        raise wrong(key, value, f"true, false or {LIMITED}")
+    return LIMITED if value == LIMITED else flag(key, value)
 
 
 _WHOSE = one_of(OFF, GATEWAY, TARGET)
@@ -52,6 +65,7 @@ _READERS: Mapping[str, Reader] = {
     "statistics": _WHOSE,
     "repository_index": flag,
     "model_control": flag,
+    "model_config": _flag_or_limited,
     "model_files": flag,
     "trace": flag,
     "logging": _WHOSE,

@@ -42,7 +42,7 @@ def requested_output(
 
     Raises:
         InvalidRequest: A reserved parameter has a wrong value, or two of them exclude one another.
-        TooLarge: A region's name is too long.
+        TooLarge: A region's name is too long, or more classes are asked for than are allowed.
     """
     shared, left = split_shared(f"output {name!r}", parameters, limits)
     classes = left.pop(CLASSIFICATION, None)

@@ -17,6 +17,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
 )
 from gateway.ir.errors import Forbidden
+from gateway.ir.limits import check_folder_name
 from gateway.protocols.trtis.options import TrtisOptions
 
 _CONTROL = (ModelLoadRequest, ModelUnloadRequest)
@@ -27,11 +28,14 @@ def check_allowed(call: Call[Any], options: TrtisOptions) -> None:
 
     Raises:
         Forbidden: Models are not controlled here, or there is no index.
+        InvalidRequest: A model's name is not allowed.
     """
-    if isinstance(call, _CONTROL) and not options.model_control:
-        raise Forbidden(
-            "loading and unloading models is not enabled here (option model_control)",
-            model=call.model,
-        )
+    if isinstance(call, _CONTROL):
+        if not options.model_control:
+            raise Forbidden(
+                "loading and unloading models is not enabled here (option model_control)",
+                model=call.model,
+            )
+        check_folder_name(call.model.name if call.model else "")
     if isinstance(call, RepositoryIndexRequest) and not options.repository_index:
         raise Forbidden("the index of models is not enabled here (option repository_index)")

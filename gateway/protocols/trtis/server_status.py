@@ -21,6 +21,7 @@ from gateway.ir.metadata import (
     ServerStatus,
     TensorMetadata,
 )
+from gateway.ir.redaction import redact
 from gateway.ir.tensor import Shape
 from gateway.protocols.trtis.datatypes import DATATYPES, NUMBERS, check_carried
 from gateway.protocols.trtis.infer_request_header import number_of
@@ -178,7 +179,7 @@ def _entry(
         name,
         str(number) if number > 0 else "",
         _MODEL_STATES.get(version.ready_state, ModelState.UNKNOWN),
-        version.ready_state_reason.message[: limits.error_text_bytes],
+        redact(version.ready_state_reason.message[: limits.error_text_bytes]),
     )
 
 

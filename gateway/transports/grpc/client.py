@@ -20,6 +20,7 @@ from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.client_pool import GrpcClientConnection, GrpcConnectionPool
 from gateway.transports.grpc.headers import request_block
 from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.resolver import UNIX, upstream_of
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import size_of
@@ -37,6 +38,7 @@ class GrpcClient:
         target: "host:port" or "unix:/path".
         limits: Of this upstream.
         ssl_context: From `tls.client_context`; None for plain text.
+        withheld: Whether calls are cancelled when nobody waits for them.
 
     Raises:
         ValueError: The target is neither.
@@ -45,7 +47,12 @@ class GrpcClient:
     sends_rest = True
 
     def __init__(
-        self, target: str, limits: ClientLimits, *, ssl_context: ssl.SSLContext | None = None
+        self,
+        target: str,
+        limits: ClientLimits,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        withheld: WithheldCalls | None = None,
     ) -> None:
         self._target = target
         self._most_bytes = limits.message_bytes
@@ -55,6 +62,7 @@ class GrpcClient:
         self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context)
         self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
         self._wheel = TimerWheel()
+        self._withheld = WithheldCalls() if withheld is None else withheld
         self._closed = False
 
     async def send(self, wire: GrpcRequest, /, *, deadline: float | None) -> GrpcResponse:
@@ -67,24 +75,32 @@ class GrpcClient:
             raise self._not_asked()
         if not self._slots.try_acquire():
             now = await self._place(now, deadline)
+        withheld = False
         try:
             connection = self._pool.find(now)
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            exchange = self._begin(connection, wire, deadline, now)
+            withholds = self._withheld.enabled
+            exchange = self._begin(connection, wire, None if withholds else deadline, now)
+            exchange.withholds = withholds
             step = 0 if deadline is None else self._wheel.schedule(exchange, deadline)
             try:
                 answer = await exchange.ending() or await exchange.one()
-            except asyncio.CancelledError:
-                exchange.cancel()
+            except (asyncio.CancelledError, DeadlineExceeded):
+                if exchange.can_be_left():
+                    withheld = self._withhold(exchange)
+                else:
+                    exchange.cancel()
                 raise
             finally:
                 if step:
                     self._wheel.cancel(exchange, step)
-                exchange.forget()
+                if not withheld:
+                    exchange.forget()
         finally:
-            self._slots.release()
+            if not withheld:
+                self._slots.release()
         if answer.status is _DEADLINE_EXCEEDED:
             self._check_time(deadline)
         return answer
@@ -140,6 +156,20 @@ class GrpcClient:
         size = size_of(wire.message)
         message = frame_message(wire.message, size if rest is None else size + rest.remaining_bytes)
         return connection.call(block, message, size + PREFIX_BYTES, self._most_bytes, rest)
+
+    def _withhold(self, exchange: ClientCall) -> bool:
+        """Let a call end by itself; its place is given back then. Return True."""
+        step = self._wheel.schedule(exchange, monotonic() + self._withheld.longest_s)
+
+        def end() -> None:
+            self._wheel.cancel(exchange, step)
+            exchange.forget()
+            self._slots.release()
+            self._withheld.end()
+
+        exchange.leave(end)
+        self._withheld.begin()
+        return True
 
     def _check_time(self, deadline: float | None) -> None:
         """Raise DeadlineExceeded for a server that was first to say that our deadline is past."""

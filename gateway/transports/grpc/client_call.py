@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.ir.errors import (
@@ -62,6 +62,7 @@ class ClientCall:
     Attributes:
         stream: Its stream.
         turn: The connection's turn in which it was written.
+        withholds: It is not cancelled at its deadline: whoever waits for it is told.
     """
 
     __slots__ = (
@@ -71,12 +72,14 @@ class ClientCall:
         "_limit",
         "_line",
         "_messages",
+        "_on_end",
         "_reader",
         "_rest",
         "_single",
         "_waiter",
         "stream",
         "turn",
+        "withholds",
     )
 
     def __init__(
@@ -94,6 +97,8 @@ class ClientCall:
         self._error: GatewayError | None = None
         self._waiter: asyncio.Future[GrpcResponse | None] | None = None
         self._rest: StreamingBody | None = None
+        self.withholds = False
+        self._on_end: Callable[[], None] | None = None
 
     # -- what the connection tells
 
@@ -215,8 +220,15 @@ class ClientCall:
             asyncio.get_running_loop().call_soon(self._rest.resume)
 
     def on_timeout(self) -> None:
-        """End the call: its deadline has passed."""
-        self.fail(DeadlineExceeded(f"no answer from {self._line.name} in time"))
+        """End the call, or what waits for it: its deadline has passed."""
+        error = DeadlineExceeded(f"no answer from {self._line.name} in time")
+        waiter = self._waiter
+        if waiter is not None and self.can_be_left():
+            if not waiter.done():
+                waiter.set_exception(error)
+                waiter.exception()  # it may be that nobody waits any more
+        else:
+            self.fail(error)
 
     def fail(self, error: GatewayError) -> None:
         """End the call with *error*, unless it has ended."""
@@ -257,6 +269,20 @@ class ClientCall:
         if self.stream.number in core.streams:
             core.reset(self.stream, h2.CANCEL)
             self._line.flush()
+
+    def can_be_left(self) -> bool:
+        """Return whether the call can end by itself, and is not cancelled: its message is whole."""
+        return (
+            self.withholds
+            and not self._done
+            and (self._rest is None or not self._rest.remaining_bytes)
+            and self.stream.number in self._line.core.streams
+        )
+
+    def leave(self, on_end: Callable[[], None]) -> None:
+        """Drop the reply, and call *on_end* when the call has ended."""
+        self._waiter = None
+        self._on_end = on_end
 
     def forget(self) -> None:
         """Let go of the stream, which has ended: otherwise the two would hold one another."""
@@ -340,7 +366,10 @@ class ClientCall:
 
     def _wake(self) -> None:
         """Let whoever waits look at what came."""
-        if self._waiter is not None and not self._waiter.done():
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _ended(self) -> GrpcResponse:

@@ -18,6 +18,7 @@ from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloade
 from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.metadata import sendable
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.reference.grpc_errors import Ending, local_failure
 from gateway.transports.reference.grpc_metadata import STATUS_OF
 from gateway.transports.reference.grpc_pool import GrpcChannelPool, PooledChannel
@@ -34,6 +35,7 @@ class GrpcClient:
         target: "host:port" or "unix:/path".
         limits: Of this upstream.
         credentials: From `tls.grpc_channel_credentials`; None for plain text.
+        withheld: Whether calls are cancelled when nobody waits for them.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class GrpcClient:
         limits: ClientLimits,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        withheld: WithheldCalls | None = None,
     ) -> None:
         self._target = target
+        self._withheld = WithheldCalls() if withheld is None else withheld
         self._pool = GrpcChannelPool(target, limits, credentials)
         self._slots = ConcurrencyLimiter("in_flight", limits.in_flight, limits.pending)
         self._closed = False
@@ -54,6 +58,8 @@ class GrpcClient:
         Metadata that gRPC cannot carry is left out. Copies a message of several buffers, and any
         view, once.
         """
+        if self._withheld.enabled:
+            return await self._send_without_deadline(wire, deadline)
         channel = await self._enter(deadline)
         try:
             call = channel.unary(wire.method)(
@@ -71,6 +77,47 @@ class GrpcClient:
                 raise
         finally:
             self._leave(channel)
+
+    async def _send_without_deadline(
+        self, wire: GrpcRequest, deadline: float | None
+    ) -> GrpcResponse:
+        """Send one message; when nobody waits for it any more, leave the call to end by itself."""
+        channel = await self._enter(deadline)
+        call = channel.unary(wire.method)(b"".join(wire.message), metadata=sendable(wire.metadata))
+        ending = asyncio.ensure_future(self._reply(call, channel))
+        ending.add_done_callback(lambda _: self._leave(channel))
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - monotonic()):
+                return await asyncio.shield(ending)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if not ending.done():
+                self._withhold(ending, call)
+            elif not ending.cancelled():
+                ending.exception()  # it came too late
+            self._raise_if_closed()
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded(f"no answer from {self._target} in time") from None
+            raise
+
+    async def _reply(self, call: Any, channel: PooledChannel) -> GrpcResponse:
+        try:
+            message = await call
+            return GrpcResponse((message,), metadata=await _trailing(call))
+        except aio.AioRpcError as error:
+            return self._status(error, channel, None)
+
+    def _withhold(self, ending: asyncio.Future[GrpcResponse], call: Any) -> None:
+        loop = asyncio.get_running_loop()
+        limit = loop.call_later(self._withheld.longest_s, call.cancel)
+
+        def end(ended: asyncio.Future[GrpcResponse]) -> None:
+            limit.cancel()
+            if not ended.cancelled():
+                ended.exception()  # nobody waits for it
+            self._withheld.end()
+
+        self._withheld.begin()
+        ending.add_done_callback(end)
 
     async def stream(
         self, wire: GrpcRequest, /, *, deadline: float | None

@@ -11,7 +11,7 @@ GOOD = """version: 1
 workers: 2
 listeners:
   - http: 8000
-    shared_memory: forward
+    shared_memory: {mode: forward, keys: "*"}
     options:
       oip: {model_control: true, statistics: target, logging: target}
       grps: {switch: false}
@@ -36,7 +36,12 @@ def test_what_upstreams_know_is_right_with_workers() -> None:
 
 
 REFUSED = [
-    ("shared_memory: forward", "shared_memory: map", "5:20: listeners[0].shared_memory", "region"),
+    (
+        'shared_memory: {mode: forward, keys: "*"}',
+        "shared_memory: map",
+        "5:20: listeners[0].shared_memory",
+        "region",
+    ),
     ("logging: target", "logging: gateway", "7:", "the log of one worker"),
     ("statistics: target", "statistics: gateway", "7:", "report one worker's counts only"),
     (
@@ -85,6 +90,6 @@ def test_models_of_the_process_make_the_difference(models: str, messages: list[s
 
 def test_auto_is_refused_as_several_are() -> None:
     """Whether a file is right does not depend on the machine."""
-    text = GOOD.replace("workers: 2", "workers: auto").replace("forward", "map")
+    text = GOOD.replace("workers: 2", "workers: auto").replace('{mode: forward, keys: "*"}', "map")
     (problem,) = check(load_text(text))
     assert problem.message.startswith("with 'workers: auto' this would register a region")

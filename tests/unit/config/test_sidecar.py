@@ -168,7 +168,7 @@ def test_requests_without_a_model_reach_the_default_dag_of_grps() -> None:
 
 def test_enables_options_that_are_off_by_default() -> None:
     """A name alone means true. `shared_memory` is a key of the listener."""
-    flags = ["repository_index", "statistics=target", "shared_memory=forward"]
+    flags = ["repository_index", "statistics=target", "shared_memory=forward:app-*,b"]
     (listener,) = sidecar_config(["http://h"], enable=flags)["listeners"]
     assert {"oip": {"repository_index": "true", "statistics": "target"}} == listener["options"]
-    assert "forward" == listener["shared_memory"]
+    assert {"mode": "forward", "keys": ["app-*", "b"]} == listener["shared_memory"]

@@ -172,7 +172,7 @@ BOTH = pytest.mark.parametrize("call", [ASKED, STREAM], ids=["one", "stream"])
 async def test_a_target_that_computes_classes_is_asked(call: Any) -> None:
     """Its own labels come with them."""
     target = Target()
-    reply = await first(await Classify(target, ask_first=True)(call))
+    reply = await first(await Classify(target, by_target=None)(call))
     assert [b"theirs", b"too"] == as_items(reply.outputs[0])
     assert [call] == target.asked
 
@@ -181,7 +181,7 @@ async def test_a_target_that_computes_classes_is_asked(call: Any) -> None:
 async def test_a_target_that_cannot_is_computed_for(call: Any) -> None:
     """One that refuses before it has done anything gives its output as it is."""
     target = Target(Unsupported("no classes in this dialect"))
-    reply = await first(await Classify(target, ask_first=True)(call))
+    reply = await first(await Classify(target, by_target=None)(call))
     assert [b"4.0:1", b"3.0:2", b"5.5:0", b"5.5:3"] == as_items(reply.outputs[0])
     assert 2 == len(target.asked)
 
@@ -190,7 +190,7 @@ async def test_a_targets_own_refusal_is_the_answer() -> None:
     """What the server itself says of the whole request is not asked again."""
     target = Target(Unsupported("decoupled", origin=Origin("c", "wire")))
     with pytest.raises(Unsupported, match="decoupled"):
-        await Classify(target, ask_first=True)(ASKED)
+        await Classify(target, by_target=None)(ASKED)
     assert [ASKED] == target.asked
 
 
@@ -205,7 +205,53 @@ async def test_a_targets_own_refusal_is_the_answer() -> None:
 async def test_classes_that_are_better_computed_here(call: InferRequest, labels: Any) -> None:
     """With labels from YAML, and for protocols whose values are numbers and not six decimals."""
     target = Target(labels=labels)
-    await Classify(target, ask_first=True)(call)
+    await Classify(target, by_target=None)(call)
+    assert [0] == [asked.outputs[0].classes for asked in target.asked]
+
+
+class Untold(Target):
+    """A target that has no metadata."""
+
+    async def __call__(self, call: Any, /) -> Any:
+        if isinstance(call, ModelMetadataRequest):
+            raise Unsupported("no metadata")
+        return await super().__call__(call)
+
+
+@pytest.mark.parametrize("by_target", [None, True])
+@pytest.mark.parametrize("datatype", [Datatype.BYTES, Datatype.BOOL])
+@BOTH
+async def test_a_target_is_never_asked_for_classes_of_text(
+    call: Any, datatype: Datatype, by_target: bool | None
+) -> None:
+    """Triton before 2.60 ends at that request (server 8267)."""
+
+    class Textual(Target):
+        async def __call__(self, call: Any, /) -> Any:
+            if isinstance(call, ModelMetadataRequest):
+                return ModelMetadata(name="m", outputs=(TensorMetadata("o", datatype, (-1,)),))
+            return await super().__call__(call)
+
+    target = Textual()
+    with pytest.raises(InvalidRequest, match=f"output 'o' is {datatype.name}"):
+        await first(await Classify(target, by_target=by_target)(call))
+    assert [] == target.asked
+
+
+@BOTH
+async def test_without_metadata_a_target_is_asked_for_the_output_as_it_is(call: Any) -> None:
+    """A datatype that is not known may be text."""
+    target = Untold()
+    reply = await first(await Classify(target, by_target=None)(call))
+    assert [b"5.5:4", b"5.5:7"] == as_items(reply.outputs[0])
+    assert 1 == len(target.asked)
+
+
+async def test_an_output_that_the_metadata_lack_is_asked_for_as_it_is() -> None:
+    """Its datatype may be text."""
+    target = Target()
+    call = InferRequest(model=M, outputs=(RequestedOutput("other", 2),))
+    await Classify(target, by_target=None)(call)
     assert [0] == [asked.outputs[0].classes for asked in target.asked]
 
 
@@ -224,7 +270,7 @@ async def test_a_target_with_labels_is_asked_by_callers_with_numbers_too(
 
     target = ScriptedService(always=answer)
     call = ASKED.with_context(needs=frozenset({Need.BATCHING}))
-    await Classify(target, ask_first=True)(call)
+    await Classify(target, by_target=None)(call)
     assert [classes_asked] == [
         call.outputs[0].classes for call in target.calls if isinstance(call, InferRequest)
     ]

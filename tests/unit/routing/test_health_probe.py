@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.ir.calls import ServerReadyRequest
+from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
 from gateway.ir.errors import Unavailable, Unsupported
+from gateway.ir.metadata import ServerMetadata
 from gateway.routing.endpoints import Endpoint
 from gateway.routing.health_probe import Prober
 from tests.fakes import FakeClock, ScriptedService, settle
 
+TRITON = ServerMetadata("triton", "2.51.0")
 
-def prober(service: ScriptedService, **settings: object) -> tuple[Prober, Endpoint, FakeClock]:
-    endpoint, clock = Endpoint("e", service), FakeClock()
+
+class Identified:
+    """A server that says who it is, and answers other questions as *service* does."""
+
+    def __init__(self, service: ScriptedService, server: object = TRITON) -> None:
+        self._service = service
+        self.server = server
+        self.asked = 0
+
+    async def __call__(self, call: Any, /) -> Any:
+        if not isinstance(call, ServerMetadataRequest):
+            return await self._service(call)
+        self.asked += 1
+        if isinstance(self.server, Exception):
+            raise self.server
+        return self.server
+
+
+def prober(
+    service: ScriptedService | Identified, **settings: object
+) -> tuple[Prober, Endpoint, FakeClock]:
+    inner = Identified(service) if isinstance(service, ScriptedService) else service
+    endpoint, clock = Endpoint("e", inner), FakeClock()
     return (
         Prober("up", endpoint, sleep=clock.sleep, clock=clock, **settings),  # type: ignore[arg-type]  # settings are of mixed types
         endpoint,
@@ -86,3 +110,28 @@ async def test_probes_go_on_until_closed() -> None:
     await probe.close()
     assert 1 == service.cancelled
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("probe")]
+
+
+async def test_a_server_that_has_become_ready_says_who_it_is() -> None:
+    """It may be another one than before, and is unknown meanwhile."""
+    told: list[ServerMetadata | None] = []
+    server = Identified(ScriptedService(True, True, False, False, True))
+    probe, _, _ = prober(server, identify=told.append)
+    for _ in range(4):
+        await probe.probe()
+    server.server = other = ServerMetadata("triton", "2.60.0")
+    await probe.probe()
+    assert [TRITON, None, other] == told
+
+
+@pytest.mark.parametrize(
+    ("error", "times"), [(Unsupported("no such question"), 1), (Unavailable("gone"), 2)]
+)
+async def test_a_server_that_does_not_say_who_it_is(error: Exception, times: int) -> None:
+    """It is asked again only if it may answer then."""
+    told: list[ServerMetadata | None] = []
+    server = Identified(ScriptedService(True, True), error)
+    probe, _, _ = prober(server, identify=told.append)
+    assert await probe.probe()
+    assert await probe.probe()
+    assert ([], times) == (told, server.asked)

@@ -131,11 +131,15 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         if found is not None:
             kind, read = found
             require_enabled(kind, self._extensions)
-            return apply_policy(read(wire.view, context_of(wire), self._limits), self._extensions)
+            return apply_policy(
+                read(wire.view, context_of(wire), self._limits), self._extensions, self._limits
+            )
         plain = messages.CALL_READERS.get(wire.method)
         if plain is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        return apply_policy(plain(wire.view, context_of(wire), self._limits), self._extensions)
+        return apply_policy(
+            plain(wire.view, context_of(wire), self._limits), self._extensions, self._limits
+        )
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the response to *call*; the data of large tensors are not copied."""

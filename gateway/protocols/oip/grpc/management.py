@@ -35,6 +35,7 @@ from gateway.ir.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
+from gateway.ir.redaction import redact
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.schema import open_inference_pb2 as pb
 
@@ -276,7 +277,7 @@ def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[Reposit
         checked_model(entry.name, entry.version, limits)
         # MLServer writes the name of its enumeration before the state.
         state = _STATES.get(entry.state.removeprefix("State."), ModelState.UNKNOWN)
-        reason = entry.reason[: limits.error_text_bytes]
+        reason = redact(entry.reason[: limits.error_text_bytes])
         entries.append(RepositoryEntry(entry.name, entry.version, state, reason))
     return tuple(entries)
 

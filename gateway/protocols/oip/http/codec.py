@@ -171,7 +171,7 @@ class HttpCodec(
             call = read(route, wire, context_of(wire, None), self._limits)
         else:  # GET /v2/models among them: only names, which anybody may know
             return route.call(model=model, context=context_of(wire, None))
-        return apply_policy(call, self._extensions)
+        return apply_policy(call, self._extensions, self._limits)
 
     def early_bytes(self, wire: HttpRequest, /) -> int | None:
         """Return the length of the JSON of an inference request; None for any other.

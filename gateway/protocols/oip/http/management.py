@@ -20,6 +20,7 @@ from gateway.ir.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
+from gateway.ir.redaction import redact
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
 from gateway.protocols.oip.json.parse import dump, read_value
@@ -234,7 +235,7 @@ def _entry(item: Any, limits: MessageLimits) -> RepositoryEntry:
         name,
         _text(members, "version"),
         _STATES.get(state, ModelState.UNKNOWN),
-        _text(members, "reason"),
+        redact(_text(members, "reason")),
     )
 
 

@@ -36,12 +36,8 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ServerMetadata, SharedRegion
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_raw
-from gateway.policies.shared_memory.policy import (
-    CopyRegions,
-    ForwardRegions,
-    SharedMemory,
-    SharedMemoryOff,
-)
+from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
+from gateway.policies.shared_memory.policy import CopyRegions, SharedMemory, SharedMemoryOff
 from gateway.policies.shared_memory.regions import Regions
 from tests.fakes import FakeStream, ScriptedService
 
@@ -258,60 +254,6 @@ async def test_map_gives_back_when_a_stream_is_not_opened(segment: Path) -> None
     assert room.used == 0
 
 
-async def test_forward_leaves_tensors_where_they_are() -> None:
-    """The call goes on as it is, and the answer's outputs stay in shared memory."""
-    placed = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16))
-    reply = InferResponse(model=M, outputs=(placed, Z))
-    inner = ScriptedService(reply, FakeStream([reply]))
-    service = SharedMemory(inner, ForwardRegions([]))
-    assert await service(CALL) is reply
-    stream = StreamInferRequest(model=M, request=CALL)
-    items = await service(stream)
-    assert [item async for item in items] == [reply]
-    assert inner.calls == [CALL, stream]
-
-
-async def test_forward_notices_targets_without_shared_memory() -> None:
-    """An output that comes in the answer instead would break the client's reading of it."""
-    with pytest.raises(Unsupported, match="output 'y' was to be put into shared memory"):
-        await SharedMemory(ScriptedService(REPLY), ForwardRegions([]))(CALL)
-
-
-async def test_forward_registers_everywhere() -> None:
-    """Every upstream is told; those that have no shared memory are no matter."""
-    takes, cannot = ScriptedService(always=lambda _: None), ScriptedService(Unsupported("no"))
-    service = SharedMemory(ScriptedService(), ForwardRegions([cannot, takes]))
-    await service(REGISTER)
-    assert (takes.calls, cannot.calls) == ([REGISTER], [REGISTER])
-
-
-async def test_forward_joins_what_upstreams_have() -> None:
-    """The regions of all upstreams are listed, each name once, the first one's."""
-    other = SharedRegion(name="a", size_bytes=1, key="/a")
-    twin = SharedRegion(name="r", size_bytes=9, key="/twin")
-    upstreams = [ScriptedService((REGION,)), ScriptedService((twin, other))]
-    found = await SharedMemory(ScriptedService(), ForwardRegions(upstreams))(SharedStatusRequest())
-    assert (other, REGION) == found
-
-
-@pytest.mark.parametrize(
-    ("answers", "failure"),
-    [
-        ([Unsupported("no"), RegionExists("taken")], RegionExists),
-        ([Unsupported("no"), Unsupported("neither")], Unsupported),
-        ([], Unsupported),
-        ([ZeroDivisionError()], ZeroDivisionError),
-    ],
-)
-async def test_forward_says_why_nobody_took_a_region(
-    answers: list[Exception], failure: type[Exception]
-) -> None:
-    """The first upstream that could have done it says what was wrong; a bug stays a bug."""
-    upstreams = [ScriptedService(answer) for answer in answers]
-    with pytest.raises(failure):
-        await SharedMemory(ScriptedService(), ForwardRegions(upstreams))(REGISTER)
-
-
 def test_a_request_says_whether_it_shares_memory() -> None:
     """One tensor is enough, be it an input or an output."""
     plain = InferRequest(
@@ -329,7 +271,10 @@ def test_a_request_says_whether_it_shares_memory() -> None:
     ("memory", "expected"),
     [
         (SharedMemoryOff(), ()),
-        (ForwardRegions([]), ("system_shared_memory", "cuda_shared_memory")),
+        (
+            ForwardRegions([], (), ForwardedRegions()),
+            ("system_shared_memory", "cuda_shared_memory"),
+        ),
     ],
 )
 async def test_metadata_name_what_is_shared(memory: Any, expected: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from gateway.ir.calls import (
     TraceSettingRequest,
 )
 from gateway.ir.context import ModelRef, Origin
-from gateway.ir.errors import Unsupported
+from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.metadata import ServerMetadata
 from gateway.protocols.oip.dialects import DIALECTS as HTTP_DIALECTS
 from gateway.protocols.oip.extension_policy import advertised_extensions, apply_policy, check_asked
@@ -34,7 +35,8 @@ GATED: list[tuple[Call[Any], dict[str, Any]]] = [
     (ModelStatisticsRequest(), {"statistics": "target"}),
     (ModelLoadRequest(model=M), {"model_control": True}),
     (ModelUnloadRequest(model=M), {"model_control": True}),
-    (LOADING, {"model_files": True, "model_control": True}),
+    (LOADING, {"model_files": True, "model_config": True, "model_control": True}),
+    (LOADING, {"model_config": True, "model_files": True, "model_control": True}),
     (TraceSettingRequest(), {"trace": True}),
     (LogSettingsRequest(), {"logging": "target"}),
 ]
@@ -69,6 +71,76 @@ def test_a_question_to_the_gateway_itself_is_marked(
     assert call.changed(own=True) == found
     assert origin == found.context.origin
     assert call is apply_policy(call, read_extensions({option: "target"}))
+
+
+@pytest.mark.parametrize("name", ["m", "Model-1.onnx_v2", "_m"])
+def test_models_with_plain_names_are_loaded(name: str) -> None:
+    """A name is one of a folder."""
+    call = ModelLoadRequest(model=ModelRef(name))
+    assert call is apply_policy(call, read_extensions({"model_control": True}))
+
+
+@pytest.mark.parametrize("name", ["..", ".m", "a/b", "m$(id)", "m m", "m;", "é", "m\n"])
+@pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
+def test_models_with_other_names_are_not(kind: Any, name: str) -> None:
+    """A name could lead out of the repository, or into a shell."""
+    with pytest.raises(InvalidRequest, match="cannot be loaded or unloaded"):
+        apply_policy(kind(model=ModelRef(name)), read_extensions({"model_control": True}))
+
+
+LIMITED = {"model_control": True, "model_config": "limited"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"max_batch_size": 8},
+        {"dynamic_batching": {}},
+        {
+            "dynamic_batching": {
+                "preferred_batch_size": [4, 8],
+                "max_queue_delay_microseconds": 100,
+                "preserve_ordering": True,
+                "priority_levels": 2,
+                "default_priority_level": 1,
+            }
+        },
+        {"version_policy": {"latest": {"num_versions": 2}}},
+        {"version_policy": {"all": {}}},
+        {"version_policy": {"specific": {"versions": [1, 3]}}},
+        {"instance_group": [{"count": 16}]},
+    ],
+)
+def test_a_limited_configuration_passes(config: dict[str, Any]) -> None:
+    """What passes is written anew."""
+    call = ModelLoadRequest(model=M, parameters={"config": json.dumps(config, indent=1)})
+    found = apply_policy(call, read_extensions(LIMITED))
+    assert isinstance(found, ModelLoadRequest)
+    assert config == json.loads(str(found.parameters["config"]))
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"default_model_filename": "m$(id).py"}, "'default_model_filename'"),
+        ({"defaultModelFilename": "m$(id).py"}, "'defaultModelFilename'"),
+        ({"backend": "python", "parameters": {}}, "'backend', 'parameters'"),
+        ({"max_batch_size": "8"}, "is '8'; expected an integer"),
+        ({"max_batch_size": True}, "is True"),
+        ({"instance_group": [{"count": 17}]}, "from 1 to 16"),
+        ({"instance_group": [{"count": 1}, {"count": 1}]}, "a list of one object"),
+        ({"instance_group": [{"count": 1, "kind": "KIND_GPU"}]}, "'instance_group.kind'"),
+        ({"dynamic_batching": {"priority_levels": 1 << 32}}, "from 0 to 64"),
+        ({"dynamic_batching": {"preferred_batch_size": [1] * 65}}, "at most 64 integers"),
+        ({"version_policy": {"specific": {"versions": ["../.."]}}}, "integers"),
+    ],
+)
+def test_other_configurations_do_not(config: dict[str, Any], text: str) -> None:
+    """A configuration is code (CVE-2025-23316); the text names what is wrong."""
+    call = ModelLoadRequest(model=M, parameters={"config": json.dumps(config)})
+    with pytest.raises(InvalidRequest, match=text):
+        apply_policy(call, read_extensions(LIMITED))
 
 
 TRITON, KSERVE, OVMS = (HTTP_DIALECTS[name] for name in ("triton", "kserve", "ovms"))

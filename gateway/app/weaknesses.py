@@ -1,0 +1,179 @@
+"""Known weaknesses of model servers: what a request can do to them, and what the gateway does.
+
+The table is the source of docs/protection.md (`make regenerate`), of the lines that the log has
+about each upstream, and of the default of `cancellation`. The defences themselves are elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.ir.metadata import ServerMetadata
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+TRITON, MLSERVER, KSERVE = "triton", "mlserver", "kserve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weakness:
+    """One weakness.
+
+    Attributes:
+        name: Of the row, and of its test in tests/interop.
+        server: `name` in the server's metadata, in lower case.
+        source: Issue or CVE.
+        repaired: First version without it; None where there is none.
+        request: What a client sends.
+        effect: What it does to the server.
+        defence: What the gateway does.
+        option: Configuration key or option that changes that; "" for none.
+        notable: The log names it for each upstream that has it.
+    """
+
+    name: str
+    server: str
+    source: str
+    repaired: tuple[int, int] | None
+    request: str
+    effect: str
+    defence: str
+    option: str = ""
+    notable: bool = False
+
+    def affects(self, server: ServerMetadata) -> bool:
+        """Return whether a server has it; a version that cannot be read counts as old."""
+        if server.name.lower() != self.server:
+            return False
+        found = _VERSION.match(server.version)
+        if self.repaired is None or found is None:
+            return True
+        return (int(found[1]), int(found[2])) < self.repaired
+
+
+CANCELLED_CALLS: Final = Weakness(
+    name="cancelled_calls",
+    server=TRITON,
+    source="server 7368, 8034",
+    repaired=(2, 59),
+    request="gRPC calls that are cancelled, or whose deadline passes",
+    effect="the process ends after 60 to 30,000 of them",
+    defence="cancellation is withheld: the call ends by itself, and its reply is dropped",
+    option="`cancellation` of an upstream",
+    notable=True,
+)
+
+WEAKNESSES: Final[tuple[Weakness, ...]] = (
+    Weakness(
+        name="nested_json",
+        server=TRITON,
+        source="server 8172",
+        repaired=(2, 58),
+        request="JSON nested 300,000 levels deep",
+        effect="the process ends",
+        defence="at most 64 levels are read",
+        option="`json_depth`",
+    ),
+    Weakness(
+        name="many_chunks",
+        server=TRITON,
+        source="CVE-2025-23310, server 8305",
+        repaired=(2, 60),
+        request="a body in 1,000,000 chunks",
+        effect="the process ends",
+        defence="at most 65,536 chunks are read, and none is passed on",
+        option="`body_chunks`",
+    ),
+    Weakness(
+        name="infinite_quality",
+        server=TRITON,
+        source="server 8637",
+        repaired=(2, 66),
+        request="`Accept-Encoding: gzip;q=1e400`",
+        effect="the process ends",
+        defence="the header is not passed on",
+    ),
+    Weakness(
+        name="huge_shape",
+        server=TRITON,
+        source="server 8174, 8182, 8676",
+        repaired=None,
+        request="shapes of 2^40 or 2^63-1 elements",
+        effect="the process ends",
+        defence="shapes are multiplied without overflow, and compared with the data",
+        option="`elements`, `dim`",
+    ),
+    Weakness(
+        name="classes_of_text",
+        server=TRITON,
+        source="server 8267",
+        repaired=(2, 60),
+        request="classes of an output of datatype BYTES",
+        effect="the process ends",
+        defence="the datatype is looked up, and classes of BYTES and BOOL are refused",
+        option="`classes` limits their number",
+    ),
+    Weakness(
+        name="text_sequence_id",
+        server=TRITON,
+        source="core 425",
+        repaired=None,
+        request="a sequence id that is text, for a model with numbers",
+        effect="the process ends or hangs",
+        defence="the type is looked up in the model's configuration",
+        option="`sequence_ids` of a route, where the server shows no configuration",
+    ),
+    Weakness(
+        name="number_as_text_sequence_id",
+        server=TRITON,
+        source="core 425",
+        repaired=None,
+        request="a sequence id that is a number, for a model with text",
+        effect="the model hangs",
+        defence="the type is looked up in the model's configuration",
+    ),
+    CANCELLED_CALLS,
+    Weakness(
+        name="names_of_segments",
+        server=TRITON,
+        source="CVE-2025-23320, python_backend 403",
+        repaired=None,
+        request="an input that the segment of the python backend cannot hold",
+        effect="the error names the segment, and whoever knows the name can write over it",
+        defence="names of segments are left out of errors; the log has the whole text",
+    ),
+    Weakness(
+        name="configuration_is_code",
+        server=TRITON,
+        source="CVE-2025-23316",
+        repaired=None,
+        request="a load with a `config`",
+        effect="a command of the client runs on the server's machine",
+        defence="a `config` is refused, or limited to a few fields",
+        option="`model_config`",
+    ),
+    Weakness(
+        name="shared_memory_regions",
+        server=TRITON,
+        source="CVE-2025-23333, server 8170",
+        repaired=(2, 61),
+        request="a region of the server's own segment, or one with an offset",
+        effect="a client reads or writes the server's memory, or the process ends",
+        defence="keys are allowed by name, segments are measured, offsets moved to the tensors",
+        option="`shared_memory`",
+    ),
+)
+"""One row, one test."""
+
+
+def weaknesses_of(server: ServerMetadata) -> Iterator[Weakness]:
+    """Yield what a server is known to suffer from."""
+    return (weakness for weakness in WEAKNESSES if weakness.affects(server))
+
+
+def withholds_before(server: ServerMetadata | None) -> bool:
+    """Return whether `cancellation: auto` withholds: also before a server that is not known."""
+    return server is None or CANCELLED_CALLS.affects(server)

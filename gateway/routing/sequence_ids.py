@@ -1,0 +1,151 @@
+"""SequenceIdTypes: refuses a sequence id whose type is not the one that the model is given ids in.
+
+A model may have its sequence ids in an input of its own, the control CONTROL_SEQUENCE_CORRID, which
+has a datatype. Triton writes a text id over a number without a check and ends, or hangs.
+
+Source: docs/protocols/open-inference.md, "9. Parameters and headers".
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gateway.ir.bounded_dict import BoundedDict
+from gateway.ir.calls import ModelConfigRequest
+from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.errors import DeadlineExceeded, GatewayError, InvalidRequest
+from gateway.service import Service
+
+_MAX_MODELS = 1024
+# An ensemble hands a sequence id on to the models of its steps.
+_MAX_STEPS = 64
+_CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
+_TEXT = "TYPE_STRING"
+
+
+class IdType(enum.Enum):
+    """The type that the ids of a model's sequences must have."""
+
+    ANY = "any"
+    NUMBER = "a number"
+    TEXT = "a string"
+    UNKNOWN = "unknown"
+
+
+class SequenceIdTypes:
+    """Asks for the configuration of a model once, and holds the ids of its sequences to it.
+
+    Args:
+        allows_unknown: Whether the call in progress may have a text id where the upstream does not
+            show the configuration.
+        ttl_s: Time for which the type of a model's ids is remembered.
+        timeout_s: Longest time of the question.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        allows_unknown: Callable[[], bool] = bool,
+        ttl_s: float = 30.0,
+        timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._allows_unknown = allows_unknown
+        self._ttl_s = ttl_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._types: BoundedDict[ModelRef, tuple[float, IdType]] = BoundedDict(_MAX_MODELS)
+
+    async def check(self, model: ModelRef, sequence: Sequence, upstream: Service) -> None:
+        """Refuse an id of the wrong type.
+
+        Args:
+            model: The model at *upstream*.
+            sequence: Of the request.
+            upstream: Asked for the configuration, if that is not known.
+
+        Raises:
+            InvalidRequest: The id has the wrong type, or is text and the right type is unknown.
+            GatewayError: The upstream cannot be reached now.
+        """
+        known = self._types.get(model)
+        if known is not None and self._clock() < known[0]:
+            found = known[1]
+        else:
+            found = await self._ask(model, upstream)
+        is_text = isinstance(sequence.id, str)
+        if found is (IdType.NUMBER if is_text else IdType.TEXT):
+            raise InvalidRequest(
+                f"the sequence id of model {str(model)!r} has the wrong type: it is "
+                f"{'a string' if is_text else 'a number'}, the model needs {found.value}",
+                model=model,
+            )
+        if is_text and found is IdType.UNKNOWN and not self._allows_unknown():
+            raise InvalidRequest(
+                f"the sequence id of model {str(model)!r} is a string, and its server does not "
+                "show whether the model can have one: use a number (or set 'sequence_ids: text' "
+                "for the route)",
+                model=model,
+            )
+
+    def forget(self) -> None:
+        """Ask again about every model: one has been loaded, and may be a step of others."""
+        self._types.clear()
+
+    async def _ask(self, model: ModelRef, upstream: Service) -> IdType:
+        try:
+            found = await self._type_of(model, upstream)
+        except GatewayError as error:
+            if error.retryable or isinstance(error, DeadlineExceeded):
+                raise
+            found = IdType.UNKNOWN
+        self._types[model] = (self._clock() + self._ttl_s, found)
+        return found
+
+    async def _type_of(self, model: ModelRef, upstream: Service) -> IdType:
+        pending, seen, types = [model], {model}, set[str]()
+        context = Context(deadline=self._clock() + self._timeout_s)
+        while pending:
+            question = ModelConfigRequest(model=pending.pop(), context=context)
+            configuration = await upstream(question)
+            if configuration.is_withheld:
+                return IdType.UNKNOWN
+            types.update(_control_types(configuration.document))
+            for step in _steps(configuration.document):
+                if step not in seen:
+                    seen.add(step)
+                    pending.append(step)
+            if len(seen) > _MAX_STEPS:
+                return IdType.UNKNOWN
+        if not types:
+            return IdType.ANY
+        return IdType.TEXT if types == {_TEXT} else IdType.NUMBER
+
+
+def _control_types(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the data types of the inputs that a model has sequence ids in."""
+    batching = document.get("sequence_batching")
+    if not isinstance(batching, Mapping):
+        return
+    for control_input in _mappings(batching.get("control_input")):
+        for control in _mappings(control_input.get("control")):
+            if control.get("kind") == _CORRELATION_ID:
+                yield str(control.get("data_type"))
+
+
+def _steps(document: Mapping[str, Any]) -> Iterator[ModelRef]:
+    """Yield the models of an ensemble's steps."""
+    ensemble = document.get("ensemble_scheduling")
+    if isinstance(ensemble, Mapping):
+        for step in _mappings(ensemble.get("step")):
+            yield ModelRef(str(step.get("model_name", "")))
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    for entry in value if isinstance(value, list) else ():
+        if isinstance(entry, Mapping):
+            yield entry

@@ -1,0 +1,169 @@
+"""Calls that nobody waits for any more, before servers that end at cancelled calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+
+from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable
+from gateway.transports.contract import ClientLimits
+from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.wire.grpc import GrpcResponse
+from tests.integration.grpc_echo import (
+    MAKES,
+    STREAM,
+    Slow,
+    ask,
+    calling,
+    only_quiet,
+    serving,
+)
+
+SOON_S = 0.1
+
+
+@pytest.fixture(autouse=True, params=["native", "reference"])
+def client_make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are of both makes, before a native server."""
+    monkeypatch.setattr(MAKES, "server", "native")
+    monkeypatch.setattr(MAKES, "client", request.param)
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing is written to stderr, and no warning logged."""
+    yield
+    only_quiet(capfd, caplog)
+
+
+async def leave(task: asyncio.Task[GrpcResponse]) -> float:
+    """Cancel a call and return how long that took."""
+    begun = monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return monotonic() - begun
+
+
+async def test_a_call_whose_client_leaves_ends_by_itself() -> None:
+    """The client is answered at once; the server sees no cancellation, and its reply is dropped."""
+    slow, counted = Slow(), []
+    withheld = WithheldCalls(enabled=True, report=lambda: counted.append(1))
+    async with serving(slow) as server, calling(server, withheld=withheld) as client:
+        task = asyncio.create_task(client.send(ask(), deadline=None))
+        await slow.started.wait()
+        assert await leave(task) < SOON_S
+        assert (1, [1]) == (withheld.pending, counted)
+        assert 1 == slow.running
+        slow.go.set()
+        await withheld.drained()
+        assert not slow.cancelled.is_set()
+        reply = await client.send(ask(b"next"), deadline=None)
+        assert b"next" == b"".join(bytes(view) for view in reply.message)
+
+
+async def test_a_deadline_is_not_the_servers_concern() -> None:
+    """The server is told of none, and whoever waits is answered at it."""
+    slow, withheld = Slow(), WithheldCalls(enabled=True)
+    async with serving(slow) as server, calling(server, withheld=withheld) as client:
+        begun = monotonic()
+        with pytest.raises(DeadlineExceeded, match="in time"):
+            await client.send(ask(), deadline=begun + 0.2)
+        assert monotonic() - begun < 0.2 + SOON_S
+        assert (1, 1) == (withheld.pending, slow.running)
+        slow.go.set()
+        await withheld.drained()
+        assert not slow.cancelled.is_set()
+
+
+async def test_a_call_that_is_left_keeps_its_place() -> None:
+    """Otherwise the server would run more calls than its limit."""
+    slow, withheld = Slow(), WithheldCalls(enabled=True)
+    limits = ClientLimits(in_flight=1, pending=0)
+    async with serving(slow) as server, calling(server, limits, withheld=withheld) as client:
+        task = asyncio.create_task(client.send(ask(), deadline=None))
+        await slow.started.wait()
+        await leave(task)
+        with pytest.raises(Overloaded):
+            await client.send(ask(), deadline=None)
+        slow.go.set()
+        await withheld.drained()
+        await client.send(ask(), deadline=None)
+
+
+async def test_a_call_that_waits_for_a_place_is_never_sent() -> None:
+    """It is taken out of the queue."""
+    slow, withheld = Slow(), WithheldCalls(enabled=True)
+    limits = ClientLimits(in_flight=1, pending=1)
+    async with serving(slow) as server, calling(server, limits, withheld=withheld) as client:
+        first = asyncio.create_task(client.send(ask(), deadline=None))
+        await slow.started.wait()
+        second = asyncio.create_task(client.send(ask(), deadline=None))
+        await asyncio.sleep(0)
+        await leave(second)
+        assert 0 == withheld.pending
+        slow.go.set()
+        await first
+        assert 1 == slow.most
+
+
+async def test_a_call_that_never_ends_is_cancelled_at_last() -> None:
+    """Its place is free again."""
+    slow, withheld = Slow(), WithheldCalls(0.2, enabled=True)
+    limits = ClientLimits(in_flight=1, pending=0)
+    async with serving(slow) as server, calling(server, limits, withheld=withheld) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.send(ask(), deadline=monotonic() + 0.05)
+        await withheld.drained()
+        await slow.cancelled.wait()
+        slow.go.set()
+        await client.send(ask(), deadline=None)
+
+
+async def test_a_lost_connection_ends_a_call_that_is_left() -> None:
+    """Nothing waits for its reply for ever."""
+    slow, withheld = Slow(), WithheldCalls(enabled=True)
+    async with serving(slow) as server, calling(server, withheld=withheld) as client:
+        task = asyncio.create_task(client.send(ask(), deadline=None))
+        await slow.started.wait()
+        await leave(task)
+        await server.stop()
+        await withheld.drained()
+
+
+async def test_closing_ends_calls_that_are_left_and_others() -> None:
+    """Whoever wants them to end by themselves waits for them first."""
+    slow, withheld = Slow(), WithheldCalls(enabled=True)
+    async with serving(slow) as server:
+        async with calling(server, withheld=withheld) as client:
+            left = asyncio.create_task(client.send(ask(), deadline=None))
+            stays = asyncio.create_task(client.send(ask(), deadline=None))
+            await slow.reached(2)
+            await leave(left)
+        with pytest.raises(Unavailable):
+            await stays
+        await withheld.drained()
+
+
+async def test_streams_are_cancelled_as_ever() -> None:
+    """A stream may never end by itself."""
+    slow, withheld = Slow(), WithheldCalls(enabled=True)
+    async with serving(slow) as server, calling(server, withheld=withheld) as client:
+        stream = client.stream(ask(method=STREAM), deadline=None)
+        await anext(aiter(stream))
+        await stream.aclose()  # type: ignore[attr-defined]  # both are generators
+        await slow.cancelled.wait()
+        assert 0 == withheld.pending
+
+
+async def test_calls_are_cancelled_where_nothing_is_withheld() -> None:
+    """The server hears of it at once."""
+    slow = Slow()
+    async with serving(slow) as server, calling(server, withheld=WithheldCalls()) as client:
+        task = asyncio.create_task(client.send(ask(), deadline=None))
+        await slow.started.wait()
+        await leave(task)
+        await slow.cancelled.wait()

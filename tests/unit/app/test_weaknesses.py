@@ -1,0 +1,53 @@
+"""The table of known weaknesses: what concerns a server, a test for each row, and the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.app.weaknesses import CANCELLED_CALLS, WEAKNESSES, weaknesses_of, withholds_before
+from gateway.ir.metadata import ServerMetadata
+from schemas.protection import PAGE, page_text
+
+SHIELD = Path(__file__).parents[2] / "interop" / "test_shield.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "affected"),
+    [
+        ("triton", "2.51.0", True),
+        ("triton", "2.58.9", True),
+        ("triton", "2.9.0", True),
+        ("triton", "2.59.0", False),
+        ("triton", "3.0", False),
+        ("Triton", "2.51.0", True),
+        ("triton", "nightly", True),
+        ("tensor-gateway", "0.1", False),
+        ("mlserver", "1.7.1", False),
+    ],
+)
+def test_versions_are_compared(name: str, version: str, affected: bool) -> None:
+    """A version that cannot be read counts as old."""
+    server = ServerMetadata(name, version)
+    assert affected == CANCELLED_CALLS.affects(server)
+    assert affected == withholds_before(server)
+    assert affected == (CANCELLED_CALLS in weaknesses_of(server))
+
+
+def test_a_server_that_is_not_known_may_be_an_old_one() -> None:
+    """Cancellation is withheld until it has said its version."""
+    assert withholds_before(None)
+
+
+def test_each_row_has_a_test_with_a_real_server() -> None:
+    """A row without a test may describe what never was."""
+    named = set(re.findall(r"""["'](\w+)["']""", SHIELD.read_text("utf-8")))
+    assert [] == [row.name for row in WEAKNESSES if row.name not in named]
+    assert len({row.name for row in WEAKNESSES}) == len(WEAKNESSES)
+
+
+def test_the_page_is_current() -> None:
+    """The page in docs is made of the table (make regenerate writes it)."""
+    assert page_text(WEAKNESSES) == PAGE.read_text("utf-8")

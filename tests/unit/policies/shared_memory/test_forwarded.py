@@ -1,0 +1,233 @@
+"""Tests of ForwardRegions: regions that upstreams use themselves, checked before they are registered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    SharedRegisterRequest,
+    SharedStatusRequest,
+    SharedUnregisterRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef
+from gateway.ir.data import SharedMemoryData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import (
+    Forbidden,
+    InvalidRequest,
+    RegionExists,
+    RegionNotFound,
+    RegionUnusable,
+    TooLarge,
+    Unsupported,
+)
+from gateway.ir.metadata import SharedRegion
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
+from gateway.policies.shared_memory.policy import SharedMemory
+from tests.fakes import FakeStream, ScriptedService
+
+M = ModelRef("m")
+IN, OUT = SharedMemoryData("r", 0, 16), SharedMemoryData("r", 16, 32)
+X = Tensor("x", Datatype.INT32, (4,), IN)
+PLAIN = array_tensor("p", np.arange(2, dtype="<i4"))
+CALL = InferRequest(
+    model=M, inputs=(X, PLAIN), outputs=(RequestedOutput("y", shared=OUT), RequestedOutput("z"))
+)
+Y, Z = array_tensor("y", np.arange(4, dtype="<i4")), array_tensor("z", np.zeros(2, "<f4"))
+REGION = SharedRegion(name="r", size_bytes=64, key="/seg")
+REGISTER = SharedRegisterRequest(region=REGION)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a segment of 128 bytes, "seg", and what is none."""
+    (tmp_path / "seg").write_bytes(bytes(128))
+    (tmp_path / "sem.x").write_bytes(bytes(128))
+    (tmp_path / "triton_python_backend_shm_region_1").write_bytes(bytes(128))
+    (tmp_path / "link").symlink_to("seg")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+def forwarding(
+    folder: Path,
+    inner: ScriptedService | None = None,
+    *upstreams: ScriptedService,
+    keys: tuple[str, ...] = ("*",),
+    **settings: Any,
+) -> SharedMemory:
+    """Return the layer with upstreams that do what they are asked, unless some are given."""
+    regions = ForwardedRegions(folder=str(folder), **settings)
+    takers = upstreams or (ScriptedService(always=lambda _: None),)
+    return SharedMemory(inner or ScriptedService(), ForwardRegions(takers, keys, regions))
+
+
+async def test_tensors_stay_where_they_are(folder: Path) -> None:
+    """The call goes on as it is, and the outputs of the reply stay in shared memory."""
+    placed = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 16, 16))
+    reply = InferResponse(model=M, outputs=(placed, Z))
+    inner = ScriptedService(reply, FakeStream([reply]))
+    service = forwarding(folder, inner)
+    await service(REGISTER)
+    assert reply is await service(CALL)
+    stream = StreamInferRequest(model=M, request=CALL)
+    items = await service(stream)
+    assert [reply] == [item async for item in items]
+    assert [CALL, stream] == inner.calls
+
+
+async def test_targets_without_shared_memory_are_noticed(folder: Path) -> None:
+    """An output in the reply itself would break the client's reading of it."""
+    service = forwarding(folder, ScriptedService(InferResponse(model=M, outputs=(Z, Y))))
+    await service(REGISTER)
+    with pytest.raises(Unsupported, match="output 'y' was to be put into shared memory"):
+        await service(CALL)
+
+
+async def test_every_upstream_is_told(folder: Path) -> None:
+    """Those that have no shared memory do not matter."""
+    takes, cannot = ScriptedService(always=lambda _: None), ScriptedService(Unsupported("no"))
+    await forwarding(folder, None, cannot, takes)(REGISTER)
+    assert ([REGISTER], [REGISTER]) == (takes.calls, cannot.calls)
+
+
+async def test_the_regions_of_all_upstreams_are_listed(folder: Path) -> None:
+    """Each name is listed once, as the first one has it."""
+    other = SharedRegion(name="a", size_bytes=1, key="/a")
+    twin = SharedRegion(name="r", size_bytes=9, key="/twin")
+    upstreams = [ScriptedService((REGION,)), ScriptedService((twin, other))]
+    assert (other, REGION) == await forwarding(folder, None, *upstreams)(SharedStatusRequest())
+
+
+@pytest.mark.parametrize(
+    ("answers", "failure"),
+    [
+        ([Unsupported("no"), RegionExists("taken")], RegionExists),
+        ([Unsupported("no"), Unsupported("neither")], Unsupported),
+        ([ZeroDivisionError()], ZeroDivisionError),
+    ],
+)
+async def test_an_upstream_says_why_nobody_took_a_region(
+    folder: Path, answers: list[Exception], failure: type[Exception]
+) -> None:
+    """The first upstream that could have done it says what was wrong; a bug stays a bug."""
+    upstreams = [ScriptedService(answer) for answer in answers]
+    service = forwarding(folder, None, *upstreams)
+    with pytest.raises(failure):
+        await service(REGISTER)
+    with pytest.raises(RegionNotFound):
+        await service(CALL)
+
+
+@pytest.mark.parametrize(
+    ("region", "failure"),
+    [
+        ({"key": "/triton_python_backend_shm_region_1"}, InvalidRequest),
+        ({"key": "triton_python_backend_shm_region_1"}, InvalidRequest),
+        ({"key": "//triton_python_backend_shm_region_1"}, InvalidRequest),
+        ({"key": "/./triton_python_backend_shm_region_1"}, InvalidRequest),
+        ({"key": "/x/../triton_python_backend_shm_region_1"}, InvalidRequest),
+        ({"key": "/sem.x"}, InvalidRequest),
+        ({"key": ""}, InvalidRequest),
+        ({"key": "/.."}, InvalidRequest),
+        ({"key": "/none"}, RegionUnusable),
+        ({"key": "/link"}, RegionUnusable),
+        ({"key": "/pipe"}, RegionUnusable),
+        ({"size_bytes": 0}, InvalidRequest),
+        ({"size_bytes": 129}, InvalidRequest),
+        ({"size_bytes": 64, "offset": 65}, InvalidRequest),
+        ({"size_bytes": 1 << 62, "offset": 1 << 62}, InvalidRequest),
+    ],
+)
+async def test_no_upstream_is_told_of_a_wrong_region(
+    folder: Path, region: dict[str, Any], failure: type[Exception]
+) -> None:
+    """Each of them ends a Triton, or lets a client write over its memory."""
+    upstream = ScriptedService(always=lambda _: None)
+    members = {"name": "r", "size_bytes": 64, "key": "/seg", **region}
+    with pytest.raises(failure):
+        await forwarding(folder, None, upstream)(
+            SharedRegisterRequest(region=SharedRegion(**members))
+        )
+    assert [] == upstream.calls
+
+
+async def test_only_allowed_keys_are_registered(folder: Path) -> None:
+    """A pattern is of the name, with or without a slash."""
+    with pytest.raises(Forbidden, match="shared_memory: keys"):
+        await forwarding(folder, keys=("app-*", "/se"))(REGISTER)
+    await forwarding(folder, keys=("app-*", "/se?"))(REGISTER)
+
+
+async def test_regions_are_limited(folder: Path) -> None:
+    """A region that was forgotten makes room for another one."""
+    service = forwarding(folder, most=1)
+    other = SharedRegisterRequest(region=SharedRegion(name="q", size_bytes=8, key="/seg"))
+    await service(REGISTER)
+    with pytest.raises(TooLarge, match="at most 1"):
+        await service(other)
+    await service(SharedUnregisterRequest(region="r"))
+    await service(other)
+    await service(SharedUnregisterRequest())
+    await service(REGISTER)
+
+
+async def test_places_lie_in_registered_regions(folder: Path) -> None:
+    """Nobody else sees to it."""
+    inner = ScriptedService()
+    service = forwarding(folder, inner)
+    with pytest.raises(RegionNotFound):
+        await service(CALL)
+    await service(SharedRegisterRequest(region=SharedRegion(name="r", size_bytes=40, key="seg")))
+    with pytest.raises(InvalidRequest, match="takes 32 bytes from byte 16"):
+        await service(CALL)
+    assert [] == inner.calls
+
+
+async def test_the_offset_of_a_region_is_moved_to_the_tensors(folder: Path) -> None:
+    """Triton before 2.61 adds the offset of a region twice."""
+    placed = Tensor("y", Datatype.INT32, (4,), SharedMemoryData("r", 48, 16))
+    inner = ScriptedService(always=InferResponse(model=M, outputs=(placed, Z)))
+    region = SharedRegion(name="r", size_bytes=64, key="/seg", offset=32)
+    whole = SharedRegion(name="r", size_bytes=96, key="/seg")
+    upstream = ScriptedService(lambda _: None, (whole,))
+    service = forwarding(folder, inner, upstream)
+    await service(SharedRegisterRequest(region=region))
+    assert [SharedRegisterRequest(region=whole)] == upstream.calls
+    reply = await service(CALL)
+    (sent,) = inner.calls
+    assert isinstance(sent, InferRequest)
+    assert SharedMemoryData("r", 32, 16) == sent.inputs[0].data
+    assert (RequestedOutput("y", shared=SharedMemoryData("r", 48, 32)), RequestedOutput("z")) == (
+        sent.outputs
+    )
+    assert SharedMemoryData("r", 16, 16) == reply.outputs[0].data
+    assert (region,) == await service(SharedStatusRequest())
+
+
+async def test_several_processes_share_regions_without_an_offset(folder: Path) -> None:
+    """One process does not know what was registered with another."""
+    inner = ScriptedService(InferResponse(model=M, outputs=()))
+    service = forwarding(folder, inner, is_shared=True)
+    await service(CALL)
+    assert [CALL] == inner.calls
+    region = SharedRegion(name="r", size_bytes=64, key="/seg", offset=32)
+    with pytest.raises(Unsupported, match="workers: 1"):
+        await service(SharedRegisterRequest(region=region))
+
+
+async def test_cuda_regions_are_passed_on(folder: Path) -> None:
+    """They have no segment to look at."""
+    region = SharedRegion(name="r", size_bytes=64, device=0, handle=bytes(64))
+    upstream = ScriptedService(always=lambda _: None)
+    await forwarding(folder, None, upstream)(SharedRegisterRequest(region=region))
+    assert [SharedRegisterRequest(region=region)] == upstream.calls

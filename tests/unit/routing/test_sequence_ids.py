@@ -1,0 +1,147 @@
+"""Tests of SequenceIdTypes: ids of sequences have the type that the model needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelConfigRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.errors import InvalidRequest, Unavailable, UpstreamError
+from gateway.ir.metadata import ModelConfiguration
+from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.sequence_ids import SequenceIdTypes
+from tests.fakes import FakeClock, ScriptedService
+
+M = ModelRef("m")
+REPLY = InferResponse(model=M, outputs=())
+
+
+def configuration(data_type: str | None) -> ModelConfiguration:
+    """Return the configuration of a model that is given ids as *data_type*, or not at all."""
+    controls: list[Any] = [{"name": "START", "control": [{"int32_false_true": [0, 1]}]}]
+    if data_type is not None:
+        control = {"kind": "CONTROL_SEQUENCE_CORRID", "data_type": data_type}
+        controls.append({"name": "CORRID", "control": [control]})
+    return ModelConfiguration({"name": "m", "sequence_batching": {"control_input": controls}})
+
+
+def before(server: Any, *, allows_unknown: bool = False, **settings: Any) -> Endpoints:
+    """Return an upstream of one endpoint that checks ids."""
+    types = SequenceIdTypes(allows_unknown=lambda: allows_unknown, **settings)
+    return Endpoints("up", [Endpoint("e", server)], sequence_ids=types)
+
+
+class Server:
+    """A server with a configuration, or an error, for each model."""
+
+    def __init__(self, **models: ModelConfiguration | Exception) -> None:
+        self.models = models
+        self.asked: list[str] = []
+        self.inferred: list[Any] = []
+
+    async def __call__(self, call: Any, /) -> Any:
+        if isinstance(call, ModelConfigRequest):
+            assert call.model is not None
+            self.asked.append(call.model.name)
+            found = self.models[call.model.name]
+            if isinstance(found, Exception):
+                raise found
+            return found
+        self.inferred.append(call)
+        return REPLY
+
+
+def asked(sequence_id: int | str) -> InferRequest:
+    """Return a request of a sequence."""
+    return InferRequest(model=M, sequence=Sequence(sequence_id, start=True))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "sequence_id"),
+    [("TYPE_UINT64", 7), ("TYPE_INT32", 7), ("TYPE_STRING", "seven"), (None, 7), (None, "seven")],
+)
+async def test_ids_of_the_right_type_pass(data_type: str | None, sequence_id: int | str) -> None:
+    """A model that is not given its ids takes both types."""
+    server = Server(m=configuration(data_type))
+    call = asked(sequence_id)
+    assert REPLY == await before(server)(call)
+    assert [call] == server.inferred
+
+
+@pytest.mark.parametrize(
+    ("data_type", "sequence_id"), [("TYPE_UINT64", "seven"), ("TYPE_STRING", 7)]
+)
+async def test_ids_of_the_wrong_type_are_refused(data_type: str, sequence_id: int | str) -> None:
+    """A text id ends a Triton whose model has its ids as numbers (core 425)."""
+    server = Server(m=configuration(data_type))
+    check = before(server, allows_unknown=True)
+    with pytest.raises(InvalidRequest, match="has the wrong type"):
+        await check(asked(sequence_id))
+    with pytest.raises(InvalidRequest, match="has the wrong type"):
+        await check(StreamInferRequest(model=M, request=asked(sequence_id)))
+    assert [] == server.inferred
+
+
+async def test_an_ensembles_steps_are_asked_too() -> None:
+    """An ensemble hands the id on to its steps."""
+    steps = [{"model_name": "inner"}, {"model_name": "m"}]
+    ensemble = ModelConfiguration({"ensemble_scheduling": {"step": steps}})
+    server = Server(m=ensemble, inner=configuration("TYPE_UINT64"))
+    with pytest.raises(InvalidRequest, match="the model needs a number"):
+        await before(server)(asked("seven"))
+    assert ["m", "inner"] == server.asked
+
+
+@pytest.mark.parametrize(
+    "found", [UpstreamError("no"), ModelConfiguration({}, is_withheld=True)], ids=["error", "none"]
+)
+async def test_text_ids_are_refused_where_the_type_is_unknown(
+    found: ModelConfiguration | Exception,
+) -> None:
+    """Unless the route allows them; numbers pass."""
+    server = Server(m=found)
+    check = before(server)
+    with pytest.raises(InvalidRequest, match="sequence_ids: text"):
+        await check(asked("seven"))
+    assert REPLY == await check(asked(7))
+    assert REPLY == await before(server, allows_unknown=True)(asked("seven"))
+
+
+async def test_a_server_that_cannot_be_reached_is_asked_again() -> None:
+    """Its error is the answer, and is not remembered."""
+    server = Server(m=Unavailable("gone"))
+    check = before(server)
+    with pytest.raises(Unavailable, match="gone"):
+        await check(asked("seven"))
+    server.models["m"] = configuration("TYPE_STRING")
+    assert REPLY == await check(asked("seven"))
+
+
+async def test_a_configuration_is_asked_for_once() -> None:
+    """It is remembered for a while, and until a model is loaded."""
+    clock = FakeClock()
+    server = Server(m=configuration("TYPE_UINT64"))
+    types = SequenceIdTypes(ttl_s=30, clock=clock)
+    service = Endpoints("up", [Endpoint("e", server)], sequence_ids=types)
+    for _ in range(3):
+        await service(asked(7))
+    assert ["m"] == server.asked
+    types.forget()
+    await service(asked(7))
+    clock.advance(31)
+    await service(asked(7))
+    assert ["m"] * 3 == server.asked
+
+
+async def test_calls_outside_of_sequences_go_through() -> None:
+    """Nothing is asked for them."""
+    inner = ScriptedService(always=REPLY)
+    await before(inner)(InferRequest(model=M))
+    assert [InferRequest(model=M)] == inner.calls
