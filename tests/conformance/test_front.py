@@ -54,7 +54,7 @@ FIELDS = (
     "Trailer: X-One",
     "Content-Encoding: identity",
     "Upgrade: h2c\r\nConnection: Upgrade",
-    "X-ForwardRegions-Host: a\r\nX-ForwardRegions-Host: b",
+    "X-Forwarded-Host: a\r\nX-Forwarded-Host: b",
     "Keep-Alive: timeout=5",
     "Proxy-Connection: keep-alive",
 )

@@ -257,7 +257,7 @@ LEGAL: dict[str, bytes] = {
         f"Cookie: session={CANARY}",
         f"X-Api-Key: {CANARY}",
         f"Proxy-Authorization: Basic {CANARY}",
-        f"X-ForwardRegions-For: {CANARY}",
+        f"X-Forwarded-For: {CANARY}",
         f"User-Agent: {CANARY}",
         f"traceparent: {CANARY}",
     ),

@@ -63,9 +63,9 @@ async def test_request_and_answer_cross_as_they_are() -> None:
     assert body == b"body"
     names = sorted(line.partition(b":")[0] for line in lines[1:])
     assert names == sorted(
-        [b"Host", b"X-Kept", b"Accept-Encoding", b"X-ForwardRegions-Host", b"Content-Length"]
+        [b"Host", b"X-Kept", b"Accept-Encoding", b"X-Forwarded-Host", b"Content-Length"]
     )
-    assert b"X-ForwardRegions-Host: h" in lines
+    assert b"X-Forwarded-Host: h" in lines
     assert data.startswith(b"HTTP/1.1 207 ")
     assert b"\r\nX-Answer: a\r\n" in data
     assert b"X-Hop" not in data

@@ -41,7 +41,7 @@ class Passthrough(HttpFrontend):
 
     Args:
         client: Of the upstream.
-        forwarded: Say in X-ForwardRegions-Host which host the client asked for.
+        forwarded: Say in X-Forwarded-Host which host the client asked for.
     """
 
     def __init__(self, client: HttpClient, *, forwarded: bool = False) -> None:
@@ -84,7 +84,7 @@ class Passthrough(HttpFrontend):
         pairs = [pair for pair in end_to_end(wire.headers) if pair[0].lower() not in _OURS]
         host = wire.headers.get("host")
         if self._forwarded and host is not None:
-            pairs.append(("X-ForwardRegions-Host", host))
+            pairs.append(("X-Forwarded-Host", host))
         return HttpRequest(wire.method, wire.path, wire.query, Headers(pairs), wire.body)
 
 
