@@ -72,6 +72,7 @@ class Supervisor:
         # Requests of the earlier processes of each worker.
         self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
         self._totals = MetricsAggregator()
+        self._is_started = False
         self._stopping = asyncio.Event()
         self._failed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,6 +86,8 @@ class Supervisor:
     async def start(self) -> Mapping[str, str]:
         """Start all workers, and return their addresses when each of them listens.
 
+        Workers that run when it is cancelled go on until `stop`, so that their calls complete.
+
         Raises:
             StartError: A worker cannot start; the others are killed.
         """
@@ -93,17 +96,25 @@ class Supervisor:
         ]
         try:
             addresses = [await task for task in asyncio.as_completed(tasks)]
-        except BaseException:
+        except BaseException as error:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._kill_all()
+            if isinstance(error, asyncio.CancelledError):
+                self._stopping.set()
+                self._supervise(*(self._run_worker(slot) for slot in self._slots))
+            else:
+                await self._kill_all()
             raise
-        self._tasks = [asyncio.create_task(self._run_worker(slot)) for slot in self._slots]
-        self._tasks.append(asyncio.create_task(self._poll_metrics()))
-        for supervising in self._tasks:
-            supervising.add_done_callback(self._on_task_done)
+        self._is_started = True
+        self._supervise(*(self._run_worker(slot) for slot in self._slots), self._poll_metrics())
         return addresses[0]
+
+    def _supervise(self, *coroutines: Coroutine[Any, Any, None]) -> None:
+        for coroutine in coroutines:
+            task = asyncio.create_task(coroutine)
+            task.add_done_callback(self._on_task_done)
+            self._tasks.append(task)
 
     async def wait_failed(self) -> None:
         """Wait until a worker fails for good; `stop` then stops the others."""
@@ -128,8 +139,8 @@ class Supervisor:
             worker.kill()
 
     async def ready(self) -> bool:
-        """Return whether any worker is ready."""
-        if self._stopping.is_set():
+        """Return whether any worker is ready, once all of them have started."""
+        if self._stopping.is_set() or not self._is_started:
             return False
         replies = [self._workers[number].ready() for number in self._serving]
         return any(await asyncio.gather(*replies))
@@ -320,9 +331,10 @@ async def _serve(
     start = asyncio.create_task(supervisor.start())
     await _wait_first(start, stop.wait())
     if not start.done():
+        log.info("not ready", reason="stopping")
         start.cancel()
         await asyncio.wait({start})
-        return 0
+        return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())

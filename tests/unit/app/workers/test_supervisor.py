@@ -229,6 +229,22 @@ async def test_stop_lets_all_finish(supervisor: Supervisor, nursery: Nursery) ->
     assert not await supervisor.ready()
 
 
+async def test_stop_during_the_start_lets_calls_complete(
+    supervisor: Supervisor, nursery: Nursery
+) -> None:
+    """A worker that serves already is stopped, not killed, while another one starts."""
+    nursery.listen = False
+    starting = asyncio.ensure_future(supervisor.start())
+    await nursery.reached(2)
+    nursery.born[0].startup.set_result(ADDRESSES)
+    await settle()
+    assert not await supervisor.ready()
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert 0 == await supervisor.stop()
+    assert [["stop"], ["stop"]] == [child.heard for child in nursery.born]
+
+
 async def test_a_death_on_the_way_out_shows_in_the_status(
     supervisor: Supervisor, nursery: Nursery
 ) -> None:
