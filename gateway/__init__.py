@@ -1,3 +1,6 @@
-"""Tensor Gateway: lets any inference client talk to any model server."""
+"""Tensor Gateway: a proxy between any inference client and any model server.
+
+Read `app/gateway.py` first; ARCHITECTURE.md in the repository describes the packages.
+"""
 
 __version__ = "0.1.0"

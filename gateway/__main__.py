@@ -1,4 +1,4 @@
-"""`python -m gateway`."""
+"""Runs the command line: `python -m gateway`."""
 
 from gateway.cli import main
 

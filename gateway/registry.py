@@ -1,6 +1,6 @@
-"""A name in YAML -> protocol or backend: built-in table, entry points, then dotted names.
+"""Finds protocols and backends by their names in YAML: built in, entry points, then dotted names.
 
-Modules are imported on first use, so what a configuration does not name costs nothing.
+Modules are imported on first use, so a configuration does not load protocols that it does not name.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ PROTOCOLS: dict[str, str] = {
 }
 
 BACKENDS: dict[str, str] = {
-    "onnx": "gateway.backends.repository:from_plan",
-    "python": "gateway.backends.python:from_plan",
-    "torch": "gateway.backends.torch:from_plan",
+    "onnx": "gateway.backends.repository:from_spec",
+    "python": "gateway.backends.python:from_spec",
+    "torch": "gateway.backends.torch:from_spec",
 }
 
 
 def protocol(name: str, /) -> ProtocolSpec:
-    """Return the protocol called *name*.
+    """Return the protocol *name*.
 
     Raises:
-        LookupError: There is none; the text lists those there are.
+        LookupError: It does not exist; the text lists the built-in ones.
     """
-    found = _find("protocol", name, PROTOCOLS, "gateway.protocols")
-    if not isinstance(found, ProtocolSpec):
-        message = f"{name!r} is not a protocol: it is {type(found).__name__}"
-        raise LookupError(message)  # noqa: TRY004  # what was looked up is wrong, not an argument
-    return found
+    spec = _find("protocol", name, PROTOCOLS, "gateway.protocols")
+    if not isinstance(spec, ProtocolSpec):
+        message = f"{name!r} is a {type(spec).__name__}; expected a ProtocolSpec"
+        raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    return spec
 
 
 def backend(name: str, /) -> Any:
-    """Return what makes models of the backend called *name*; see `gateway.backends.model_spec`.
+    """Return the function of the backend *name* that builds models from a `ModelSpec`.
 
     Raises:
-        LookupError: There is none, or it cannot be imported; the text says why.
+        LookupError: It does not exist or cannot be imported.
     """
     return _find("backend", name, BACKENDS, "gateway.backends")
 
@@ -55,14 +55,14 @@ def _find(kind: str, name: str, table: dict[str, str], group: str) -> Any:
         return entry.load()
     if ":" in name:
         return load_dotted(name)
-    raise LookupError(f"there is no {kind} {name!r}; there is: {', '.join(sorted(table))}")
+    raise LookupError(f"unknown {kind} {name!r}; expected one of {', '.join(sorted(table))}")
 
 
 def load_dotted(dotted: str) -> Any:
-    """Return `package.module:attribute`.
+    """Import `package.module:attribute` and return the attribute.
 
     Raises:
-        LookupError: The module cannot be imported or lacks the attribute.
+        LookupError: The module cannot be imported, or does not have the attribute.
     """
     module_name, _, attribute = dotted.partition(":")
     try:

@@ -144,7 +144,7 @@ def ready_unless_unloaded(
 
     def is_unloaded(name: str) -> bool:
         if name in models:
-            return models[name].unloaded
+            return models[name].is_unloaded
         pipeline = pipelines.get(name)
         return pipeline is not None and any(
             is_unloaded(step.model.name) for step in pipeline.graph.steps

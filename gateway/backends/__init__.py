@@ -1,1 +1,1 @@
-"""In-process models: leaves that answer calls themselves; they know only the IR."""
+"""Models that run in the gateway's process: ONNX, PyTorch and Python. Read `base.py` first."""

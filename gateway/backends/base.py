@@ -1,8 +1,7 @@
-"""Backend: a model in the gateway's own process, and the pool of threads it runs on.
+"""Backend: the base class of models in the gateway's process, and the threads they run on.
 
-Here: cancellation, checks against metadata, one way for errors. In `places`: instances and who
-waits for one. In `versions`: several versions of one model. What the model is, each backend's own
-file knows.
+It handles cancellation, validation against metadata, and errors. `instance_pool` limits concurrent
+inferences, and `versions` combines several versions of a model.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ __all__ = ["Arrays", "Backend", "Inputs", "Job", "LoadError"]
 T = TypeVar("T")
 
 _TEXT_LIMIT = 500
-# What a model's own fault may be; a thread's SystemExit must not end the process.
-_FAULTS = (Exception, SystemExit)
+# Exceptions of a model; a SystemExit in a thread must not end the process.
+_MODEL_ERRORS = (Exception, SystemExit)
 
 
 class LoadError(GatewayError):
-    """A model cannot be loaded; the text names it and its file, in one line."""
+    """A model cannot be loaded; the text names the model and its file, in one line."""
 
     code: ClassVar[ErrorCode] = ErrorCode.NOT_READY
 
@@ -64,24 +63,26 @@ Inputs = Mapping[str, npt.NDArray[Any]]
 class Backend(Dispatch, abc.ABC):
     """One version of one model; a Service.
 
-    It raises InvalidRequest where a request does not fit the model's metadata, Overloaded where
-    the queue is full, NotReady where the model is not loaded, UpstreamError where the model itself
-    failed, whose text that is, and Unsupported where the model cannot be asked this.
+    It raises InvalidRequest if a request does not match the model's metadata, Overloaded if the
+    queue is full, NotReady if the model is not loaded, UpstreamError with the model's text if the
+    model fails, and Unsupported for calls that models do not have.
 
-    Subclasses say how to load, describe and run it. `infer` and `load` block and run on the
-    backend's own threads; a subclass whose model is asynchronous overrides `run` or `answers`.
+    Subclasses implement `load`, `unload`, `metadata` and `infer`. `infer` and `load` may block,
+    because they run on the backend's own threads. A subclass with an asynchronous model overrides
+    `run` or `run_stream`.
 
     Args:
-        name: Of the model.
-        version: Of the model; a number.
-        instances: Inferences at a time, and threads. What one inference must not share with another
-            (a stream of a GPU, an object that keeps state) a subclass has once for each.
-        queue: Inferences that may wait for one; more are refused.
-        clock: Monotonic seconds, that of deadlines.
+        name: The model's name.
+        version: A number.
+        instances: The number of concurrent inferences, and of threads. A subclass has one of each
+            object that concurrent inferences cannot share (GPU stream, stateful object) per
+            instance.
+        queue: Inferences that may wait for an instance; more are rejected.
+        clock: Monotonic seconds, the clock of deadlines.
     """
 
     decoupled = False
-    """True when one request may have any number of answers."""
+    """Whether one request may have any number of replies."""
 
     def __init__(
         self,
@@ -102,50 +103,54 @@ class Backend(Dispatch, abc.ABC):
             },
         )
         if instances < 1:
-            raise ValueError(f"model {name!r}: instances is {instances}, at least 1 is needed")
+            raise ValueError(f"model {name!r}: instances is {instances}; expected at least 1")
         self.model = ModelRef(name, version)
         self._instances = instances
         self._queue = queue
         self._clock = clock
-        self._places = InstancePool(self.model, instances, queue)
+        self._pool = InstancePool(self.model, instances, queue)
         self._threads: ThreadPoolExecutor | None = None
         self._signature: Signature | None = None
-        self._reported: set[type[BaseException]] = set()
+        self._logged_errors: set[type[BaseException]] = set()
 
     @property
     @abc.abstractmethod
     def metadata(self) -> ModelMetadata:
-        """The model's signature; asked once it is loaded."""
+        """The model's signature; read after `load`."""
 
     @abc.abstractmethod
     def load(self) -> None:
-        """Make the model ready to run; may block. Raises LoadError."""
+        """Load the model; may block.
+
+        Raises:
+            LoadError: The model cannot be loaded.
+        """
 
     @abc.abstractmethod
     def unload(self) -> None:
-        """Give back what `load` took; may block; harmless when nothing is loaded."""
+        """Free what `load` allocated; may block; idempotent."""
 
     @abc.abstractmethod
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
-        """Return the model's outputs for checked *inputs*; may block."""
+        """Return the model's outputs for validated *inputs*; may block."""
 
     @property
-    def loaded(self) -> bool:
-        """Whether the model can take inferences."""
+    def is_loaded(self) -> bool:
+        """Whether the model accepts inferences."""
         return self._signature is not None
 
     @property
     def has_threads(self) -> bool:
-        """Whether `on_thread` can be used."""
+        """Whether `on_thread` is available."""
         return self._threads is not None
 
     async def start(self) -> None:
-        """Load the model on a thread of its own.
+        """Load the model on a thread.
 
         Raises:
-            LoadError: It cannot be loaded.
+            LoadError: The model cannot be loaded.
         """
-        if self.loaded:
+        if self.is_loaded:
             return
         name = f"model-{self.model.name}-{self.model.version}"
         self._threads = threads = ThreadPoolExecutor(self._instances, thread_name_prefix=name)
@@ -158,9 +163,9 @@ class Backend(Dispatch, abc.ABC):
             raise
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Take no more inferences, let the running ones end, and unload; harmless twice.
+        """Reject new inferences, wait for the running ones, and unload; idempotent.
 
-        A model that is still running after *timeout_s* is left as it is, with a warning.
+        After *timeout_s* a running model is not unloaded, with a warning in the log.
         """
         threads = self._threads
         if self._signature is None or threads is None:
@@ -168,33 +173,33 @@ class Backend(Dispatch, abc.ABC):
         self._signature = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._places.acquire_all()
+                await self._pool.acquire_all()
         except TimeoutError:
-            log.warning("model still runs", model=str(self.model), seconds=timeout_s)
+            log.warning("model stop timed out", model=str(self.model), seconds=timeout_s)
         else:
             await self.on_thread(self.unload)
-        self._places = InstancePool(self.model, self._instances, self._queue)
+        self._pool = InstancePool(self.model, self._instances, self._queue)
         self._threads = None
         threads.shutdown(wait=False)
 
     def run(self, inputs: Inputs, job: Job, /) -> Awaitable[Arrays]:
-        """Return the model's outputs: `infer`, on a thread."""
+        """Run `infer` on a thread and return its outputs."""
         return self.on_thread(lambda: self.infer(inputs, job), job)
 
-    def answers(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
-        """Iterate over the model's answers; one, unless a subclass knows better."""
-        return self._one_answer(inputs, job)
+    def run_stream(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
+        """Iterate over the outputs of each reply; by default there is one reply."""
+        return self._single_reply(inputs, job)
 
     async def on_thread(self, function: Callable[[], T], job: Job | None = None) -> T:
-        """Run *function*, a piece of the model, on one of the backend's threads.
+        """Run *function* on one of the backend's threads.
 
-        When the caller leaves, `job.cancelled` is set and the thread goes on to its end; the job's
-        place stays taken until then.
+        If the caller is cancelled, `job.cancelled` is set and the thread runs to its end; until
+        then the job keeps its instance.
         """
         if self._threads is None:
             raise self._not_ready()
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._guard, function)
+        future = loop.run_in_executor(self._threads, self._translate_errors, function)
         if job is None:
             return await future
         job.thread = future
@@ -202,13 +207,13 @@ class Backend(Dispatch, abc.ABC):
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             job.cancel()
-            future.add_done_callback(_forgotten)
+            future.add_done_callback(_ignore_result)
             raise
 
-    def _fault(self, error: BaseException) -> UpstreamError:
-        """Return what a model has raised as an error of it."""
-        if type(error) not in self._reported:  # once each: a failing model must not flood
-            self._reported.add(type(error))
+    def _model_error(self, error: BaseException) -> UpstreamError:
+        """Return an exception of the model as UpstreamError, and log the first of each type."""
+        if type(error) not in self._logged_errors:
+            self._logged_errors.add(type(error))
             log.warning("model failed", model=str(self.model), exc_info=error)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return UpstreamError(
@@ -216,26 +221,22 @@ class Backend(Dispatch, abc.ABC):
         )
 
     def _raise(self, error: BaseException) -> NoReturn:
-        """Raise what a model has raised: as an error of it, but what is an error of ours as it is.
-
-        Raises:
-            GatewayError: Always.
-        """
+        """Raise an exception of the model as UpstreamError; raise a GatewayError unchanged."""
         try:
             if isinstance(error, GatewayError):
                 raise error
-            raise self._fault(error) from error
+            raise self._model_error(error) from error
         finally:
-            del error  # its traceback holds this frame from now on
+            del error  # break the reference cycle: its traceback refers to this frame
 
-    def _guard(self, function: Callable[[], T]) -> T:
+    def _translate_errors(self, function: Callable[[], T]) -> T:
         try:
             return function()
-        except _FAULTS as error:
+        except _MODEL_ERRORS as error:
             self._raise(error)
 
     async def _ready(self, _call: ModelReadyRequest) -> bool:
-        return self.loaded
+        return self.is_loaded
 
     async def _metadata(self, _call: ModelMetadataRequest) -> ModelMetadata:
         if self._signature is None:
@@ -243,10 +244,12 @@ class Backend(Dispatch, abc.ABC):
         return self.metadata.changed(decoupled=True) if self.decoupled else self.metadata
 
     async def _infer(self, call: InferRequest) -> InferResponse:
-        inputs, job, signature = await self._checked(call)
-        places = self._places
-        free = places.try_acquire(job.sequence)
-        self._begin(job, places, await places.acquire(job.sequence) if free is None else free)
+        inputs, job, signature = await self._validate(call)
+        pool = self._pool
+        instance = pool.try_acquire(job.sequence)
+        if instance is None:
+            instance = await pool.acquire(job.sequence)
+        self._begin(job, pool, instance)
         try:
             if self.decoupled:
                 items = self._responses(call, inputs, job, signature)
@@ -256,71 +259,71 @@ class Backend(Dispatch, abc.ABC):
                 return inline(self._response, call, job, signature, arrays)
             except LongWork:
                 return await off_loop(self._response, call, job, signature, arrays)
-        except _FAULTS as error:
+        except _MODEL_ERRORS as error:
             self._raise(error)
         finally:
-            self._leave(job, places)
+            self._end(job, pool)
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
-        inputs, job, signature = await self._checked(call.request)
+        inputs, job, signature = await self._validate(call.request)
         job.streamed = True
-        places = self._places
-        self._begin(job, places, await places.acquire(job.sequence))
+        pool = self._pool
+        self._begin(job, pool, await pool.acquire(job.sequence))
         items = self._responses(call.request, inputs, job, signature)
-        return NotifyingStream(items, lambda _error: self._leave(job, places))
+        return NotifyingStream(items, lambda _error: self._end(job, pool))
 
-    async def _checked(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
+    async def _validate(self, call: InferRequest) -> tuple[Inputs, Job, Signature]:
         signature = self._signature
         if signature is None:
             raise self._not_ready()
-        wanted = signature.declared.output_names(call)
-        # A copy: codecs remember parameters, and a model may change its own.
+        outputs = signature.validator.output_names(call)
+        # Copied, because codecs cache parameters and the model may change them.
         parameters = dict(call.parameters)
-        job = Job(self.model, call.id, parameters, call.sequence, wanted, call.context.deadline)
+        job = Job(self.model, call.id, parameters, call.sequence, outputs, call.context.deadline)
         try:
             return inline(signature.inputs, call), job, signature
         except LongWork:
             return await off_loop(signature.inputs, call), job, signature
 
-    def _begin(self, job: Job, places: InstancePool, instance: int) -> None:
-        """Give *instance*, which was taken, to the job; or back, where the deadline has passed."""
+    def _begin(self, job: Job, pool: InstancePool, instance: int) -> None:
+        """Assign the acquired *instance* to the job, or release it if the deadline has passed."""
         job.instance = instance
         if job.deadline is not None and self._clock() >= job.deadline:
-            places.release(instance)
+            pool.release(instance)
             raise DeadlineExceeded(
-                f"the deadline passed while the request waited for model {str(self.model)!r}",
+                f"deadline exceeded while the request was queued for model {str(self.model)!r}",
                 model=self.model,
             )
 
-    def _leave(self, job: Job, places: InstancePool) -> None:
-        """Give the place back: at once, or when the thread that nobody waits for has ended."""
+    def _end(self, job: Job, pool: InstancePool) -> None:
+        """Release the instance now, or when the job's thread ends."""
         job.cancel()
         if job.thread is None or job.thread.done():
-            places.release(job.instance)
+            pool.release(job.instance)
         else:
-            job.thread.add_done_callback(lambda _future: places.release(job.instance))
+            job.thread.add_done_callback(lambda _future: pool.release(job.instance))
 
-    async def _one_answer(self, inputs: Inputs, job: Job) -> AsyncIterator[Arrays]:
+    async def _single_reply(self, inputs: Inputs, job: Job) -> AsyncIterator[Arrays]:
         yield await self.run(inputs, job)
 
     async def _responses(
         self, call: InferRequest, inputs: Inputs, job: Job, signature: Signature
     ) -> AsyncIterator[InferResponse]:
         try:
-            answers = self.answers(inputs, job)
+            stream = self.run_stream(inputs, job)
             try:
-                async for arrays in answers:
+                async for arrays in stream:
                     yield await wherever(self._response, call, job, signature, arrays)
             finally:
-                await close_stream(answers)
-        except _FAULTS as error:
+                await close_stream(stream)
+        except _MODEL_ERRORS as error:
             self._raise(error)
 
     def _response(
         self, call: InferRequest, job: Job, signature: Signature, arrays: Arrays
     ) -> InferResponse:
         if type(arrays) is not dict and not isinstance(arrays, Mapping):
-            raise TypeError(f"the model returned {type(arrays).__name__}, needed is a dict")
+            raise TypeError(f"the model returned {type(arrays).__name__}; expected a dict")
         return InferResponse(
             model=self.model,
             id=call.id,
@@ -333,7 +336,7 @@ class Backend(Dispatch, abc.ABC):
         return NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
 
 
-def _forgotten(future: asyncio.Future[Any]) -> None:
-    """Take what a thread ended with, when nobody waits for it: asyncio complains otherwise."""
+def _ignore_result(future: asyncio.Future[Any]) -> None:
+    """Read the exception of a cancelled caller's thread; asyncio logs unread ones."""
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,7 @@
-"""Example Python models, which `config/testing.yaml` serves: what tests and first steps need.
+"""Example Python models for tests and first steps; `config/testing.yaml` serves them.
 
-Each declares its tensors with `declares` and is used by its dotted name, such as
-"gateway.backends.examples:simple". They mirror models that model servers' own tests use.
+Each declares its tensors with `declares`. Use one by its dotted name, such as
+"gateway.backends.examples:simple". They match models in the tests of Triton and other servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.ir.metadata import TensorMetadata as Tensor
 Arrays = dict[str, npt.NDArray[Any]]
 
 _PAIR = (-1, 16)
-_MOST_SEQUENCES = 1000
+_MAX_SEQUENCES = 1000
 
 
 def _pair(prefix: str, datatype: Datatype) -> tuple[Tensor, Tensor]:
@@ -33,36 +33,36 @@ def _pair(prefix: str, datatype: Datatype) -> tuple[Tensor, Tensor]:
 
 @declares(inputs=_pair("INPUT", Datatype.INT32), outputs=_pair("OUTPUT", Datatype.INT32))
 def simple(inputs: Arrays) -> Arrays:
-    """Give the sum and the difference of two INT32 tensors."""
+    """Return the sum and the difference of two INT32 tensors."""
     first, second = inputs["INPUT0"], inputs["INPUT1"]
     return {"OUTPUT0": first + second, "OUTPUT1": first - second}
 
 
 @declares(inputs=_pair("INPUT", Datatype.BYTES), outputs=_pair("OUTPUT", Datatype.BYTES))
 def simple_string(inputs: Arrays) -> Arrays:
-    """Give the sum and the difference of numbers written in decimal."""
+    """Return the sum and the difference of decimal numbers in BYTES tensors."""
     first, second = _numbers("INPUT0", inputs), _numbers("INPUT1", inputs)
     return {"OUTPUT0": _texts(first + second), "OUTPUT1": _texts(first - second)}
 
 
 def _numbers(name: str, inputs: Arrays) -> npt.NDArray[Any]:
-    found = np.empty(inputs[name].shape, dtype=object)  # Python integers: they never wrap
+    numbers = np.empty(inputs[name].shape, dtype=object)  # Python integers do not overflow
     for index, text in np.ndenumerate(inputs[name]):
         try:
-            found[index] = int(text)
+            numbers[index] = int(text)
         except ValueError as error:
             raise InvalidRequest(
-                f"input {name!r} has the element {text[:32]!r} at {list(index)}, "
-                "needed is a decimal number"
+                f"input {name!r} has element {text[:32]!r} at {list(index)}; "
+                "expected a decimal number"
             ) from error
-    return found
+    return numbers
 
 
 def _texts(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    found = np.empty(numbers.shape, dtype=object)
+    texts = np.empty(numbers.shape, dtype=object)
     for index, number in np.ndenumerate(numbers):
-        found[index] = str(number).encode()
-    return found
+        texts[index] = str(number).encode()
+    return texts
 
 
 def _identity(datatype: Datatype) -> Any:
@@ -75,7 +75,7 @@ def _identity(datatype: Datatype) -> Any:
     return identity
 
 
-# Any shape: scalars, empty tensors and high ranks come back as they went in.
+# They accept every shape, including scalars, empty tensors and high ranks.
 identity_bool = _identity(Datatype.BOOL)
 identity_uint8 = _identity(Datatype.UINT8)
 identity_uint16 = _identity(Datatype.UINT16)
@@ -97,7 +97,7 @@ identity_bytes = _identity(Datatype.BYTES)
     outputs=(Tensor("OUTPUT0", Datatype.INT32, (1,)),),
 )
 def slow(inputs: Arrays, job: Job) -> Arrays:
-    """Wait for so many milliseconds, or until nobody waits for the answer; give the number back."""
+    """Wait for INPUT0 milliseconds, or until the caller leaves, and return the number."""
     job.cancelled.wait(max(0, int(inputs["INPUT0"][0])) / 1000)
     return {"OUTPUT0": inputs["INPUT0"]}
 
@@ -107,7 +107,7 @@ def slow(inputs: Arrays, job: Job) -> Arrays:
     outputs=(Tensor("OUTPUT0", Datatype.INT32, None),),
 )
 def fail(_inputs: Arrays) -> Arrays:
-    """Fail, whatever comes."""
+    """Fail every request."""
     raise ValueError("this model fails on purpose")
 
 
@@ -120,15 +120,15 @@ def fail(_inputs: Arrays) -> Arrays:
     ),
 )
 def simple_sequence(inputs: Arrays, job: Job) -> Arrays:
-    """Add one to the first request of a sequence; tell the sequence's number, and its end."""
+    """Return INPUT, plus 1 on the first request of a sequence, with the sequence's id and end."""
     sequence = job.sequence
     if sequence is None or isinstance(sequence.id, str):
-        raise InvalidRequest("this model is asked within sequences that have a number")
-    given = inputs["INPUT"]
+        raise InvalidRequest("the request has no numeric sequence_id; this model needs one")
+    values = inputs["INPUT"]
     return {
-        "OUTPUT": given + np.int32(sequence.start),
-        "ID": np.full(given.shape, sequence.id, np.uint64),
-        "END": np.full(given.shape, sequence.end),
+        "OUTPUT": values + np.int32(sequence.start),
+        "ID": np.full(values.shape, sequence.id, np.uint64),
+        "END": np.full(values.shape, sequence.end),
     }
 
 
@@ -137,22 +137,24 @@ def simple_sequence(inputs: Arrays, job: Job) -> Arrays:
     outputs=(Tensor("OUTPUT", Datatype.INT32, (-1, 1)),),
 )
 class SequenceSum:
-    """Give the sum of what a sequence has sent so far, whatever its id; forget it at its end."""
+    """Returns the sum of all inputs of a sequence so far."""
 
     def __init__(self) -> None:
         self._sums: dict[int | str, int] = {}
 
     def __call__(self, inputs: Arrays, job: Job) -> Arrays:
-        """Add to the sum; a sequence that was not begun is refused, as Triton refuses it."""
+        """Add to the sum; like Triton, reject a sequence that did not start."""
         sequence = job.sequence
         if sequence is None:
-            raise InvalidRequest("this model is asked within sequences: give a sequence_id")
+            raise InvalidRequest("the request has no sequence_id; this model needs one")
         if sequence.start:
-            if len(self._sums) >= _MOST_SEQUENCES:  # forget the one begun first
+            if len(self._sums) >= _MAX_SEQUENCES:  # delete the oldest
                 del self._sums[next(iter(self._sums))]
             self._sums[sequence.id] = 0
         elif sequence.id not in self._sums:
-            raise InvalidRequest(f"sequence {sequence.id!r} was not begun with sequence_start")
+            raise InvalidRequest(
+                f"sequence {sequence.id!r} does not exist; its first request needs sequence_start"
+            )
         self._sums[sequence.id] += int(inputs["INPUT"].sum())
         total = self._sums.pop(sequence.id) if sequence.end else self._sums[sequence.id]
         return {"OUTPUT": np.array([[total]], np.int32)}
@@ -163,7 +165,7 @@ class SequenceSum:
     outputs=(Tensor("OUT", Datatype.INT32, (1,)), Tensor("IDX", Datatype.UINT32, (1,))),
 )
 def repeat_stream(inputs: Arrays) -> Iterator[Arrays]:
-    """Answer once for each element of IN: the element and its index."""
+    """Reply once for each element of IN, with the element and its index."""
     for index, value in enumerate(inputs["IN"]):
         yield {"OUT": np.array([value], np.int32), "IDX": np.array([index], np.uint32)}
 
@@ -172,17 +174,19 @@ def repeat_stream(inputs: Arrays) -> Iterator[Arrays]:
     inputs=(Tensor("text", Datatype.BYTES, (1,)),), outputs=(Tensor("token", Datatype.BYTES, (1,)),)
 )
 async def speak(inputs: Arrays, job: Job) -> AsyncIterator[Arrays]:
-    """Say the text back as a language model would: word by word, or at once without a stream.
+    """Repeat the text like a language model: one reply per word, or one reply without a stream.
 
-    Parameters: `max_tokens`, the most words; `pause_ms` after each, 20 by default.
+    Parameters: `max_tokens`, the maximum number of words; `pause_ms` after each, 20 by default.
     """
     try:
         text = inputs["text"][0].decode()
-        most = int(job.parameters.get("max_tokens", 1 << 20))
+        max_tokens = int(job.parameters.get("max_tokens", 1 << 20))
         pause_s = max(0, int(job.parameters.get("pause_ms", 20))) / 1000
     except ValueError as error:
-        raise InvalidRequest(f"text is not UTF-8, or a parameter is no number: {error}") from error
-    words = re.findall(r"\s*\S+", text)[: max(0, most)]
+        raise InvalidRequest(
+            f"the text is not UTF-8, or a parameter is not a number: {error}"
+        ) from error
+    words = re.findall(r"\s*\S+", text)[: max(0, max_tokens)]
     for word in words if job.streamed else ["".join(words)]:
         yield {"token": np.array([word.encode()], dtype=object)}
         await asyncio.sleep(pause_s if job.streamed else 0)
@@ -193,7 +197,7 @@ async def speak(inputs: Arrays, job: Job) -> AsyncIterator[Arrays]:
     outputs=(Tensor("PARAMS", Datatype.BYTES, (1,)),),
 )
 def params_echo(_inputs: Arrays, job: Job) -> Arrays:
-    """Give the request's parameters as sorted JSON, and as parameters of the answer."""
+    """Return the request's parameters as sorted JSON, and as parameters of the reply."""
     text = json.dumps(dict(job.parameters), sort_keys=True)
     job.reply_parameters.update({f"echo_{key}": value for key, value in job.parameters.items()})
     return {"PARAMS": np.array([text.encode()], dtype=object)}

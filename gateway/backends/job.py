@@ -1,4 +1,4 @@
-"""Job: what a model may know of the request beside its inputs."""
+"""Job: the properties of a request, besides its inputs, that a model may use."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from msgspec import Struct, field
 
 from gateway.ir.context import ModelRef, Parameter, Parameters, Sequence
 
-_MAKING: Final = threading.Lock()
+_EVENT_LOCK: Final = threading.Lock()
 
 
 class Job(Struct):
     """One inference, as the model sees it.
 
     Attributes:
-        model: Name and version that answer.
-        id: The caller's; "" for none.
-        parameters: The caller's own.
+        model: Name and version of the model.
+        id: The caller's request id; "" for none.
+        parameters: The caller's parameters.
         sequence: None outside a sequence.
-        outputs: Names of the outputs that are wanted.
+        outputs: Names of the requested outputs.
         deadline: On the clock of `time.monotonic`; None for none.
-        reply_parameters: The model may put parameters for its answer here.
-        streamed: The caller takes any number of answers; otherwise it takes one.
-        instance: Which of the model's instances runs it, counted from 0; no other job has it now.
-        thread: The backend's own.
+        reply_parameters: The model may add parameters of its reply here.
+        streamed: Whether the caller accepts any number of replies, or exactly one.
+        instance: The instance that runs the job, from 0; it runs no other job at the same time.
+        thread: Used by the backend.
     """
 
     model: ModelRef
@@ -39,27 +39,27 @@ class Job(Struct):
     streamed: bool = False
     instance: int = 0
     thread: asyncio.Future[Any] | None = None
-    _over: bool = False
-    _told: threading.Event | None = None
+    _is_cancelled: bool = False
+    _event: threading.Event | None = None
 
     @property
     def cancelled(self) -> threading.Event:
-        """Set when nobody waits for the answer any more; long work should look at it.
+        """An event that is set when the caller no longer waits; long work should check it.
 
-        Made when it is first asked for: few models do, and an event costs as much as all the rest
-        of a job.
+        It is created on first use, because few models use it and an event costs as much as the
+        rest of a job.
         """
-        with _MAKING:  # model and backend may ask at the same time, on threads of their own
-            # Made before it is asked whether it is over: `cancel` does it the other way around.
-            if self._told is None:
-                self._told = threading.Event()
-                if self._over:
-                    self._told.set()
-            return self._told
+        with _EVENT_LOCK:  # the model and the backend may run in different threads
+            # The order matters: `cancel` sets the flag before it reads the event.
+            if self._event is None:
+                self._event = threading.Event()
+                if self._is_cancelled:
+                    self._event.set()
+            return self._event
 
     def cancel(self) -> None:
-        """Set `cancelled`, now and for whoever asks later."""
-        self._over = True
-        told = self._told
-        if told is not None:
-            told.set()
+        """Set `cancelled`."""
+        self._is_cancelled = True
+        event = self._event
+        if event is not None:
+            event.set()

@@ -1,31 +1,57 @@
-"""What backends that load a model from a file have in common: labels, zeros to warm up with."""
+"""Shared parts of backends that load a model from a file: load errors, labels, warm-up inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gateway.backends.base import Backend, LoadError
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 
 
-def read_labels(
-    files: Mapping[str, Path], unloadable: Callable[[str], Exception]
-) -> dict[str, tuple[str, ...]]:
-    """Return the class labels of each output, from files that hold one a line.
+class FileBackend(Backend):
+    """One version of a model, loaded from one file.
 
-    Raises:
-        Exception: What *unloadable* makes of the reason; a file cannot be read.
+    Args:
+        name: The model's name.
+        path: The model file.
+        version: A number.
+        settings: `instances` and `queue` of `Backend`.
     """
-    return {name: _labels(path, unloadable) for name, path in files.items()}
+
+    def __init__(self, name: str, path: Path, version: str = "1", **settings: Any) -> None:
+        super().__init__(name, version, **settings)
+        self._path = path
+
+    def unloadable(self, text: str) -> LoadError:
+        """Return a LoadError that names the model and its file."""
+        return LoadError(
+            f"model {str(self.model)!r}: {self._path} cannot be loaded: {text}", model=self.model
+        )
+
+    def read_labels(self, files: Mapping[str, Path]) -> dict[str, tuple[str, ...]]:
+        """Return the class labels of each output, from files with one label per line.
+
+        Raises:
+            LoadError: A file cannot be read.
+        """
+        labels = {}
+        for name, path in files.items():
+            try:
+                labels[name] = tuple(path.read_text(encoding="utf-8").splitlines())
+            except (OSError, UnicodeDecodeError) as error:
+                reason = one_line(error)
+                raise self.unloadable(f"labels in {path} cannot be read: {reason}") from error
+        return labels
 
 
 def zeros(tensor: TensorMetadata, shape: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
-    """Return an input of zeros, or of empty BYTES; of *shape*, or with 1 for what varies."""
+    """Return an input of zeros, or of empty BYTES; variable dimensions are 1 without *shape*."""
     if shape is None:
         shape = tuple(1 if dim < 0 else dim for dim in tensor.shape or ())
     datatype = Datatype.FP32 if tensor.datatype is None else tensor.datatype
@@ -35,12 +61,5 @@ def zeros(tensor: TensorMetadata, shape: tuple[int, ...] | None = None) -> npt.N
 
 
 def one_line(error: BaseException) -> str:
-    """Return what *error* says, in one line."""
+    """Return the text of *error* in one line."""
     return " ".join(str(error).split())
-
-
-def _labels(path: Path, unloadable: Callable[[str], Exception]) -> tuple[str, ...]:
-    try:
-        return tuple(path.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise unloadable(f"labels in {path} cannot be read: {one_line(error)}") from error

@@ -1,7 +1,6 @@
-"""ONNX Runtime models: from a file, on the CPU or on a GPU.
+"""ONNX Runtime models, loaded from a file, on the CPU or on a GPU.
 
-Here: sessions, what the file says about itself, and how arrays go in and out. In `repository`:
-which files there are. ONNX Runtime is imported when the first model is loaded.
+`repository` finds the files. ONNX Runtime is imported when the first model is loaded.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.model_files import one_line, read_labels, zeros
+from gateway.backends.base import Inputs, Job
+from gateway.backends.model_files import FileBackend, one_line, zeros
 from gateway.backends.validation import Arrays
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
@@ -56,19 +55,19 @@ _PROVIDERS = {
     "tensorrt": (_TENSORRT, _CUDA, _CPU),
 }
 _BF16_TYPE = 16  # TensorProto.DataType.BFLOAT16
-_NOTHING_LOGGED = 4  # ONNX Runtime's level "fatal": what goes wrong is raised, and said once
+_LOG_FATAL = 4  # errors are raised, so ONNX Runtime does not need to log them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxOptions:
-    """How a model is run.
+    """Options of an ONNX model.
 
     Attributes:
-        device: auto, cpu, cuda or tensorrt; auto takes the best that there is, the others insist.
-        threads: Within one inference; None leaves it to ONNX Runtime.
+        device: auto, cpu, cuda or tensorrt; auto uses the best available, the others are required.
+        threads: Threads of one inference; None for ONNX Runtime's default.
         warm_up: Run the model once with zeros, variable dimensions 1, before it is ready.
-        max_batch_size: See `ModelMetadata`; the file does not tell.
-        labels: File of class labels, one a line, for an output.
+        max_batch_size: See `ModelMetadata`; the file does not contain it.
+        labels: Files of class labels, one per line, by output name.
     """
 
     device: str = "auto"
@@ -79,19 +78,12 @@ class OnnxOptions:
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
-            raise ValueError(f"device is {self.device!r}, needed is one of {', '.join(DEVICES)}")
+            names = ", ".join(DEVICES)
+            raise ValueError(f"option 'device' is {self.device!r}; expected one of {names}")
 
 
-class OnnxBackend(Backend):
-    """One ONNX file as a model.
-
-    Args:
-        name: Of the model.
-        path: Of the file.
-        version: Of the model; a number.
-        options: How it is run.
-        settings: `instances` and `queue` of `Backend`.
-    """
+class OnnxBackend(FileBackend):
+    """One ONNX file as a model; see `FileBackend` for the other arguments."""
 
     def __init__(
         self,
@@ -101,67 +93,67 @@ class OnnxBackend(Backend):
         options: OnnxOptions = OnnxOptions(),
         **settings: Any,
     ) -> None:
-        super().__init__(name, version, **settings)
-        self._path = path
+        super().__init__(name, path, version, **settings)
         self._options = options
         self._ort: Any = None
         self._sessions: list[Any] = []
         self._on_gpu = False
-        self._described: ModelMetadata | None = None
+        self._file_metadata: ModelMetadata | None = None
         self._symbols: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model's signature, as its file has it."""
-        if self._described is None:
+        """The model's signature, from its file."""
+        if self._file_metadata is None:
             raise self._not_ready()
-        return self._described
+        return self._file_metadata
 
     def load(self) -> None:
         """Open the file.
 
         Raises:
-            LoadError: ONNX Runtime is not installed, the file is missing or broken, the device is
-                not there, or the model has inputs or outputs that are no tensors.
+            LoadError: ONNX Runtime is not installed, the file is missing or invalid, the device is
+                not available, or an input or output is not a tensor.
         """
         self._ort = _runtime(self)
         if not self._path.is_file():
-            raise self.unloadable("there is no such file")
+            raise self.unloadable("the file does not exist")
         session = self._open()
-        found = session.get_providers()
-        wanted = _PROVIDERS[self._options.device][0]
-        if self._options.device != "auto" and wanted not in found:
-            raise self.unloadable(f"device {self._options.device!r} is not available here")
-        self._described = self._describe(session)
+        providers = session.get_providers()
+        required = _PROVIDERS[self._options.device][0]
+        if self._options.device != "auto" and required not in providers:
+            raise self.unloadable(f"device {self._options.device!r} is not available")
+        self._file_metadata = self._describe(session)
         self._symbols = _symbols(session.get_inputs())
-        self._on_gpu = found[0] != _CPU
-        # On the CPU one session runs any number of calls side by side, with one copy of the
-        # weights; on a GPU calls of one session wait for one another.
+        self._on_gpu = providers[0] != _CPU
+        # On the CPU one session runs concurrent calls with one copy of the weights; on a GPU the
+        # calls of one session run one after another.
         more = self._instances - 1 if self._on_gpu else 0
         self._sessions = [session, *(self._open() for _ in range(more))]
         if self._options.warm_up:
             self._warm_up()
-        log.info("model loaded", model=str(self.model), file=str(self._path), provider=found[0])
+        provider = providers[0]
+        log.info("model loaded", model=str(self.model), file=str(self._path), provider=provider)
 
     def unload(self) -> None:
-        """Let go of the sessions and their memory."""
+        """Free the sessions."""
         self._sessions = []
-        self._described = None
+        self._file_metadata = None
 
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
         """Run the model; copies inputs that are not contiguous and aligned, and BYTES.
 
         Raises:
-            InvalidRequest: A BYTES element is not UTF-8, inputs disagree about a dimension they
-                share by name, or ONNX Runtime calls an input invalid.
+            InvalidRequest: A BYTES element is not UTF-8, two inputs have different sizes for a
+                dimension of the same name, or ONNX Runtime rejects an input.
         """
         self._check_symbols(inputs)
         session = self._sessions[job.instance % len(self._sessions)]
-        feed = {name: self._feedable(name, array) for name, array in inputs.items()}
+        feed = {name: self._prepare(name, array) for name, array in inputs.items()}
         try:
             if self._has(Datatype.BF16):
                 return self._run_values(session, feed, job.outputs)
-            if self._on_gpu and not self._has(Datatype.BYTES):  # text stays on the CPU
+            if self._on_gpu and not self._has(Datatype.BYTES):  # strings are on the CPU only
                 return _run_bound(session, feed, job.outputs)
             return dict(zip(job.outputs, session.run(job.outputs, feed), strict=True))
         except Exception as error:
@@ -171,21 +163,15 @@ class OnnxBackend(Backend):
                 f"model {str(self.model)!r}: {one_line(error)}", model=self.model
             ) from error
 
-    def unloadable(self, text: str) -> LoadError:
-        """Return the error that says why the model cannot be loaded."""
-        return LoadError(
-            f"model {str(self.model)!r}: {self._path} cannot be loaded: {text}", model=self.model
-        )
-
     def _open(self) -> Any:
         options = self._ort.SessionOptions()
-        options.log_severity_level = _NOTHING_LOGGED
+        options.log_severity_level = _LOG_FATAL
         if self._options.threads is not None:
             options.intra_op_num_threads = self._options.threads
-        there = self._ort.get_available_providers()
-        providers = [name for name in _PROVIDERS[self._options.device] if name in there]
+        available = self._ort.get_available_providers()
+        providers = [name for name in _PROVIDERS[self._options.device] if name in available]
         try:
-            # By path and not by bytes: large models keep their weights in files beside it.
+            # By path, because large models keep their weights in other files of the same folder.
             return self._ort.InferenceSession(str(self._path), options, providers=providers)
         except Exception as error:
             raise self.unloadable(one_line(error)) from error
@@ -198,13 +184,15 @@ class OnnxBackend(Backend):
             inputs=tuple(self._tensor("input", value) for value in session.get_inputs()),
             outputs=tuple(self._tensor("output", value) for value in session.get_outputs()),
             max_batch_size=self._options.max_batch_size,
-            labels=read_labels(self._options.labels, self.unloadable),
+            labels=self.read_labels(self._options.labels),
         )
 
     def _tensor(self, kind: str, value: Any) -> TensorMetadata:
         datatype = _DATATYPES.get(value.type)
         if datatype is None:
-            raise self.unloadable(f"{kind} {value.name!r} is a {value.type}, which no datatype is")
+            raise self.unloadable(
+                f"{kind} {value.name!r} is a {value.type}, which is not a supported datatype"
+            )
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in value.shape)
         return TensorMetadata(value.name, datatype, shape)
 
@@ -218,19 +206,20 @@ class OnnxBackend(Backend):
             raise self.unloadable(f"the warm-up failed: {one_line(error)}") from error
 
     def _check_symbols(self, inputs: Inputs) -> None:
-        """Refuse inputs that give one named dimension different sizes."""
+        """Reject inputs with different sizes for the same named dimension."""
         sizes: dict[str, tuple[int, str]] = {}
         for name, axis, symbol in self._symbols:
             size = inputs[name].shape[axis]
             first = sizes.setdefault(symbol, (size, name))
             if first[0] != size:
                 raise InvalidRequest(
-                    f"input {name!r} has {size} in dimension {axis}, input {first[1]!r} has "
-                    f"{first[0]} there: both are {symbol!r} of model {str(self.model)!r}",
+                    f"dimension {axis} of input {name!r} is {size}; expected {first[0]} as in "
+                    f"input {first[1]!r}, because both are {symbol!r} of model {str(self.model)!r}",
                     model=self.model,
                 )
 
-    def _feedable(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _prepare(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an input as ONNX Runtime accepts it: aligned and contiguous, or `str` objects."""
         if array.dtype != object:
             return np.require(array, requirements=("A", "C"))
         texts = np.empty(array.shape, dtype=object)
@@ -239,8 +228,8 @@ class OnnxBackend(Backend):
                 texts[index] = item.decode()
             except UnicodeDecodeError as error:
                 raise InvalidRequest(
-                    f"input {name!r} has an element at {list(index)} that is not UTF-8, "
-                    "ONNX models take text",
+                    f"input {name!r} has an element at {list(index)} that is not UTF-8; "
+                    "ONNX models accept text only",
                     model=self.model,
                 ) from error
         return texts
@@ -250,7 +239,7 @@ class OnnxBackend(Backend):
         return any(t.datatype is datatype for t in (*metadata.inputs, *metadata.outputs))
 
     def _run_values(self, session: Any, feed: Inputs, outputs: Sequence[str]) -> Arrays:
-        """Run with ONNX Runtime's own values, which alone can hold BF16."""
+        """Run with OrtValues, because numpy arrays cannot carry BF16."""
         values = {}
         for tensor in self.metadata.inputs:
             array = feed[tensor.name]
@@ -264,7 +253,7 @@ class OnnxBackend(Backend):
 
 
 def _run_bound(session: Any, feed: Inputs, outputs: Sequence[str]) -> Arrays:
-    """Run with inputs and outputs bound to the device: one copy each way, none in between."""
+    """Run with inputs and outputs bound to the device: one copy in each direction."""
     binding = session.io_binding()
     for name, array in feed.items():
         binding.bind_cpu_input(name, array)
@@ -276,7 +265,7 @@ def _run_bound(session: Any, feed: Inputs, outputs: Sequence[str]) -> Arrays:
 
 def _runtime(backend: OnnxBackend) -> Any:
     try:
-        import onnxruntime  # noqa: PLC0415  # an extra, and slow to import
+        import onnxruntime  # noqa: PLC0415  # optional, and slow to import
     except ImportError as error:
         raise backend.unloadable(
             "ONNX Runtime is not installed: pip install 'tensor-gateway[onnx]'"
@@ -295,10 +284,10 @@ def _symbols(values: Sequence[Any]) -> tuple[tuple[str, int, str], ...]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """Return an output as an array of its own; BF16 as bit patterns, which need a copy."""
+    """Return an output as an array; BF16 as bit patterns, which need a copy."""
     if value.data_type() != "tensor(bfloat16)":
-        found: npt.NDArray[Any] = value.numpy()
-        return found
+        array: npt.NDArray[Any] = value.numpy()
+        return array
     shape = tuple(value.shape())
     data = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
     return np.frombuffer(data, Datatype.BF16.numpy_dtype).reshape(shape)

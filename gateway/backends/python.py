@@ -1,11 +1,11 @@
-"""Python callables as models: functions, coroutines, generators, or objects that can be called.
+"""Python callables as models: functions, coroutines, generators and callable objects.
 
-A model is given a dict of numpy arrays, and a `Job` if it takes two arguments, and returns a dict
-of arrays. A generator gives several answers. What it takes and gives is declared: by the attributes
-`inputs` and `outputs` of the callable, or in the configuration, which wins.
+The argument of a model is a dict of numpy arrays, and a `Job` if it has two parameters; its result
+is a dict of arrays. A generator yields several replies. The attributes `inputs` and `outputs` of
+the callable declare its tensors, or else the configuration, which overrides them.
 
-Arrays given to a model may be read-only and unaligned; BYTES are object arrays of `bytes`, BF16 is
-uint16 bit patterns. A model refuses a request by raising `gateway.ir.errors.InvalidRequest`.
+Input arrays may be read-only and unaligned. BYTES are object arrays of `bytes`, and BF16 are uint16
+bit patterns. A model raises `gateway.ir.errors.InvalidRequest` to reject a request.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ class PythonBackend(Backend):
     """A callable as a model.
 
     Args:
-        name: Of the model.
+        name: The model's name.
         source: The callable, or its dotted name, "package.module:attribute". A class is called with
-            *options* when the model is loaded, once for each instance, so that no two inferences
-            run in one object at a time; the requests of a sequence come to the same one. Its
-            `close`, where it has one, is called when the model is unloaded. Other callables are
-            shared by the instances.
-        version: Of the model; a number.
-        inputs: What it takes; None for what it declares itself.
-        outputs: What it gives; None likewise.
-        options: For a class.
+            *options* when the model is loaded, once per instance: each object runs one inference
+            at a time, and all requests of a sequence. Unloading calls its `close` method if it has
+            one. The instances share any other callable.
+        version: A number.
+        inputs: The inputs; None for those that the callable declares.
+        outputs: The outputs; None for those that the callable declares.
+        options: Keyword arguments of a class.
         max_batch_size: See `ModelMetadata`.
         settings: `instances` and `queue` of `Backend`.
     """
@@ -63,36 +62,32 @@ class PythonBackend(Backend):
         self._options = dict(options or {})
         self._max_batch_size = max_batch_size
         self._models: list[Callable[..., Any]] = []
-        self._takes_job = False
-        self._asynchronous = False
+        self._has_job_parameter = False
+        self._is_async = False
         self._declared: ModelMetadata | None = None
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model's signature, as declared."""
+        """The declared signature."""
         if self._declared is None:
             raise self._not_ready()
         return self._declared
 
     def load(self) -> None:
-        """Find the callable and what it declares.
+        """Import the callable and read its declaration.
 
         Raises:
-            LoadError: It cannot be imported, made or called, or declares nothing.
+            LoadError: It cannot be imported, created or called, or declares no tensors.
         """
-        models = self._made(self._found())
+        models = self._instantiate(self._import())
         model = models[0]
         if not callable(model):
-            raise self._unloadable(f"is a {type(model).__name__}, which cannot be called")
-        # An object's kind is that of its __call__.
+            raise self._unloadable(f"is a {type(model).__name__}, which is not callable")
         function = model if inspect.isroutine(model) else type(model).__call__
-        self._takes_job = _positional(model) > 1
-        self._asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(
-            function
-        )
-        self.decoupled = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
-            function
-        )
+        is_async_generator = inspect.isasyncgenfunction(function)
+        self._has_job_parameter = _positional_count(model) > 1
+        self._is_async = is_async_generator or inspect.iscoroutinefunction(function)
+        self.decoupled = is_async_generator or inspect.isgeneratorfunction(function)
         self._declared = ModelMetadata(
             name=self.model.name,
             versions=(self.model.version,),
@@ -104,48 +99,48 @@ class PythonBackend(Backend):
         self._models = models
 
     def unload(self) -> None:
-        """Let go of the model, and call its `close` where it has one."""
+        """Delete the model, and call its `close` method if it has one."""
         models, self._models = self._models, []
         _close(models)
 
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
-        """Call a model that is neither asynchronous nor a generator."""
-        answer: Arrays = self._call(inputs, job)
-        return answer
+        """Call a synchronous model that is not a generator."""
+        outputs: Arrays = self._call(inputs, job)
+        return outputs
 
     def run(self, inputs: Inputs, job: Job, /) -> Awaitable[Arrays]:
-        """Call the model: a coroutine on the event loop, anything else on a thread."""
-        if self._asynchronous:
-            answer: Awaitable[Arrays] = self._call(inputs, job)
-            return answer
+        """Call the model: a coroutine function on the event loop, any other on a thread."""
+        if self._is_async:
+            outputs: Awaitable[Arrays] = self._call(inputs, job)
+            return outputs
         return super().run(inputs, job)
 
-    def answers(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
-        """Iterate over the answers of a generator; one from a model that is none."""
+    def run_stream(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
+        """Iterate over the replies of a generator; other models have one reply."""
         if not self.decoupled:
-            return super().answers(inputs, job)
-        if self._asynchronous:
-            return self._awaited(self._call(inputs, job))
-        return self._stepped(self._call(inputs, job), job)
+            return super().run_stream(inputs, job)
+        if self._is_async:
+            return self._iterate_async(self._call(inputs, job))
+        return self._iterate_on_thread(self._call(inputs, job), job)
 
-    async def _awaited(self, generator: AsyncIterator[Any]) -> AsyncIterator[Arrays]:
+    async def _iterate_async(self, generator: AsyncIterator[Any]) -> AsyncIterator[Arrays]:
         try:
-            async for answer in generator:
-                yield answer
+            async for outputs in generator:
+                yield outputs
         finally:
             await close_stream(generator)
 
-    async def _stepped(self, generator: Iterator[Any], job: Job) -> AsyncIterator[Arrays]:
-        """Take each answer on a thread, and close the generator on one."""
+    async def _iterate_on_thread(self, generator: Iterator[Any], job: Job) -> AsyncIterator[Arrays]:
+        """Run each step of the generator, and its end, on a thread."""
         try:
             while True:
-                answer: Any = await self.on_thread(lambda: next(generator, _END), job)
-                if answer is _END:
+                outputs: Any = await self.on_thread(lambda: next(generator, _END), job)
+                if outputs is _END:
                     return
-                yield answer
+                yield outputs
         finally:
-            # A thread that still runs it, because the caller left, drops the last reference to it.
-            # So does a model that has been stopped meanwhile.
+            # A thread that still runs it after the caller left has the last reference to it; so
+            # has a model that was stopped. In both cases Python closes the generator.
             if self.has_threads and (job.thread is None or job.thread.done()):
                 await self.on_thread(generator.close)  # type: ignore[attr-defined]  # a generator
 
@@ -153,46 +148,46 @@ class PythonBackend(Backend):
         if not self._models:
             raise self._not_ready()
         model = self._models[job.instance % len(self._models)]
-        return model(inputs, job) if self._takes_job else model(inputs)
+        return model(inputs, job) if self._has_job_parameter else model(inputs)
 
-    def _found(self) -> Any:
+    def _import(self) -> Any:
         if not isinstance(self._source, str):
             return self._source
         module_name, colon, path = self._source.partition(":")
         if not colon:
-            raise self._unloadable("is not of the form 'package.module:attribute'")
+            raise self._unloadable("is not a dotted name; expected 'package.module:attribute'")
         try:
-            found: Any = importlib.import_module(module_name)
+            value: Any = importlib.import_module(module_name)
         except Exception as error:
-            raise self._unloadable(f"cannot be imported: {_said(error)}") from error
+            raise self._unloadable(f"cannot be imported: {_error_text(error)}") from error
         for part in path.split("."):
             try:
-                found = getattr(found, part)
+                value = getattr(value, part)
             except AttributeError as error:
-                raise self._unloadable(f"cannot be found: {_said(error)}") from error
-        return found
+                raise self._unloadable(f"cannot be found: {_error_text(error)}") from error
+        return value
 
-    def _made(self, found: Any) -> list[Any]:
-        """Return an object of a class for each instance; one for all of anything else."""
-        if not inspect.isclass(found):
-            return [found]
-        made: list[Any] = []
+    def _instantiate(self, source: Any) -> list[Any]:
+        """Return one object of a class per instance, or the callable itself."""
+        if not inspect.isclass(source):
+            return [source]
+        models: list[Any] = []
         try:
-            while len(made) < self._instances:
-                made.append(found(**self._options))
+            while len(models) < self._instances:
+                models.append(source(**self._options))
         except Exception as error:
-            _close(made)
-            raise self._unloadable(f"cannot be made: {_said(error)}") from error
-        return made
+            _close(models)
+            raise self._unloadable(f"cannot be created: {_error_text(error)}") from error
+        return models
 
     def _tensors(
-        self, kind: str, given: Sequence[TensorMetadata] | None, model: Any
+        self, kind: str, configured: Sequence[TensorMetadata] | None, model: Any
     ) -> tuple[TensorMetadata, ...]:
-        declared = getattr(model, kind, None) if given is None else given
+        declared = getattr(model, kind, None) if configured is None else configured
         if declared is None:
             raise self._unloadable(
-                f"does not declare its {kind}: give it an attribute {kind!r}, "
-                f"or set {kind!r} in the configuration"
+                f"does not declare its {kind}; add an attribute {kind!r}, "
+                f"or set {kind!r} in its signature in the configuration"
             )
         return tuple(declared)
 
@@ -206,17 +201,17 @@ class PythonBackend(Backend):
 def declares(
     *, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]
 ) -> Callable[[Any], Any]:
-    """Declare what a function or class takes and gives, as a decorator."""
+    """Return a decorator that declares the tensors of a function or class."""
 
-    def mark(model: Any) -> Any:
+    def declare(model: Any) -> Any:
         model.inputs, model.outputs = tuple(inputs), tuple(outputs)
         return model
 
-    return mark
+    return declare
 
 
 def _close(models: Sequence[Any]) -> None:
-    """Call `close` of each model that has one; a failing one keeps no other from it."""
+    """Call `close` of each model that has one, even if another one fails."""
     with ExitStack() as closing:
         for model in models:
             close = None if inspect.isroutine(model) else getattr(model, "close", None)
@@ -224,46 +219,44 @@ def _close(models: Sequence[Any]) -> None:
                 closing.callback(close)
 
 
-def _positional(model: Callable[..., Any]) -> int:
-    """Return how many positional arguments *model* needs or takes; a guess of 1 when unknown."""
+def _positional_count(model: Callable[..., Any]) -> int:
+    """Return the number of required positional parameters; 1 if it is not known."""
     try:
         parameters = inspect.signature(model).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C tell nothing
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return 1
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def from_plan(plan: ModelSpec) -> Versions:
-    """Return the model of *plan*; its options say which callable, and how it is run.
+def from_spec(spec: ModelSpec) -> Versions:
+    """Return the model of *spec*.
 
     Options: `callable` ("package.module:attribute", required), `version`, `instances`, `queue`,
     `max_batch_size`, and `arguments`, a mapping for a class.
 
     Raises:
-        ValueError: An option is wrong or missing.
+        ValueError: An option is invalid or missing.
     """
-    plan.only("callable", "version", "instances", "queue", "max_batch_size", "arguments")
-    source = plan.options.get("callable")
+    spec.only("callable", "version", "instances", "queue", "max_batch_size", "arguments")
+    source = spec.options.get("callable")
     if not isinstance(source, str) or ":" not in source:
         raise ValueError(
-            f"model {plan.name!r}: option 'callable' is {source!r}, needed is package.module:name"
+            f"model {spec.name!r}: option 'callable' is {source!r}; expected package.module:name"
         )
-    batch = plan.integer("max_batch_size", 0, least=0)
-    signature = plan.signature
+    signature = spec.signature
     model = PythonBackend(
-        plan.name,
+        spec.name,
         source,
-        str(plan.options.get("version", "1")),
+        str(spec.options.get("version", "1")),
         inputs=None if signature is None else signature.inputs,
         outputs=None if signature is None else signature.outputs,
-        options=plan.options.get("arguments"),
-        max_batch_size=batch if "max_batch_size" in plan.options else None,
-        instances=plan.integer("instances", 1),
-        queue=plan.integer("queue", 256, least=0),
+        options=spec.options.get("arguments"),
+        max_batch_size=spec.max_batch_size,
+        **spec.pool_settings,
     )
-    return Versions(plan.name, [model])
+    return Versions(spec.name, [model])

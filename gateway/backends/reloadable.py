@@ -1,4 +1,4 @@
-"""Loadable: an in-process model that can be loaded again and unloaded while it is served."""
+"""ReloadableModel: an in-process model that calls can reload and unload."""
 
 from __future__ import annotations
 
@@ -19,65 +19,65 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 _UNLOADED = "unloaded"
-# What is answered here; all else is for the versions.
+# Calls that ReloadableModel handles itself; it passes the others to the versions.
 _OWN: Final = frozenset({ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest})
 
 
 class ReloadableModel:
-    """A Service over the versions of one model, which come and go by calls.
+    """A Service over the versions of one model, with calls to load and unload them.
 
-    Loading looks for the versions that are there now. Those that serve go on until the new ones
-    are loaded; when these cannot be, nothing has changed.
+    A reload looks for the versions in the repository again. The current versions serve until the
+    new ones are loaded, and stay if these cannot be loaded.
 
     Args:
-        make: Returns the model's versions, not loaded yet; may read folders.
+        find_versions: Returns the model's versions without loading them; may read folders.
 
     Attributes:
-        unloaded: The model has been unloaded by a call, and not been loaded since.
+        is_unloaded: A call has unloaded the model.
     """
 
-    def __init__(self, make: Callable[[], Versions]) -> None:
-        self._make = make
-        self._current = make()
-        self._changing = asyncio.Lock()
-        self._doing: ModelState | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
-        self.unloaded = False
+    def __init__(self, find_versions: Callable[[], Versions]) -> None:
+        self._find_versions = find_versions
+        self._current = find_versions()
+        self._lock = asyncio.Lock()
+        self._transition: ModelState | None = None
+        self._unloading: set[asyncio.Task[None]] = set()
+        self.is_unloaded = False
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Load, unload or list the model, or pass *call* to its versions.
 
         Raises:
             LoadError: The model cannot be loaded.
-            Unsupported: It shall be loaded otherwise than it is configured.
+            Unsupported: The call overrides the model's configuration.
         """
         if type(call) not in _OWN:
             return self._current(call)
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        # R is the reply type of each branch, which mypy cannot infer from isinstance.
         if isinstance(call, ModelLoadRequest):
             return cast("ReplyCoroutine[R]", self._load(call))
         if isinstance(call, ModelUnloadRequest):
             return cast("ReplyCoroutine[R]", self._unload())
-        return cast("ReplyCoroutine[R]", self._listed())
+        return cast("ReplyCoroutine[R]", self._index())
 
-    async def _listed(self) -> tuple[RepositoryEntry, ...]:
+    async def _index(self) -> tuple[RepositoryEntry, ...]:
         return self.entries()
 
     def ready(self) -> bool:
-        """Return whether the newest version can take inferences."""
+        """Return whether the newest version accepts inferences."""
         return self._current.ready()
 
     def entries(self) -> tuple[RepositoryEntry, ...]:
-        """Return the versions as lines of a repository index, oldest first."""
+        """Return the versions as entries of a repository index, oldest first."""
         entries = self._current.entries()
-        if self._doing is None and not self.unloaded:
+        if self._transition is None and not self.is_unloaded:
             return entries
-        state = self._doing or ModelState.UNAVAILABLE
+        state = self._transition or ModelState.UNAVAILABLE
         return tuple(
             entry
             if entry.state is ModelState.READY and state is ModelState.LOADING
             else RepositoryEntry(
-                entry.name, entry.version, state, _UNLOADED if self.unloaded else ""
+                entry.name, entry.version, state, _UNLOADED if self.is_unloaded else ""
             )
             for entry in entries
         )
@@ -86,42 +86,42 @@ class ReloadableModel:
         """Load every version.
 
         Raises:
-            LoadError: One cannot be loaded; the others are unloaded.
+            LoadError: A version cannot be loaded; the others are unloaded.
         """
         await self._current.start()
 
     async def stop(self) -> None:
-        """Unload every version; harmless the second time."""
-        await asyncio.gather(self._current.stop(), *self._leaving)
+        """Unload every version; idempotent."""
+        await asyncio.gather(self._current.stop(), *self._unloading)
 
     async def _load(self, call: ModelLoadRequest) -> None:
         if call.parameters:
             raise Unsupported(
-                f"model {self._current.name!r} is the gateway's own: it is loaded as the "
-                f"configuration says, not with {min(call.parameters)!r}",
+                f"model {self._current.name!r} runs in the gateway, which loads it with the "
+                f"options of its configuration only; the call has {min(call.parameters)!r}",
                 model=call.model,
             )
-        async with self._changing:
-            self._doing = ModelState.LOADING
+        async with self._lock:
+            self._transition = ModelState.LOADING
             try:
-                fresh = await asyncio.to_thread(self._make)
-                await fresh.start()
+                loaded = await asyncio.to_thread(self._find_versions)
+                await loaded.start()
             finally:
-                self._doing = None
-            before, self._current = self._current, fresh
-            self.unloaded = False
-        log.info("model loaded", model=fresh.name)
-        # Calls in hand end where they began; nobody waits for that.
-        leaving = asyncio.create_task(before.stop(), name=f"unload {before.name}")
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+                self._transition = None
+            previous, self._current = self._current, loaded
+            self.is_unloaded = False
+        log.info("model loaded", model=loaded.name)
+        # The calls in flight finish with the previous versions, in the background.
+        unloading = asyncio.create_task(previous.stop(), name=f"unload {previous.name}")
+        self._unloading.add(unloading)
+        unloading.add_done_callback(self._unloading.discard)
 
     async def _unload(self) -> None:
-        async with self._changing:
-            self.unloaded = True
-            self._doing = ModelState.UNLOADING
+        async with self._lock:
+            self.is_unloaded = True
+            self._transition = ModelState.UNLOADING
             try:
                 await self._current.stop()
             finally:
-                self._doing = None
+                self._transition = None
         log.info("model unloaded", model=self._current.name)

@@ -1,7 +1,7 @@
-"""Model repositories: which versions of a model lie in a folder.
+"""Model repositories: finds the versions of a model in a folder.
 
-The layout is `<model>/<version>/model.onnx`, as model servers have it; a single file is version 1.
-Other backends have the same layout with file names of their own.
+The layout is Triton's, `<model>/<version>/model.onnx`; a single file is version 1. Other backends
+use the same layout with other file names.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def onnx_model(
     versions: Collection[str] = (),
     **settings: Any,
 ) -> Versions:
-    """Return the model at *path*, not loaded yet.
+    """Return the ONNX model at *path* without loading it.
 
     Args:
-        name: Of the model.
-        path: A file, or a folder whose folders are named by version numbers.
+        name: The model's name.
+        path: A file, or a folder with one folder per version number.
         options: For every version; None for the defaults.
-        versions: Those to serve; empty for all that are there.
+        versions: The versions to serve; empty for all.
         settings: `instances` and `queue` of `Backend`.
 
     Raises:
-        LoadError: There is nothing at *path*, or a version is not there.
+        LoadError: *path* does not exist, or has no such version.
     """
-    how = OnnxOptions() if options is None else options
+    used = OnnxOptions() if options is None else options
     return repository(
         name,
         path,
-        lambda file, version: OnnxBackend(name, file, version, how, **settings),
+        lambda file, version: OnnxBackend(name, file, version, used, **settings),
         versions=versions,
     )
 
@@ -51,22 +51,22 @@ def onnx_model(
 def repository(
     name: str,
     path: Path,
-    make: Callable[[Path, str], Backend],
+    build: Callable[[Path, str], Backend],
     *,
     file_names: Sequence[str] = (FILE_NAME,),
     versions: Collection[str] = (),
 ) -> Versions:
-    """Return the model at *path*, with what *make* makes of each version's file and number.
+    """Return the model at *path* without loading it.
 
     Args:
-        name: Of the model.
-        path: A file, or a folder whose folders are named by version numbers.
-        make: Called once for each version.
-        file_names: What a version's file may be called, the best first.
-        versions: Those to serve; empty for all that are there.
+        name: The model's name.
+        path: A file, or a folder with one folder per version number.
+        build: Returns the backend of one version, from its file and its number.
+        file_names: Names of a version's file, in order of preference.
+        versions: The versions to serve; empty for all.
 
     Raises:
-        LoadError: There is nothing at *path*, or a version is not there.
+        LoadError: *path* does not exist, or has no such version.
     """
     files = find_versions(name, path, file_names)
     missing = [version for version in versions if version not in files]
@@ -78,7 +78,7 @@ def repository(
     return Versions(
         name,
         [
-            make(file, version)
+            build(file, version)
             for version, file in files.items()
             if not versions or version in versions
         ],
@@ -90,17 +90,17 @@ def find_versions(
 ) -> dict[str, Path]:
     """Return the model file of each version at *path*, lowest version first.
 
-    Folders whose names are no numbers are passed over, as model servers do. Of several names a file
-    may have, the first that is there counts.
+    Like Triton, skip folders whose names are not numbers. Prefer the first existing name of
+    *file_names*.
 
     Raises:
-        LoadError: There is nothing there, or no version.
+        LoadError: *path* does not exist, or has no version.
     """
     if path.is_file():
         return {"1": path}
     if not path.is_dir():
         raise LoadError(
-            f"model {name!r}: {path} cannot be loaded: there is no such file or folder",
+            f"model {name!r}: {path} cannot be loaded: it does not exist",
             model=ModelRef(name),
         )
     numbers = sorted(
@@ -109,10 +109,9 @@ def find_versions(
     )
     files = {number: _file(path / number, file_names) for number in numbers}
     if not files:
-        needed = f"{path}/<number>/{' or '.join(file_names)}"
+        expected = f"{path}/<number>/{' or '.join(file_names)}"
         raise LoadError(
-            f"model {name!r}: {path} has no versions; needed is {needed}",
-            model=ModelRef(name),
+            f"model {name!r}: {path} has no versions; expected {expected}", model=ModelRef(name)
         )
     return files
 
@@ -122,35 +121,31 @@ def _file(folder: Path, file_names: Sequence[str]) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
-def from_plan(plan: ModelSpec) -> Versions:
-    """Return the ONNX model of *plan*.
+def from_spec(spec: ModelSpec) -> Versions:
+    """Return the ONNX model of *spec* without loading it.
 
     Options: `device` (auto, cpu, cuda, tensorrt), `threads`, `warm_up`, `max_batch_size`, `labels`
-    (output name to file, one label a line, beside the model), `versions`, `instances`, `queue`.
+    (output name to file, one label per line, relative to the model), `versions`, `instances`,
+    `queue`.
 
     Raises:
-        LoadError: There is nothing at the plan's path, or a version is not there.
-        ValueError: An option is wrong, or there is no path.
+        LoadError: The path does not exist, or has no such version.
+        ValueError: An option is invalid, or the path is missing.
     """
-    plan.only(
+    spec.only(
         "device", "threads", "warm_up", "max_batch_size", "labels", "versions", "instances", "queue"
     )
-    if plan.path is None:
-        raise ValueError(f"model {plan.name!r} needs 'path': a model file, or a folder of versions")
-    given = plan.options
-    folder = plan.path if plan.path.is_dir() else plan.path.parent
     options = OnnxOptions(
-        device=str(given.get("device", "auto")),
-        threads=plan.integer("threads", 1) if "threads" in given else None,
-        warm_up=plan.flag("warm_up"),
-        max_batch_size=plan.integer("max_batch_size", 0, 0) if "max_batch_size" in given else None,
-        labels={name: folder / str(file) for name, file in plan.mapping("labels").items()},
+        device=str(spec.options.get("device", "auto")),
+        threads=spec.integer("threads", 1) if "threads" in spec.options else None,
+        warm_up=spec.flag("warm_up"),
+        max_batch_size=spec.max_batch_size,
+        labels=spec.files("labels"),
     )
     return onnx_model(
-        plan.name,
-        plan.path,
+        spec.name,
+        spec.required_path,
         options,
-        versions=plan.texts("versions"),
-        instances=plan.integer("instances", 1),
-        queue=plan.integer("queue", 256, least=0),
+        versions=spec.texts("versions"),
+        **spec.pool_settings,
     )

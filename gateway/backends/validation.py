@@ -1,7 +1,6 @@
-"""Requests against a model's metadata, and a model's outputs against the same. Pure.
+"""Validates requests and outputs of a model against its metadata.
 
-What does not fit a request is the caller's fault (`InvalidRequest`); what does not fit an output is
-the model's (`UpstreamError`).
+An invalid request is an `InvalidRequest`; an invalid output of the model is an `UpstreamError`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class Signature:
-    """Checks calls for one version of one model.
+    """Validates the calls of one version of a model.
 
     Attributes:
-        declared: What its requests are held against.
+        validator: Validates requests.
     """
 
     def __init__(self, metadata: ModelMetadata, version: str) -> None:
-        self.declared = RequestValidator(metadata, version)
-        self._model = self.declared.model
+        self.validator = RequestValidator(metadata, version)
+        self._model = self.validator.model
         self._outputs = {tensor.name: tensor for tensor in metadata.outputs}
-        self._usual = {
+        self._expected = {
             tensor.name: (tensor.datatype, _dtype(tensor.datatype), tensor.shape)
             for tensor in metadata.outputs
         }
@@ -46,28 +45,25 @@ class Signature:
         Arrays may be read-only and unaligned views of received bytes; BYTES are copied.
 
         Raises:
-            InvalidRequest: An input is unknown, missing, there twice, or of another datatype or
+            InvalidRequest: An input is unknown, missing or duplicate, or has another datatype or
                 shape than the model's.
         """
-        arrays = {}
-        for tensor in self.declared.inputs(call):
-            arrays[tensor.name] = as_numpy(tensor)
-        return arrays
+        return {tensor.name: as_numpy(tensor) for tensor in self.validator.inputs(call)}
 
-    def outputs(self, arrays: Arrays, wanted: Sequence[str]) -> tuple[Tensor, ...]:
-        """Return the *wanted* ones of a model's outputs as tensors, without a copy but of BYTES.
+    def outputs(self, arrays: Arrays, names: Sequence[str]) -> tuple[Tensor, ...]:
+        """Return the outputs *names* of a model as tensors; only BYTES are copied.
 
         Raises:
-            UpstreamError: An output is missing, or is not what the model declares.
+            UpstreamError: An output is missing, or does not match the model's metadata.
         """
         for name in arrays:
             if name not in self._outputs:
-                raise self._fault(f"gave output {name!r}, which it does not declare")
+                raise self._model_error(f"returned output {name!r}, which it does not declare")
         tensors: list[Tensor] = []
-        for name in wanted:
+        for name in names:
             array = arrays.get(name)
-            datatype, dtype, declared = self._usual[name]
-            # The usual one, at a third of the cost of what says what is wrong with another.
+            datatype, dtype, declared = self._expected[name]
+            # Fast path for valid outputs: a third of the cost of `_output`.
             if type(array) is np.ndarray and array.dtype is dtype:
                 shape = array.shape
                 if shape == declared or shape_matches(shape, declared):
@@ -78,29 +74,31 @@ class Signature:
 
     def _output(self, name: str, arrays: Arrays) -> Tensor:
         if name not in arrays:
-            raise self._fault(f"gave no output {name!r}; it gave {quote_names(arrays)}")
+            raise self._model_error(
+                f"returned no output {name!r}; it returned {quote_names(arrays)}"
+            )
         declared = self._outputs[name]
         try:
             tensor = _tensor(name, np.asarray(arrays[name]), declared.datatype)
         except InvalidTensor as error:
-            raise self._fault(f"gave an output it does not declare so: {error.message}") from error
+            raise self._model_error(f"returned an invalid output: {error.message}") from error
         if not shape_matches(tensor.shape or (), declared.shape):
-            raise self._fault(
-                f"gave output {name!r} of shape {list(tensor.shape or ())}, "
-                f"it declares {list(declared.shape or ())}"
+            raise self._model_error(
+                f"returned output {name!r} of shape {list(tensor.shape or ())}; "
+                f"its metadata has {list(declared.shape or ())}"
             )
         return tensor
 
-    def _fault(self, text: str) -> UpstreamError:
+    def _model_error(self, text: str) -> UpstreamError:
         return UpstreamError(f"model {str(self._model)!r} {text}", model=self._model)
 
 
 def _dtype(datatype: Datatype | None) -> np.dtype[Any] | None:
-    """Return what arrays of *datatype* have; None where that is not one alone, or not known."""
+    """Return the dtype of *datatype*; None if it is not known, or for BYTES, which have several."""
     return None if datatype is None or datatype is Datatype.BYTES else datatype.numpy_dtype
 
 
 def _tensor(name: str, array: npt.NDArray[Any], datatype: Datatype | None) -> Tensor:
     if datatype is Datatype.BYTES and array.dtype.kind not in "SUO":
-        raise InvalidTensor(f"tensor {name!r} has numpy dtype {array.dtype}, BYTES needs object")
+        raise InvalidTensor(f"tensor {name!r} has dtype {array.dtype}; expected object for BYTES")
     return array_tensor(name, array, datatype)

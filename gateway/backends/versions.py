@@ -1,4 +1,4 @@
-"""Versions: several versions of one in-process model behind one name."""
+"""Versions: all versions of one in-process model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ R = TypeVar("R")
 
 
 class Versions:
-    """A Service that gives each call to the version it asks for, or to the newest.
+    """A Service that passes each call to the version that it names, or to the newest.
 
     Args:
-        name: Of the model.
-        backends: At least one; their versions are numbers and differ.
+        name: The model's name.
+        backends: One per version, at least one.
 
     Raises:
-        ValueError: There is none, or a version is not a number or there twice.
+        ValueError: There is no backend, or a version is duplicate or not a number.
     """
 
     def __init__(self, name: str, backends: Sequence[Backend]) -> None:
@@ -37,37 +37,37 @@ class Versions:
         self.name = name
         self._backends = {backend.model.version: backend for backend in ordered}
         if len(self._backends) < len(backends):
-            raise ValueError(f"model {name!r} has a version twice")
+            raise ValueError(f"model {name!r} has duplicate versions")
         self._newest = ordered[-1]
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Pass *call* to its version.
 
         Raises:
-            ModelNotFound: There is no such version.
+            ModelNotFound: The version does not exist.
         """
         if isinstance(call, RepositoryIndexRequest):
-            # The answer to a RepositoryIndexRequest is a tuple of entries, which is its R.
-            return cast("ReplyCoroutine[R]", self._listed())
+            # The reply type R of a RepositoryIndexRequest is a tuple of entries.
+            return cast("ReplyCoroutine[R]", self._index())
         model = call.model
         if model is None or not model.version:
             backend = self._newest
         elif model.version in self._backends:
             backend = self._backends[model.version]
         else:
-            return self._lacks(call)
+            return self._raise_not_found(call)
         if isinstance(call, ModelMetadataRequest):
             return cast("ReplyCoroutine[R]", self._metadata(call, backend))
         return backend(call)
 
-    async def _listed(self) -> tuple[RepositoryEntry, ...]:
+    async def _index(self) -> tuple[RepositoryEntry, ...]:
         return self.entries()
 
     async def _metadata(self, call: ModelMetadataRequest, backend: Backend) -> ModelMetadata:
-        found = await backend(call)
-        return found.changed(name=self.name, versions=tuple(self._backends))
+        metadata = await backend(call)
+        return metadata.changed(name=self.name, versions=tuple(self._backends))
 
-    async def _lacks(self, call: Call[Any]) -> Any:
+    async def _raise_not_found(self, call: Call[Any]) -> Any:
         version = "" if call.model is None else call.model.version
         raise ModelNotFound(
             f"model {self.name!r} has no version {version!r}; it has {', '.join(self._backends)}",
@@ -75,22 +75,22 @@ class Versions:
         )
 
     def ready(self) -> bool:
-        """Return whether the newest version can take inferences."""
-        return self._newest.loaded
+        """Return whether the newest version accepts inferences."""
+        return self._newest.is_loaded
 
     def entries(self) -> tuple[RepositoryEntry, ...]:
-        """Return the versions as lines of a repository index, oldest first."""
+        """Return the versions as entries of a repository index, oldest first."""
         states = {True: ModelState.READY, False: ModelState.UNAVAILABLE}
         return tuple(
-            RepositoryEntry(self.name, version, states[backend.loaded])
+            RepositoryEntry(self.name, version, states[backend.is_loaded])
             for version, backend in self._backends.items()
         )
 
     async def start(self) -> None:
-        """Load every version, oldest first; when one cannot be loaded, unload the others.
+        """Load every version, oldest first.
 
         Raises:
-            LoadError: One cannot be loaded.
+            LoadError: A version cannot be loaded; the others are unloaded.
         """
         try:
             for backend in self._backends.values():
@@ -100,5 +100,5 @@ class Versions:
             raise
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """Unload every version; harmless the second time."""
+        """Unload every version; idempotent."""
         await asyncio.gather(*(backend.stop(timeout_s) for backend in self._backends.values()))

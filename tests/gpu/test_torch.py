@@ -86,7 +86,7 @@ async def test_auto_takes_the_gpu(tmp_path: Path) -> None:
     model = await started(path, device="auto", signature=given)
     assert "cuda:0" == str(model._device)
     await model.stop()
-    with pytest.raises(LoadError, match="device 'cuda:99' is not available here: PyTorch sees"):
+    with pytest.raises(LoadError, match="device 'cuda:99' is not available: PyTorch finds"):
         await started(path, device="cuda:99", signature=given)
 
 

@@ -195,7 +195,7 @@ def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, ki
     names += [["identity_fp32", "1", READY], ["versions", "1", READY]]
     assert {"answer": names} == seen["index"]
     assert {"answer": [True, False, True]} == seen["reload"]
-    assert "not with 'config'" in seen["override"]["error"]
+    assert "the call has 'config'" in seen["override"]["error"]
     assert "is not served here" in seen["load_unknown"]["error"]
     assert "is no place of a file" in seen["load_bad_file"]["error"]
     assert "trace settings: not enabled here" in seen["trace"]["error"]

@@ -1,7 +1,7 @@
-"""PyTorch models: TorchScript and exported programs, on the CPU or a GPU. See `backend` first."""
+"""PyTorch models: TorchScript and exported programs. Read `backend.py` first."""
 
 from __future__ import annotations
 
-from gateway.backends.torch.backend import from_plan
+from gateway.backends.torch.backend import from_spec
 
-__all__ = ["from_plan"]
+__all__ = ["from_spec"]

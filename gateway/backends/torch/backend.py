@@ -1,11 +1,10 @@
 """PyTorch models: TorchScript and exported programs, on the CPU or on a GPU.
 
-Here: what is checked when a model is loaded, and how it is run. In `torch_files`: what a file is.
-In `torch_programs`: what it says of itself. In `torch_tensors`: arrays and tensors. In
-`torch_devices`: threads, streams and pinned memory. PyTorch is imported when the first model is
-loaded.
+`archive_check` checks a file before it is opened, `programs` opens it, `signature` compares it with
+the configuration, `devices` runs it, and `tensors` converts arrays. PyTorch is imported when the
+first model is loaded.
 
-A file is a program of its author's: who loads one runs it, with all that this process may do.
+Loading a file runs its author's code with the permissions of this process.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any
 
 import structlog
 
-from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.model_files import one_line, read_labels, zeros
+from gateway.backends.base import Inputs, Job, LoadError
+from gateway.backends.model_files import FileBackend, one_line, zeros
 from gateway.backends.model_spec import ModelSpec
 from gateway.backends.repository import repository
 from gateway.backends.torch.archive_check import FILE_NAMES, NotServableError, kind_of
 from gateway.backends.torch.devices import CpuRunner, Runner, device_of, stream_runner
 from gateway.backends.torch.programs import Program, open_program
-from gateway.backends.torch.signature import declared_by, matched_inputs, wanted_outputs
+from gateway.backends.torch.signature import match_inputs, resolve_signature, select_outputs
 from gateway.backends.torch.tensors import datatype_of, dtype_of
 from gateway.backends.validation import Arrays, Signature
 from gateway.backends.versions import Versions
@@ -37,27 +36,26 @@ from gateway.ir.tensor import Shape
 log = structlog.get_logger(__name__)
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
-# What PyTorch says of sizes that a program was not exported for.
-_OTHER_SIZES = ("Guard failed", "Expected input at")
+# PyTorch's errors for shapes that an exported program does not support.
+_SHAPE_ERRORS = ("Guard failed", "Expected input at")
 _NO_MEMORY = re.compile("can't allocate memory|CUDA error: out of memory")
 _TEXT_LIMIT = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions:
-    """How a model is run.
+    """Options of a PyTorch model.
 
     Attributes:
-        device: auto, cpu, cuda or cuda:N; auto takes the first GPU, or else the CPU.
-        threads: Within one operation on the CPU. PyTorch has one number for a whole process, which
-            the model loaded last decides; None leaves it.
-        warm_up: How often each instance runs with zeros before the model is ready.
-        shapes: Of the inputs to warm up with; else those the program was exported with, or 1 for
-            every dimension that varies.
-        signature: Inputs and outputs; TorchScript needs it, for an exported program it gives other
-            names.
-        max_batch_size: See `ModelMetadata`; the file does not tell.
-        labels: File of class labels, one a line, for an output.
+        device: auto, cpu, cuda or cuda:N; auto uses the first GPU, or else the CPU.
+        threads: Threads of one operation on the CPU. PyTorch has one setting per process: the last
+            loaded model decides. None does not change it.
+        warm_up: Number of runs with zeros on each instance before the model is ready.
+        shapes: Shapes of the warm-up inputs; by default those of the export, or 1 for each
+            variable dimension.
+        signature: Inputs and outputs. TorchScript needs them; exported programs get other names.
+        max_batch_size: See `ModelMetadata`; the file does not contain it.
+        labels: Files of class labels, one per line, by output name.
     """
 
     device: str = "auto"
@@ -70,20 +68,15 @@ class TorchOptions:
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
-            raise ValueError(f"device is {self.device!r}, needed is auto, cpu, cuda or cuda:N")
+            raise ValueError(
+                f"option 'device' is {self.device!r}; expected auto, cpu, cuda or cuda:N"
+            )
 
 
-class TorchBackend(Backend):
-    """One file of PyTorch as a model.
+class TorchBackend(FileBackend):
+    """One PyTorch file as a model; see `FileBackend` for the other arguments.
 
-    The instances share the weights. On a GPU each has a stream and pinned memory of its own.
-
-    Args:
-        name: Of the model.
-        path: Of the file.
-        version: Of the model; a number.
-        options: How it is run.
-        settings: `instances` and `queue` of `Backend`.
+    The instances share the weights. On a GPU each instance has its own stream and pinned memory.
     """
 
     def __init__(
@@ -94,43 +87,42 @@ class TorchBackend(Backend):
         options: TorchOptions = TorchOptions(),
         **settings: Any,
     ) -> None:
-        super().__init__(name, version, **settings)
-        self._path = path
+        super().__init__(name, path, version, **settings)
         self._options = options
         self._torch: Any = None
         self._device: Any = None
         self._program: Program | None = None
-        self._own_names: tuple[str, ...] = ()
+        self._program_names: tuple[str, ...] = ()
         self._runners: list[Runner] = []
-        self._described: ModelMetadata | None = None
-        self._lost = False
+        self._resolved_metadata: ModelMetadata | None = None
+        self._is_device_lost = False
 
     @property
-    def loaded(self) -> bool:
-        """Whether the model can take inferences; no longer once its GPU has failed."""
-        return super().loaded and not self._lost
+    def is_loaded(self) -> bool:
+        """Whether the model accepts inferences; False after its GPU failed."""
+        return super().is_loaded and not self._is_device_lost
 
     @property
     def metadata(self) -> ModelMetadata:
         """The model's signature, from the configuration or from an exported program."""
-        if self._described is None:
+        if self._resolved_metadata is None:
             raise self._not_ready()
-        return self._described
+        return self._resolved_metadata
 
     def load(self) -> None:
-        """Open the file, and run it once on each instance.
+        """Open the file, and warm up each instance.
 
         Raises:
-            LoadError: PyTorch is not installed, the file is missing, broken or a pickle, the device
-                is not there, or the program and its signature do not agree.
+            LoadError: PyTorch is not installed, the file is missing, invalid or a pickle, the
+                device is not available, or the program does not match its signature.
         """
-        torch = self._torch = self._imported()
+        torch = self._torch = self._import_torch()
         try:
             self._device = device_of(torch, self._options.device)
             program = open_program(torch, self._path, kind_of(self._path), self._device)
             self._check_state(program)
-            self._described = self._describe(program)
-            self._own_names = matched_inputs(program, self._described.inputs)
+            self._resolved_metadata = self._describe(program)
+            self._program_names = match_inputs(program, self._resolved_metadata.inputs)
             self._program = program
             self._runners = [self._runner(program) for _ in range(self._instances)]
             if self._options.threads is not None:
@@ -148,47 +140,41 @@ class TorchBackend(Backend):
         )
 
     def unload(self) -> None:
-        """Let go of the program, its memory, and what is kept for the next inference."""
+        """Free the program and its memory."""
         self._program = None
         self._runners = []
-        self._described = None
-        self._give_memory_back()
+        self._resolved_metadata = None
+        self._release_gpu_memory()
 
     def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
-        """Run the model; copies inputs, but for exported programs that leave them alone.
+        """Run the model; inputs are copied, except for exported programs that do not change them.
 
         Raises:
-            InvalidRequest: An exported program was not made for inputs of these sizes.
-            Overloaded: There is not enough memory, of the GPU or of this machine.
+            InvalidRequest: An exported program does not support the shapes of the inputs.
+            Overloaded: The GPU or this machine has not enough memory.
         """
         program = self._program
         if program is None:
             raise self._not_ready()
         declared = self.metadata.inputs
-        given = [(tensor.datatype or Datatype.FP32, inputs[tensor.name]) for tensor in declared]
+        arrays = [(tensor.datatype or Datatype.FP32, inputs[tensor.name]) for tensor in declared]
 
         def call(tensors: Sequence[Any]) -> Sequence[Any]:
-            result = program.call(dict(zip(self._own_names, tensors, strict=True)))
+            result = program.call(dict(zip(self._program_names, tensors, strict=True)))
             return self._outputs(result, job.outputs)
 
         try:
-            found = self._runners[job.instance](call, given)
+            outputs = self._runners[job.instance](call, arrays)
         except Exception as error:
-            failure = self._failure(error)
-            if failure is error:
+            translated = self._translate(error)
+            if translated is error:
                 raise
-            raise failure from error
-        return dict(zip(job.outputs, found, strict=True))
+            raise translated from error
+        return dict(zip(job.outputs, outputs, strict=True))
 
-    def unloadable(self, text: str) -> LoadError:
-        """Return the error that says why the model cannot be loaded."""
-        return LoadError(
-            f"model {str(self.model)!r}: {self._path} cannot be loaded: {text}", model=self.model
-        )
-
-    def _imported(self) -> Any:
+    def _import_torch(self) -> Any:
         try:
-            import torch  # noqa: PLC0415  # an extra, and slow to import
+            import torch  # noqa: PLC0415  # optional, and slow to import
         except ImportError as error:
             raise self.unloadable(
                 "PyTorch is not installed: pip install 'tensor-gateway[torch]'"
@@ -199,14 +185,14 @@ class TorchBackend(Backend):
         if isinstance(error, LoadError):
             return error
         if isinstance(error, FileNotFoundError):
-            return self.unloadable("there is no such file")
+            return self.unloadable("the file does not exist")
         return self.unloadable(one_line(_cause(error)))
 
     def _check_state(self, program: Program) -> None:
         if program.state and self._instances > 1:
             raise NotServableError(
                 f"each call changes its buffer {program.state!r}, which {self._instances} "
-                "instances would share: set 'instances' to 1"
+                "instances would share; expected option 'instances' to be 1"
             )
 
     def _runner(self, program: Program) -> Runner:
@@ -216,12 +202,12 @@ class TorchBackend(Backend):
 
     def _describe(self, program: Program) -> ModelMetadata:
         options = self._options
-        signature = declared_by(program, options.signature, self.model.name)
+        signature = resolve_signature(program, options.signature, self.model.name)
         for tensor in (*signature.inputs, *signature.outputs):
             if tensor.datatype is not None and dtype_of(self._torch, tensor.datatype) is None:
                 raise NotServableError(
-                    f"{tensor.name!r} is {tensor.datatype.name}, which this PyTorch "
-                    f"({self._torch.__version__}) has no tensors of"
+                    f"{tensor.name!r} is {tensor.datatype.name}, which PyTorch "
+                    f"{self._torch.__version__} does not support"
                 )
         batch = options.max_batch_size
         return ModelMetadata(
@@ -231,122 +217,115 @@ class TorchBackend(Backend):
             inputs=signature.inputs,
             outputs=signature.outputs,
             max_batch_size=signature.max_batch_size if batch is None else batch,
-            labels={**signature.labels, **read_labels(options.labels, self.unloadable)},
+            labels={**signature.labels, **self.read_labels(options.labels)},
         )
 
     def _warm_up(self, program: Program) -> None:
-        """Run each instance: what the signature says wrong shows now, and the first call is fast.
+        """Run each instance, to find errors in the signature and to make the first call fast.
 
         Raises:
-            NotServableError: The program fails, or gives something else than is declared.
+            NotServableError: The program fails, or its outputs do not match the signature.
         """
         metadata = self.metadata
-        wanted = tuple(tensor.name for tensor in metadata.outputs)
+        outputs = tuple(tensor.name for tensor in metadata.outputs)
         signature = Signature(metadata, self.model.version)
-        own = dict(zip((tensor.name for tensor in metadata.inputs), self._own_names, strict=True))
         inputs = {
             tensor.name: zeros(
-                tensor,
-                self._options.shapes.get(tensor.name) or program.examples.get(own[tensor.name]),
+                tensor, self._options.shapes.get(tensor.name) or program.examples.get(program_name)
             )
-            for tensor in metadata.inputs
+            for tensor, program_name in zip(metadata.inputs, self._program_names, strict=True)
         }
         try:
             for instance in range(self._instances):
                 for _ in range(self._options.warm_up):
-                    job = Job(self.model, outputs=wanted, instance=instance)
-                    signature.outputs(self.infer(inputs, job), wanted)
+                    job = Job(self.model, outputs=outputs, instance=instance)
+                    signature.outputs(self.infer(inputs, job), outputs)
         except Exception as error:
             raise NotServableError(f"the warm-up failed: {one_line(error)}") from error
 
-    def _outputs(self, result: Any, wanted: Sequence[str]) -> list[Any]:
-        """Return the tensors of *wanted* outputs."""
+    def _outputs(self, result: Any, names: Sequence[str]) -> list[Any]:
+        """Return the tensors of the outputs *names*."""
         torch = self._torch
-        tensors = wanted_outputs(result, self.metadata.outputs, wanted)
-        for name, tensor in zip(wanted, tensors, strict=True):
+        tensors = select_outputs(result, self.metadata.outputs, names)
+        for name, tensor in zip(names, tensors, strict=True):
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"it returned a {type(tensor).__name__} as {name!r}, not a tensor")
+                kind = type(tensor).__name__
+                raise TypeError(f"the program returned a {kind} as {name!r}; expected a tensor")
             if tensor.layout is not torch.strided or datatype_of(torch, tensor.dtype) is None:
                 raise TypeError(
-                    f"it returned {name!r} as {tensor.dtype}, {tensor.layout}, which no datatype is"
+                    f"the program returned {name!r} as {tensor.dtype}, {tensor.layout}, "
+                    "which is not a supported datatype"
                 )
         return tensors
 
-    def _failure(self, error: Exception) -> Exception:
-        """Return the error that *error* is answered with."""
+    def _translate(self, error: Exception) -> Exception:
+        """Return the error to raise instead of *error*."""
         cause = _cause(error)
         text = one_line(cause)
         if isinstance(error, self._torch.OutOfMemoryError) or _NO_MEMORY.search(text):
-            self._give_memory_back()
+            self._release_gpu_memory()
             return Overloaded(
                 f"model {str(self.model)!r} has not enough memory on {self._device} for this "
                 f"request: {text[:_TEXT_LIMIT]}",
                 model=self.model,
             )
-        if text.startswith(_OTHER_SIZES):
+        if text.startswith(_SHAPE_ERRORS):
             return InvalidRequest(
-                f"model {str(self.model)!r} was not made for inputs of these sizes: {text}",
+                f"model {str(self.model)!r} does not support inputs of these shapes: {text}",
                 model=self.model,
             )
         if isinstance(error, getattr(self._torch, "AcceleratorError", ())):
-            # What CUDA does after such an error is not defined: nothing on this GPU runs any more.
+            # After such an error the behaviour of CUDA is undefined, so the model is not ready.
             log.error("device lost", model=str(self.model), device=str(self._device), reason=text)
-            self._lost = True
+            self._is_device_lost = True
         return cause
 
-    def _give_memory_back(self) -> None:
+    def _release_gpu_memory(self) -> None:
         if self._device is not None and self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
 
 def _cause(error: Exception) -> Exception:
-    """Return what went wrong in the words of its last line, after the trace of TorchScript."""
+    """Return *error* without TorchScript's stack trace, whose last line is the reason."""
     text = str(error)
     if "TorchScript interpreter" not in text:
         return error
     return RuntimeError(text.strip().splitlines()[-1].removeprefix("RuntimeError: "))
 
 
-def from_plan(plan: ModelSpec) -> Versions:
-    """Return the PyTorch model of *plan*.
+def from_spec(spec: ModelSpec) -> Versions:
+    """Return the PyTorch model of *spec* without loading it.
 
-    Options: `device` (auto, cpu, cuda, cuda:N), `threads`, `warm_up` (times), `warm_up_shapes`
-    (input name to shape), `max_batch_size`, `labels` (output name to file, one label a line, beside
-    the model), `versions`, `instances`, `queue`.
+    Options: `device` (auto, cpu, cuda, cuda:N), `threads`, `warm_up` (number of runs),
+    `warm_up_shapes` (input name to shape), `max_batch_size`, `labels` (output name to file, one
+    label per line, relative to the model), `versions`, `instances`, `queue`.
 
     Raises:
-        LoadError: There is nothing at the plan's path, or a version is not there.
-        ValueError: An option is wrong, or there is no path.
+        LoadError: The path does not exist, or has no such version.
+        ValueError: An option is invalid, or the path is missing.
     """
-    plan.only(
+    spec.only(
         "device", "threads", "warm_up", "warm_up_shapes", "max_batch_size", "labels", "versions",
         "instances", "queue",
     )  # fmt: skip
-    if plan.path is None:
-        raise ValueError(f"model {plan.name!r} needs 'path': a model file, or a folder of versions")
-    given = plan.options
-    folder = plan.path if plan.path.is_dir() else plan.path.parent
     options = TorchOptions(
-        device=str(given.get("device", "auto")),
-        threads=plan.integer("threads", 1) if "threads" in given else None,
-        warm_up=plan.integer("warm_up", 1, least=0),
+        device=str(spec.options.get("device", "auto")),
+        threads=spec.integer("threads", 1) if "threads" in spec.options else None,
+        warm_up=spec.integer("warm_up", 1, least=0),
         shapes={
-            name: _shape(plan.name, shape) for name, shape in plan.mapping("warm_up_shapes").items()
+            name: _shape(spec.name, shape) for name, shape in spec.mapping("warm_up_shapes").items()
         },
-        signature=plan.signature,
-        max_batch_size=plan.integer("max_batch_size", 0, 0) if "max_batch_size" in given else None,
-        labels={name: folder / str(file) for name, file in plan.mapping("labels").items()},
+        signature=spec.signature,
+        max_batch_size=spec.max_batch_size,
+        labels=spec.files("labels"),
     )
-    settings = {
-        "instances": plan.integer("instances", 1),
-        "queue": plan.integer("queue", 256, least=0),
-    }
+    settings = spec.pool_settings
     return repository(
-        plan.name,
-        plan.path,
-        lambda file, version: TorchBackend(plan.name, file, version, options, **settings),
+        spec.name,
+        spec.required_path,
+        lambda file, version: TorchBackend(spec.name, file, version, options, **settings),
         file_names=FILE_NAMES,
-        versions=plan.texts("versions"),
+        versions=spec.texts("versions"),
     )
 
 
@@ -354,6 +333,6 @@ def _shape(model: str, dims: Any) -> Shape:
     texts = [] if isinstance(dims, str) else [str(dim) for dim in dims]
     if isinstance(dims, str) or not all(text.isascii() and text.isdecimal() for text in texts):
         raise ValueError(
-            f"model {model!r}: option 'warm_up_shapes' has {dims!r}, needed is a list of dimensions"
+            f"model {model!r}: option 'warm_up_shapes' has {dims!r}; expected a list of dimensions"
         )
     return tuple(map(int, texts))

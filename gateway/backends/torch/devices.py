@@ -1,6 +1,6 @@
-"""Where an instance of a PyTorch model runs: how arrays get there, and results back.
+"""Runners: each runs one instance of a PyTorch model, and copies its inputs and outputs.
 
-An instance has one of these to itself, and one inference at a time.
+A runner belongs to one instance, which runs one inference at a time.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ import numpy.typing as npt
 from gateway.backends.torch.tensors import array_of, dtype_of, tensor_of
 from gateway.ir.datatypes import Datatype
 
-Given = Sequence[tuple[Datatype, npt.NDArray[Any]]]
-Call = Callable[[Sequence[Any]], Sequence[Any]]
-"""From tensors on the device to the outputs that are wanted, on any device."""
+InputArrays = Sequence[tuple[Datatype, npt.NDArray[Any]]]
+ProgramCall = Callable[[Sequence[Any]], Sequence[Any]]
+"""From tensors on the device to the requested outputs, on any device."""
 
 
 class Runner(Protocol):
     """Runs a program on a device."""
 
-    def __call__(self, call: Call, given: Given, /) -> list[npt.NDArray[Any]]:
-        """Return the outputs of *call* for the inputs *given*; blocks until they are there."""
+    def __call__(self, call: ProgramCall, inputs: InputArrays, /) -> list[npt.NDArray[Any]]:
+        """Return the outputs of *call* for *inputs*; block until they are complete."""
         ...
 
 
 class CpuRunner:
-    """Runs on the CPU, in the thread that asks.
+    """Runs on the CPU, in the calling thread.
 
     Args:
         torch: The module.
-        copies: The program writes into its inputs, which must not change what came in.
+        copies: Copy the inputs, because the program writes into them.
     """
 
     def __init__(self, torch: Any, *, copies: bool) -> None:
         self._torch = torch
         self._copies = copies
 
-    def __call__(self, call: Call, given: Given, /) -> list[npt.NDArray[Any]]:
+    def __call__(self, call: ProgramCall, inputs: InputArrays, /) -> list[npt.NDArray[Any]]:
         """Return the outputs of *call*."""
         torch = self._torch
         with torch.inference_mode():
             tensors = [
-                tensor_of(torch, array, datatype, copy=self._copies) for datatype, array in given
+                tensor_of(torch, array, datatype, copy=self._copies) for datatype, array in inputs
             ]
             return [array_of(torch, tensor) for tensor in call(tensors)]
 
 
 class StreamRunner:
-    """Runs on a stream of a GPU, beside the streams of other instances.
+    """Runs on its own stream of a GPU.
 
-    Inputs are laid into pinned memory that is kept for the next inference, copied from there
-    without waiting, and outputs are copied into pinned memory that goes out with the answer. The
-    thread waits once, at the end, and asleep.
+    Inputs are copied into pinned memory, which is reused, and from there to the GPU without
+    blocking. Outputs are copied into pinned memory that belongs to the reply. The thread sleeps
+    once, until the stream has finished.
 
     Args:
         torch: The module.
-        device: Where the program is.
-        on_stream: Makes what is done within it be done on the instance's stream.
-        wait: Returns when all that was done on the stream is done.
-        pinned: False where there is no GPU to pin memory for, as in tests.
+        device: The program's device.
+        on_stream: Context manager that selects the stream.
+        wait: Blocks until the stream has finished.
+        pinned: False to use pageable memory without a GPU, as in tests.
     """
 
     def __init__(
@@ -82,54 +82,54 @@ class StreamRunner:
         self._pinned = pinned
         self._staging: list[Any] = []
 
-    def __call__(self, call: Call, given: Given, /) -> list[npt.NDArray[Any]]:
+    def __call__(self, call: ProgramCall, inputs: InputArrays, /) -> list[npt.NDArray[Any]]:
         """Return the outputs of *call*."""
         torch = self._torch
         with torch.inference_mode(), self._on_stream():
             tensors = [
-                self._sent(place, datatype, array) for place, (datatype, array) in enumerate(given)
+                self._copy_to_device(index, datatype, array)
+                for index, (datatype, array) in enumerate(inputs)
             ]
-            found = call(tensors)
-            landed = [self._landing(tensor) for tensor in found]
+            outputs = [self._copy_to_cpu(tensor) for tensor in call(tensors)]
             self._wait()
-            return [array_of(torch, tensor) for tensor in landed]
+            return [array_of(torch, tensor) for tensor in outputs]
 
-    def _sent(self, place: int, datatype: Datatype, array: npt.NDArray[Any]) -> Any:
-        """Return an input on the device; the copy may still be on its way."""
+    def _copy_to_device(self, index: int, datatype: Datatype, array: npt.NDArray[Any]) -> Any:
+        """Return an input on the device; the copy may not have finished."""
         dtype = dtype_of(self._torch, datatype)
         if array.nbytes == 0:
             return self._torch.empty(array.shape, dtype=dtype, device=self._device)
-        staged = self._staged(place, array.nbytes)
-        np.copyto(staged.numpy().view(datatype.numpy_dtype).reshape(array.shape), array)
-        tensor = staged.view(dtype).reshape(array.shape)
-        # Into memory of its own: the staging is written again for the next inference.
-        sent = self._torch.empty(array.shape, dtype=dtype, device=self._device)
-        return sent.copy_(tensor, non_blocking=True)
+        staging = self._staging_buffer(index, array.nbytes)
+        np.copyto(staging.numpy().view(datatype.numpy_dtype).reshape(array.shape), array)
+        tensor = staging.view(dtype).reshape(array.shape)
+        # A copy in every case, because the next inference overwrites the staging buffer.
+        copy = self._torch.empty(array.shape, dtype=dtype, device=self._device)
+        return copy.copy_(tensor, non_blocking=True)
 
-    def _staged(self, place: int, size_bytes: int) -> Any:
-        while place >= len(self._staging):
+    def _staging_buffer(self, index: int, size_bytes: int) -> Any:
+        while index >= len(self._staging):
             self._staging.append(self._torch.empty(0, dtype=self._torch.uint8))
-        if self._staging[place].numel() < size_bytes:
-            room = 1 << (size_bytes - 1).bit_length()
-            self._staging[place] = self._torch.empty(
-                room, dtype=self._torch.uint8, pin_memory=self._pinned
+        if self._staging[index].numel() < size_bytes:
+            capacity = 1 << (size_bytes - 1).bit_length()
+            self._staging[index] = self._torch.empty(
+                capacity, dtype=self._torch.uint8, pin_memory=self._pinned
             )
-        return self._staging[place][:size_bytes]
+        return self._staging[index][:size_bytes]
 
-    def _landing(self, tensor: Any) -> Any:
-        """Return memory of the CPU that *tensor* is being copied into."""
+    def _copy_to_cpu(self, tensor: Any) -> Any:
+        """Return an output in CPU memory; the copy may not have finished."""
         if tensor.device.type == "cpu" and self._pinned:
             return tensor
-        landing = self._torch.empty(
+        copy = self._torch.empty(
             tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pinned
         )
-        return landing.copy_(tensor, non_blocking=True)
+        return copy.copy_(tensor, non_blocking=True)
 
 
 def stream_runner(torch: Any, device: Any) -> StreamRunner:
-    """Return a runner with a new stream of *device*, a CUDA one."""
+    """Return a runner with a new stream of the CUDA *device*."""
     stream = torch.cuda.Stream(device)
-    done = torch.cuda.Event(blocking=True)  # sleeps; the default spins on a core
+    done = torch.cuda.Event(blocking=True)  # sleep instead of spinning
 
     def wait() -> None:
         done.record(stream)
@@ -138,17 +138,17 @@ def stream_runner(torch: Any, device: Any) -> StreamRunner:
     return StreamRunner(torch, device, on_stream=partial(torch.cuda.stream, stream), wait=wait)
 
 
-def device_of(torch: Any, wanted: str) -> Any:
-    """Return the device that "auto", "cpu", "cuda" or "cuda:N" means here.
+def device_of(torch: Any, name: str) -> Any:
+    """Return the device for "auto", "cpu", "cuda" or "cuda:N" on this machine.
 
     Raises:
-        LookupError: There is none such.
+        LookupError: The device does not exist.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cpu" or (wanted == "auto" and not count):
+    if name == "cpu" or (name == "auto" and not count):
         return torch.device("cpu")
-    index = 0 if wanted in {"auto", "cuda"} else int(wanted.removeprefix("cuda:"))
+    index = 0 if name in {"auto", "cuda"} else int(name.removeprefix("cuda:"))
     if index >= count:
-        there = f"{count} CUDA devices" if count else "no CUDA device"
-        raise LookupError(f"device {wanted!r} is not available here: PyTorch sees {there}")
+        devices = f"{count} CUDA devices" if count else "no CUDA device"
+        raise LookupError(f"device {name!r} is not available: PyTorch finds {devices}")
     return torch.device("cuda", index)

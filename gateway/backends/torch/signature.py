@@ -1,6 +1,6 @@
-"""A signature from the configuration against the program it is for. Pure.
+"""Matches the signature of the configuration with the program's tensors.
 
-The signature may use the program's names or others; with others, places count.
+The signature uses the names of the program, or other names in the same order.
 """
 
 from __future__ import annotations
@@ -14,66 +14,71 @@ from gateway.backends.torch.tensors import has_names, named
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 
 
-def declared_by(program: Program, signature: ModelMetadata | None, name: str) -> ModelMetadata:
-    """Return the signature of the model *name*: the configured one, or the program's own.
+def resolve_signature(
+    program: Program, signature: ModelMetadata | None, name: str
+) -> ModelMetadata:
+    """Return the signature of the model *name*: the configured one, or the program's.
 
     Raises:
-        NotServableError: There is neither, or they do not agree.
+        NotServableError: Neither exists, or they do not match.
     """
     if signature is None:
         if program.outputs is None:
             raise NotServableError(
-                "TorchScript tells neither datatypes nor shapes: set 'signature' in the "
-                f"configuration; {_takes(program)}"
+                "TorchScript has no datatypes and shapes; expected a 'signature' in the "
+                f"configuration; {_inputs_text(program)}"
             )
         return ModelMetadata(name=name, inputs=program.inputs, outputs=program.outputs)
     if program.outputs is not None:
-        _check_outputs(program.outputs, signature.outputs, program.named)
+        _check_outputs(program.outputs, signature.outputs, program.has_output_names)
     return signature
 
 
-def matched_inputs(program: Program, declared: Sequence[TensorMetadata]) -> tuple[str, ...]:
-    """Return the program's own name of each declared input: the same, or the one at its place.
+def match_inputs(program: Program, declared: Sequence[TensorMetadata]) -> tuple[str, ...]:
+    """Return the program's name of each declared input: the same one, or that of its position.
 
     Raises:
-        NotServableError: They do not fit together.
+        NotServableError: The inputs do not match.
     """
     own = {tensor.name: tensor for tensor in program.inputs}
-    known = [tensor.name for tensor in declared if tensor.name in own]
-    if known and len(known) < len(declared):
+    common = [tensor.name for tensor in declared if tensor.name in own]
+    if common and len(common) < len(declared):
         other = next(tensor.name for tensor in declared if tensor.name not in own)
         raise NotServableError(
-            f"the signature's input {other!r} is none of the program's, and {known[0]!r} is one; "
-            f"{_takes(program)}: name all inputs so, or none"
+            f"the signature names {common[0]!r} as the program does, but not {other!r}; "
+            f"{_inputs_text(program)}; expected all of these names, or none"
         )
-    names = tuple(known) if known else tuple(own)[: len(declared)]
-    left_out = set(own) - set(names) - program.optional
-    if left_out or len(names) < len(declared):
-        raise NotServableError(f"the signature has inputs {_listed(declared)}; {_takes(program)}")
+    names = tuple(common) if common else tuple(own)[: len(declared)]
+    missing = set(own) - set(names) - program.optional
+    if missing or len(names) < len(declared):
+        raise NotServableError(
+            f"the signature has inputs {_names(declared)}; {_inputs_text(program)}"
+        )
     for name, tensor in zip(names, declared, strict=True):
-        _check_same("input", own[name], tensor)
+        _check_match("input", own[name], tensor)
     return names
 
 
-def wanted_outputs(
-    result: Any, declared: Sequence[TensorMetadata], wanted: Sequence[str]
+def select_outputs(
+    result: Any, declared: Sequence[TensorMetadata], names: Sequence[str]
 ) -> list[Any]:
-    """Return the *wanted* ones of what a program returned, by name or else by place.
+    """Return the outputs *names* from the result of a program, by name or else by position.
 
     Raises:
-        TypeError: They are not there.
+        TypeError: An output is missing.
     """
-    found = dict(named(result))
+    outputs = dict(named(result))
     if not has_names(result):
-        if len(found) != len(declared):
+        if len(outputs) != len(declared):
             raise TypeError(
-                f"it returned {len(found)} tensors, the signature has {len(declared)} outputs"
+                f"the program returned {len(outputs)} tensors; the signature has {len(declared)}"
             )
-        found = dict(zip((tensor.name for tensor in declared), found.values(), strict=True))
-    for name in wanted:
-        if name not in found:
-            raise TypeError(f"it returned no {name!r}; it returned {', '.join(found) or 'nothing'}")
-    return [found[name] for name in wanted]
+        outputs = dict(zip((tensor.name for tensor in declared), outputs.values(), strict=True))
+    for name in names:
+        if name not in outputs:
+            returned = ", ".join(outputs) or "nothing"
+            raise TypeError(f"the program returned no {name!r}; it returned {returned}")
+    return [outputs[name] for name in names]
 
 
 def _check_outputs(
@@ -81,42 +86,42 @@ def _check_outputs(
 ) -> None:
     if not by_name and len(own) != len(declared):
         raise NotServableError(
-            f"the signature has outputs {_listed(declared)}; the program gives {_listed(own)}"
+            f"the signature has outputs {_names(declared)}; the program has {_names(own)}"
         )
-    names = {tensor.name: tensor for tensor in own}
-    for place, tensor in enumerate(declared):
-        found = names.get(tensor.name) if by_name else own[place]
-        if found is None:
+    by_names = {tensor.name: tensor for tensor in own}
+    for position, tensor in enumerate(declared):
+        output = by_names.get(tensor.name) if by_name else own[position]
+        if output is None:
             raise NotServableError(
-                f"the signature has output {tensor.name!r}; the program gives {_listed(own)}"
+                f"the signature has output {tensor.name!r}; the program has {_names(own)}"
             )
-        _check_same("output", found, tensor)
+        _check_match("output", output, tensor)
 
 
-def _check_same(kind: str, own: TensorMetadata, declared: TensorMetadata) -> None:
-    """Refuse a declared tensor that the program's own one contradicts."""
+def _check_match(kind: str, own: TensorMetadata, declared: TensorMetadata) -> None:
+    """Reject a declared tensor that contradicts the program's tensor."""
     if own.datatype is not None and declared.datatype not in {None, own.datatype}:
         raise NotServableError(
-            f"the signature's {kind} {declared.name!r} is {_datatype(declared)}, "
+            f"the signature's {kind} {declared.name!r} is {_datatype(declared)}; "
             f"the program's is {_datatype(own)}"
         )
     if own.shape is None or declared.shape is None:
         return
-    same = len(own.shape) == len(declared.shape) and all(
-        mine in (-1, said) for mine, said in zip(own.shape, declared.shape, strict=True)
+    matches = len(own.shape) == len(declared.shape) and all(
+        own_dim in (-1, dim) for own_dim, dim in zip(own.shape, declared.shape, strict=True)
     )
-    if not same:
+    if not matches:
         raise NotServableError(
-            f"the signature's {kind} {declared.name!r} has shape {list(declared.shape)}, "
+            f"the signature's {kind} {declared.name!r} has shape {list(declared.shape)}; "
             f"the program's has {list(own.shape)}"
         )
 
 
-def _takes(program: Program) -> str:
-    return f"the program takes {_listed(program.inputs)}"
+def _inputs_text(program: Program) -> str:
+    return f"the program has inputs {_names(program.inputs)}"
 
 
-def _listed(tensors: Iterable[TensorMetadata]) -> str:
+def _names(tensors: Iterable[TensorMetadata]) -> str:
     return ", ".join(repr(tensor.name) for tensor in tensors) or "nothing"
 
 

@@ -1,6 +1,6 @@
-"""Arrays <-> PyTorch's tensors, and the datatypes of both.
+"""Converts between numpy arrays and PyTorch tensors, and their datatypes.
 
-PyTorch itself is an argument: importing this module must cost nothing.
+PyTorch is an argument, so that importing this module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gateway.ir.datatypes import Datatype
 
-# The names are PyTorch's attributes; older releases lack the unsigned ones above 8 bits.
+# Attributes of PyTorch; older releases have no unsigned types above 8 bits.
 _DTYPES = {
     Datatype.BOOL: "bool",
     Datatype.UINT8: "uint8",
@@ -31,13 +31,13 @@ _DTYPES = {
 
 
 def dtype_of(torch: Any, datatype: Datatype) -> Any:
-    """Return PyTorch's dtype of a datatype; None where it has none, as for BYTES."""
+    """Return PyTorch's dtype of a datatype; None if it has none, as for BYTES."""
     name = _DTYPES.get(datatype)
     return None if name is None else getattr(torch, name, None)
 
 
 def datatype_of(torch: Any, dtype: Any) -> Datatype | None:
-    """Return the datatype of PyTorch's *dtype*; None where there is none, as for complex64."""
+    """Return the datatype of PyTorch's *dtype*; None if there is none, as for complex64."""
     for datatype in _DTYPES:
         if dtype_of(torch, datatype) is dtype:
             return datatype
@@ -45,43 +45,43 @@ def datatype_of(torch: Any, dtype: Any) -> Datatype | None:
 
 
 def tensor_of(torch: Any, array: npt.NDArray[Any], datatype: Datatype, *, copy: bool) -> Any:
-    """Return *array* as a tensor of the CPU, which shares its memory where it can.
+    """Return *array* as a CPU tensor, which shares its memory if possible.
 
     Args:
         torch: The module.
-        array: Of the datatype's dtype; an unaligned or strided one is copied.
-        datatype: Not BYTES.
-        copy: In any case: who writes into the tensor must not change what came in.
+        array: An array of the datatype's dtype; copied if it is unaligned or not contiguous.
+        datatype: Any but BYTES.
+        copy: Always copy, because the caller writes into the tensor.
     """
-    laid = np.require(array, requirements=("A", "C"))
-    if copy and np.may_share_memory(laid, array):
-        laid = laid.copy()
-    if not laid.flags.writeable:
-        laid = np.asarray(_Alias(laid))
-    if datatype is Datatype.BF16:  # numpy has none: the bits go in as integers
-        return torch.from_numpy(laid.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(laid)
+    contiguous = np.require(array, requirements=("A", "C"))
+    if copy and np.may_share_memory(contiguous, array):
+        contiguous = contiguous.copy()
+    if not contiguous.flags.writeable:
+        contiguous = np.asarray(_WritableAlias(contiguous))
+    if datatype is Datatype.BF16:  # numpy has no such dtype: the bits are converted as integers
+        return torch.from_numpy(contiguous.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(contiguous)
 
 
-class _Alias:
-    """The same memory, not marked as read-only: PyTorch has no tensors that are.
+class _WritableAlias:
+    """The memory of an array, marked as writable, because PyTorch has no read-only tensors.
 
-    For those alone who are known not to write into it.
+    Use it only if nothing writes into the tensor.
     """
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)
         self.__array_interface__ = interface
-        self._array = array  # the memory lives as long as this does
+        self._array = array  # keeps the memory alive
 
 
 def array_of(torch: Any, tensor: Any) -> npt.NDArray[Any]:
-    """Return a tensor of the CPU as an array that shares its memory; BF16 as bit patterns.
+    """Return a CPU tensor as an array that shares its memory; BF16 as bit patterns.
 
-    What the model keeps for itself (weights, state) is copied: its next run may change it.
+    Tensors that the model keeps (weights, state) are copied, because its next run may change them.
     """
-    if not tensor.is_inference():  # it is older than this inference
+    if not tensor.is_inference():  # created before this inference
         tensor = tensor.clone()
     if tensor.dtype is torch.bfloat16:
         bits: npt.NDArray[Any] = tensor.view(torch.int16).numpy().view(np.uint16)
@@ -91,20 +91,20 @@ def array_of(torch: Any, tensor: Any) -> npt.NDArray[Any]:
 
 
 def named(result: Any) -> list[tuple[str, Any]]:
-    """Return what a model returned, each with its name: its key or field, else OUTPUT__0 and on.
+    """Return the outputs of a model with their names: key, field, or OUTPUT__0, OUTPUT__1, ...
 
-    None is left out: it is how a model says that it has nothing to give.
+    None means that the model has no such output.
     """
     if isinstance(result, dict):
         pairs = [(str(name), value) for name, value in result.items()]
     elif hasattr(result, "_fields"):
         pairs = list(zip(result._fields, result, strict=True))
     else:
-        several = result if isinstance(result, tuple | list) else (result,)
-        pairs = [(f"OUTPUT__{n}", value) for n, value in enumerate(several)]
+        values = result if isinstance(result, tuple | list) else (result,)
+        pairs = [(f"OUTPUT__{n}", value) for n, value in enumerate(values)]
     return [(name, value) for name, value in pairs if value is not None]
 
 
 def has_names(result: Any) -> bool:
-    """Return whether what a model returned has names of its own."""
+    """Return whether the outputs of a model have names."""
     return isinstance(result, dict) or hasattr(result, "_fields")

@@ -27,18 +27,18 @@ def test_a_good_file_has_no_problems() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "message"),
     [
-        ("[oip]", "[oops]", 4, "there is no protocol 'oops'"),
+        ("[oip]", "[oops]", 4, "unknown protocol 'oops'"),
         ("409", "410", 5, "not_ready_status is '410': expected one of 503, 409"),
-        ("{oip:", "{oops:", 5, "there is no protocol 'oops'"),
+        ("{oip:", "{oops:", 5, "unknown protocol 'oops'"),
         (
             "http://h:8000",
             "grpc://h:8000",
             6,
             "'up' uses 'grpc'; passthrough needs an HTTP upstream",
         ),
-        ("http://h:8000", "oops+http://h:8000", 8, "there is no protocol 'oops'"),
+        ("http://h:8000", "oops+http://h:8000", 8, "unknown protocol 'oops'"),
         ("kserve", "klingon", 8, "dialect is 'klingon': expected one of auto"),
-        ("python", "cobol", 10, "there is no backend 'cobol'"),
+        ("python", "cobol", 10, "unknown backend 'cobol'"),
         ("FP32", "FP31", 11, "tensor 'x' has an unknown datatype 'FP31'"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_stream_whose_requests_name_models_needs_no_default() -> None:
     ("old", "new", "message"),
     [
         ("protocol: graphpipe", "protocol: oip", "'oip' does not support byte streams"),
-        ("protocol: graphpipe", "protocol: oops", "there is no protocol 'oops'"),
+        ("protocol: graphpipe", "protocol: oops", "unknown protocol 'oops'"),
         ("    default_model: digits\n", "", "a graphpipe stream names no model"),
     ],
 )

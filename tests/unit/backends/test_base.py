@@ -171,7 +171,7 @@ async def test_load_error_rises_and_leaves_nothing() -> None:
     model.load_error = LoadError("no such file")
     with pytest.raises(LoadError, match="no such file"):
         await model.start()
-    assert (False, None) == (model.loaded, model._threads)
+    assert (False, None) == (model.is_loaded, model._threads)
 
 
 async def test_other_calls_are_unsupported() -> None:
@@ -271,27 +271,21 @@ def giving(arrays: Mapping[str, npt.NDArray[Any]]) -> Callable[[Inputs, Job], Ar
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"Y": A}, "gave no output 'Z'; it gave 'Y'"),
-        ({"Y": A, "Z": B, "Q": A}, "gave output 'Q', which it does not declare"),
-        ({"Y": A[0], "Z": B}, "gave output 'Y' of shape [2], it declares [-1, 2]"),
+        ({"Y": A}, "returned no output 'Z'; it returned 'Y'"),
+        ({"Y": A, "Z": B, "Q": A}, "returned output 'Q', which it does not declare"),
+        ({"Y": A[0], "Z": B}, "returned output 'Y' of shape [2]; its metadata has [-1, 2]"),
         (
             {"Y": A.astype(np.float32), "Z": B},
-            (
-                "gave an output it does not declare so: tensor 'Y' has numpy dtype float32, "
-                "INT32 needs int32"
-            ),
+            ("returned an invalid output: tensor 'Y' has numpy dtype float32, INT32 needs int32"),
         ),
         (
             {"Y": A, "Z": A},
-            (
-                "gave an output it does not declare so: tensor 'Z' has numpy dtype int32, "
-                "BYTES needs object"
-            ),
+            ("returned an invalid output: tensor 'Z' has dtype int32; expected object for BYTES"),
         ),
         (
             {"Y": A, "Z": np.array([3], object)},
             (
-                "gave an output it does not declare so: BYTES tensor 'Z' has an element of type "
+                "returned an invalid output: BYTES tensor 'Z' has an element of type "
                 "int; expected bytes or str"
             ),
         ),
@@ -396,7 +390,7 @@ async def test_full_queue_refuses(queue: int) -> None:
     with pytest.raises(Overloaded) as caught:
         await model(CALL)
     assert (
-        f"model 'm version 1' runs 1 inferences and {queue} wait, which is all it may have",
+        f"model 'm version 1' is overloaded: 1 inferences running and {queue} queued (options instances, queue)",
         "queue",
     ) == (caught.value.message, caught.value.limit)
     gate.open.set()
@@ -414,7 +408,7 @@ async def test_call_cancelled_while_it_waits_never_runs() -> None:
     await settle()
     gate.open.set()
     await first
-    assert (1, 0, True) == (len(gate.jobs), model._places.waiting, second.cancelled())
+    assert (1, 0, True) == (len(gate.jobs), model._pool.waiting, second.cancelled())
     await model.stop()
 
 
@@ -469,7 +463,7 @@ async def test_deadline_that_passed_in_the_queue() -> None:
     clock.advance(1)
     gate.open.set()
     await first
-    with pytest.raises(DeadlineExceeded, match="the deadline passed while the request waited"):
+    with pytest.raises(DeadlineExceeded, match="deadline exceeded while the request was queued"):
         await second
     assert 1 == len(gate.jobs)
     assert M == (await model(CALL)).model, "the place is free"
@@ -484,7 +478,7 @@ async def test_stop_waits_for_what_runs() -> None:
     await until(lambda: gate.running == 1)
     stopping = asyncio.ensure_future(model.stop())
     await settle()
-    assert (False, 0) == (model.loaded, model.unloads)
+    assert (False, 0) == (model.is_loaded, model.unloads)
     gate.open.set()
     await asyncio.gather(task, stopping)
     assert 1 == model.unloads
@@ -498,7 +492,7 @@ async def test_stop_gives_up_on_a_model_that_hangs() -> None:
     await until(lambda: gate.running == 1)
     with capture_logs() as logs:
         await model.stop(timeout_s=0.01)
-    assert (["model still runs"], 0) == ([entry["event"] for entry in logs], model.unloads)
+    assert (["model stop timed out"], 0) == ([entry["event"] for entry in logs], model.unloads)
     gate.open.set()
     assert M == (await task).model
 
@@ -572,7 +566,7 @@ async def test_stream_that_is_not_read_gives_its_place_back_when_closed() -> Non
 
 def test_there_must_be_an_instance() -> None:
     """A model without instances is a mistake of the configuration."""
-    with pytest.raises(ValueError, match="model 'm': instances is 0, at least 1 is needed"):
+    with pytest.raises(ValueError, match="model 'm': instances is 0; expected at least 1"):
         Model(instances=0)
 
 
@@ -608,7 +602,7 @@ async def test_no_two_jobs_have_one_instance(instances: int) -> None:
     assert set(range(instances)) == {job.instance for job in gate.jobs}
     gate.open.set()
     await asyncio.gather(*calls)
-    assert model._places.idle
+    assert model._pool.is_idle
     await model.stop()
 
 
@@ -624,5 +618,5 @@ async def test_a_model_that_ran_too_long_is_whole_when_it_starts_again() -> None
     await model.start()
     assert "7" == (await model(CALL)).id
     assert "7" == (await left).id
-    await until(lambda: model._places.idle)
+    await until(lambda: model._pool.is_idle)
     await model.stop()

@@ -19,7 +19,7 @@ def places(instances: int, queue: int = 8) -> InstancePool:
 async def test_no_two_have_one_instance() -> None:
     """Each gets an instance of its own until there is none; the next waits for one given back."""
     some = places(2)
-    assert some.idle
+    assert some.is_idle
     taken = {await some.acquire(), await some.acquire()}
     assert {0, 1} == taken
     third = asyncio.ensure_future(some.acquire())
@@ -27,7 +27,7 @@ async def test_no_two_have_one_instance() -> None:
     assert (1, False) == (some.waiting, third.done())
     some.release(1)
     assert 1 == await third
-    assert (0, False) == (some.waiting, some.idle)
+    assert (0, False) == (some.waiting, some.is_idle)
 
 
 async def test_first_come_first_served() -> None:
@@ -54,7 +54,7 @@ async def test_a_full_queue_refuses() -> None:
     await some.acquire()
     waiting = asyncio.ensure_future(some.acquire())
     await settle()
-    text = "model 'm version 1' runs 1 inferences and 1 wait, which is all it may have"
+    text = r"is overloaded: 1 inferences running and 1 queued \(options instances, queue\)"
     with pytest.raises(Overloaded, match=text) as caught:
         await some.acquire()
     assert "queue" == caught.value.limit
@@ -77,7 +77,7 @@ async def test_who_leaves_the_queue_leaves_no_hole(at_once: bool) -> None:
     assert 0 == await stayer
     assert leaver.cancelled()
     some.release(0)
-    assert some.idle
+    assert some.is_idle
 
 
 async def test_a_sequence_keeps_to_one_instance() -> None:
@@ -112,4 +112,4 @@ async def test_taking_all_waits_for_those_who_run_and_wait() -> None:
     assert not everything.done()
     some.release(first)
     await everything
-    assert not some.idle
+    assert not some.is_idle

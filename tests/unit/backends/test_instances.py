@@ -126,7 +126,7 @@ async def test_objects_made_before_one_that_fails_are_closed() -> None:
     """A class that cannot be made often enough leaves nothing behind."""
     Once.made = []
     model = PythonBackend("m", SecondFails, options={"meeting": Meeting(1)}, instances=2)
-    with pytest.raises(LoadError, match="cannot be made: RuntimeError: no second one"):
+    with pytest.raises(LoadError, match="cannot be created: RuntimeError: no second one"):
         await model.start()
     assert [1, 0] == [one.closed for one in Once.made]
 
@@ -206,7 +206,7 @@ async def test_one_more_waits(instances: int) -> None:
     calls = [asyncio.ensure_future(model(CALL)) for _ in range(instances + 1)]
     await until(lambda: len(begun) == instances)
     await settle()
-    assert (instances, 1) == (len(begun), model._places.waiting)
+    assert (instances, 1) == (len(begun), model._pool.waiting)
     gate.set()
     await asyncio.gather(*calls)
     assert instances + 1 == len(begun)

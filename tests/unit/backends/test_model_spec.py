@@ -36,12 +36,12 @@ def test_options_are_read_by_type() -> None:
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda: plan("x").integer("key", 1), "option 'key' is 'x', needed is a whole number"),
-        (lambda: plan("-1").integer("key", 1), "option 'key' is '-1', needed is a whole number"),
+        (lambda: plan("x").integer("key", 1), "option 'key' is 'x'; expected a whole number"),
+        (lambda: plan("-1").integer("key", 1), "option 'key' is '-1'; expected a whole number"),
         (lambda: plan("0").integer("key", 1), "of at least 1"),
-        (lambda: plan("yes").flag("key"), "option 'key' is 'yes', needed is true or false"),
-        (lambda: plan("x").mapping("key"), "option 'key' is no mapping"),
-        (lambda: plan("x").only("a", "b"), "has no option 'key'; there is: a, b"),
+        (lambda: plan("yes").flag("key"), "option 'key' is 'yes'; expected true or false"),
+        (lambda: plan("x").mapping("key"), "option 'key' is a str; expected a mapping"),
+        (lambda: plan("x").only("a", "b"), "has an unknown option 'key'; expected one of a, b"),
     ],
 )
 def test_mistakes_name_model_and_option(read: Callable[[], object], message: str) -> None:

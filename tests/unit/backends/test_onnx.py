@@ -16,7 +16,7 @@ from gateway.backends import onnx
 from gateway.backends.base import Job, LoadError
 from gateway.backends.model_spec import ModelSpec
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
-from gateway.backends.repository import find_versions, from_plan, onnx_model
+from gateway.backends.repository import find_versions, from_spec, onnx_model
 from gateway.demo.samples import SIDE, load_scans
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
@@ -107,8 +107,8 @@ async def test_inputs_that_disagree_are_the_callers_mistake(tmp_path: Path) -> N
     """A dimension that two inputs share by name has one size."""
     model = await started(written(tmp_path, onnx_models.sum_of_two(("batch", 2))))
     message = (
-        "input 'B' has 4 in dimension 0, input 'A' has 3 there: "
-        "both are 'batch' of model 'm version 1'"
+        "dimension 0 of input 'B' is 4; expected 3 as in input 'A', "
+        "because both are 'batch' of model 'm version 1'"
     )
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         await ask(model, fp32("A", 3, 2), fp32("B", 4, 2))
@@ -160,12 +160,12 @@ async def test_what_the_runtime_calls_invalid_is_the_callers(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (None, {}, "there is no such file"),
+        (None, {}, "the file does not exist"),
         (b"junk", {}, "INVALID_PROTOBUF"),
         (b"", {}, ""),
         (onnx_models.identity(1)[:-9], {}, ""),
         (onnx_models.identity(onnx_models.COMPLEX64), {}, "complex64"),
-        (onnx_models.identity(1), {"device": "cuda"}, "device 'cuda' is not available here"),
+        (onnx_models.identity(1), {"device": "cuda"}, "device 'cuda' is not available"),
         (onnx_models.identity(1), {"device": "tensorrt"}, "device 'tensorrt' is not available"),
         (
             onnx_models.identity(1),
@@ -209,7 +209,9 @@ async def test_unknown_types_name_the_tensor(
     table = {name: datatype for name, datatype in onnx._DATATYPES.items() if "float" not in name}
     monkeypatch.setattr(onnx, "_DATATYPES", table)
     path = written(tmp_path, onnx_models.identity(1))
-    with pytest.raises(LoadError, match=r"input 'X' is a tensor\(float\), which no datatype is"):
+    with pytest.raises(
+        LoadError, match=r"input 'X' is a tensor\(float\), which is not a supported datatype"
+    ):
         await started(path)
 
 
@@ -225,7 +227,9 @@ async def test_missing_runtime_says_how_to_get_it(
 
 def test_unknown_device_is_a_mistake() -> None:
     """Only known devices can be asked for."""
-    with pytest.raises(ValueError, match="device is 'tpu', needed is one of auto, cpu, cuda"):
+    with pytest.raises(
+        ValueError, match="option 'device' is 'tpu'; expected one of auto, cpu, cuda"
+    ):
         OnnxOptions(device="tpu")
 
 
@@ -257,7 +261,7 @@ async def test_warm_up_runs_any_datatype(tmp_path: Path, element_type: int) -> N
     """Zeros exist for text and for BF16 as well."""
     path = written(tmp_path, onnx_models.identity(element_type))
     model = await started(path, OnnxOptions(device="cpu", warm_up=True))
-    assert model.loaded
+    assert model.is_loaded
     await model.stop()
 
 
@@ -340,8 +344,8 @@ def test_only_the_versions_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "there is no such file or folder"),
-        ("", r"has no versions; needed is .*/<number>"),
+        ("nowhere", "it does not exist"),
+        ("", r"has no versions; expected .*/<number>"),
     ],
 )
 def test_nothing_there(tmp_path: Path, name: str, message: str) -> None:
@@ -364,7 +368,7 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
         "instances": "2",
         "queue": "1",
     }
-    model = from_plan(ModelSpec(name="m", path=tmp_path, options=options))
+    model = from_spec(ModelSpec(name="m", path=tmp_path, options=options))
     await model.start()
     metadata = await model(ModelMetadataRequest(model=ModelRef("m")))
     assert (("2",), 4, {"Y": ("a", "b")}) == (
@@ -377,7 +381,7 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
 
 def test_plan_needs_a_path(tmp_path: Path) -> None:
     """Without a path there is nothing to load; with one nothing else is needed."""
-    with pytest.raises(ValueError, match="model 'm' needs 'path'"):
-        from_plan(ModelSpec(name="m"))
+    with pytest.raises(ValueError, match="model 'm' has no 'path'"):
+        from_spec(ModelSpec(name="m"))
     path = written(tmp_path, onnx_models.identity(1))
-    assert ["1"] == [entry.version for entry in from_plan(ModelSpec(name="m", path=path)).entries()]
+    assert ["1"] == [entry.version for entry in from_spec(ModelSpec(name="m", path=path)).entries()]

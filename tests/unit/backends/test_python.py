@@ -17,7 +17,7 @@ import pytest
 
 from gateway.backends.base import Backend, Job, LoadError
 from gateway.backends.model_spec import ModelSpec
-from gateway.backends.python import PythonBackend, declares, from_plan
+from gateway.backends.python import PythonBackend, declares, from_spec
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
@@ -135,7 +135,7 @@ async def test_object_without_close_is_let_go() -> None:
     """What has no `close` needs none."""
     model = await started(AsyncDoubler())
     await model.stop()
-    assert not model.loaded
+    assert not model.is_loaded
 
 
 async def test_model_may_look_at_the_request() -> None:
@@ -172,7 +172,10 @@ class Broken:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("no_colon", "Python model 'no_colon' is not of the form 'package.module:attribute'"),
+        (
+            "no_colon",
+            "Python model 'no_colon' is not a dotted name; expected 'package.module:attribute'",
+        ),
         (
             "gateway.nowhere:x",
             (
@@ -193,9 +196,9 @@ class Broken:
         ),
         (
             "gateway.backends.examples:_PAIR",
-            "Python model 'gateway.backends.examples:_PAIR' is a tuple, which cannot be called",
+            "Python model 'gateway.backends.examples:_PAIR' is a tuple, which is not callable",
         ),
-        (Broken, f"Python model {repr(Broken)!r} cannot be made: ValueError: no licence"),
+        (Broken, f"Python model {repr(Broken)!r} cannot be created: ValueError: no licence"),
     ],
     ids=str,
 )
@@ -211,7 +214,7 @@ async def test_load_errors_name_model_and_cause_in_one_line(source: Any, message
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 async def test_undeclared_model_cannot_be_loaded(kind: str) -> None:
     """Without a declaration a request cannot be checked."""
-    with pytest.raises(LoadError, match=f"does not declare its {kind}: give it an attribute"):
+    with pytest.raises(LoadError, match=f"does not declare its {kind}; add an attribute"):
         await started(plain, **{kind: None})
 
 
@@ -247,7 +250,7 @@ async def yields_nothing_much(_inputs: Arrays) -> Any:
 async def test_model_must_return_a_dict(source: Callable[..., Any]) -> None:
     """Anything but a dict is the model's failure."""
     model = await started(source)
-    with pytest.raises(UpstreamError, match=r"TypeError: the model returned .*, needed is a dict"):
+    with pytest.raises(UpstreamError, match=r"TypeError: the model returned .*; expected a dict"):
         await model(call(1))
     await model.stop()
 
@@ -467,7 +470,7 @@ async def test_plan_makes_a_model() -> None:
         "queue": "0",
         "max_batch_size": "8",
     }
-    model = from_plan(ModelSpec(name="m", options=options, signature=signature))
+    model = from_spec(ModelSpec(name="m", options=options, signature=signature))
     await model.start()
     metadata = await model(ModelMetadataRequest(model=ModelRef("m", "3")))
     assert (("3",), X, Y, 8) == (
@@ -482,7 +485,7 @@ async def test_plan_makes_a_model() -> None:
 
 async def test_plan_needs_little() -> None:
     """The callable is enough."""
-    model = from_plan(plan())
+    model = from_spec(plan())
     await model.start()
     metadata = await model(ModelMetadataRequest(model=M))
     assert (("1",), None) == (metadata.versions, metadata.max_batch_size)
@@ -493,14 +496,14 @@ async def test_plan_needs_little() -> None:
     ("wrong", "message"),
     [
         (ModelSpec(name="m"), "model 'm': option 'callable' is None"),
-        (plan(color="red"), "model 'm' has no option 'color'; there is: callable"),
-        (plan(instances="0"), "option 'instances' is '0', needed is a whole number of at least 1"),
+        (plan(color="red"), "model 'm' has an unknown option 'color'; expected one of callable"),
+        (plan(instances="0"), "option 'instances' is '0'; expected a whole number of at least 1"),
     ],
 )
 def test_plan_refuses_what_it_does_not_know(wrong: ModelSpec, message: str) -> None:
     """A mistake of the configuration is named."""
     with pytest.raises(ValueError, match=message):
-        from_plan(wrong)
+        from_spec(wrong)
 
 
 async def test_stream_left_open_when_the_model_stops_can_be_closed() -> None:

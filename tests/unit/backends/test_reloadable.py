@@ -58,14 +58,14 @@ async def test_unloads_and_loads() -> None:
     model = ReloadableModel(Folder("1"))
     await model.start()
     await model(UNLOAD)
-    assert (False, True) == (await model(ModelReadyRequest(model=M)), model.unloaded)
+    assert (False, True) == (await model(ModelReadyRequest(model=M)), model.is_unloaded)
     expected = RepositoryEntry("m", "1", ModelState.UNAVAILABLE, "unloaded")
     assert (expected,) == await model(RepositoryIndexRequest())
     with pytest.raises(NotReady):
         await model(INFER)
     await model(UNLOAD)  # once more does no harm
     await model(LOAD)
-    assert (True, False) == (model.ready(), model.unloaded)
+    assert (True, False) == (model.ready(), model.is_unloaded)
     assert (RepositoryEntry("m", "1", ModelState.READY),) == await model(RepositoryIndexRequest())
     await model.stop()
 
@@ -120,5 +120,5 @@ async def test_a_model_that_is_being_loaded_says_so() -> None:
 async def test_parameters_are_refused() -> None:
     """A model of the gateway is what its configuration says."""
     model = ReloadableModel(Folder("1"))
-    with pytest.raises(Unsupported, match="not with 'config'"):
+    with pytest.raises(Unsupported, match="the call has 'config'"):
         await model(ModelLoadRequest(model=M, parameters={"config": "{}"}))

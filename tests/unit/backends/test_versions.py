@@ -89,7 +89,7 @@ async def test_one_that_cannot_be_loaded_unloads_the_others() -> None:
     good, bad = backend("1"), backend("2", outputs=None)
     with pytest.raises(LoadError, match="does not declare its outputs"):
         await Versions("m", [good, bad]).start()
-    assert (False, False) == (good.loaded, bad.loaded)
+    assert (False, False) == (good.is_loaded, bad.is_loaded)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_one_that_cannot_be_loaded_unloads_the_others() -> None:
         ([], "model 'm' has no versions"),
         (["1", "x"], "model 'm': version 'x' is not a number"),
         (["²"], "model 'm': version '²' is not a number"),
-        (["1", "1"], "model 'm' has a version twice"),
+        (["1", "1"], "model 'm' has duplicate versions"),
     ],
 )
 def test_mistakes_of_the_configuration(versions: list[str], message: str) -> None:

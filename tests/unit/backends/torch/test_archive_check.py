@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.torch.archive_check import Kind, NotServableError, kind_of, sample_inputs
+from gateway.backends.torch.archive_check import (
+    NotServableError,
+    ProgramKind,
+    kind_of,
+    sample_inputs,
+)
 
 EXPORTED = {
     "archive_format": b"pt2",
@@ -34,7 +39,7 @@ def config(**payload: object) -> bytes:
 def test_torchscript_has_code(tmp_path: Path) -> None:
     """What `torch.jit.save` writes is told by its constants."""
     files = {"data.pkl": b"", "constants.pkl": b"", "code/m.py": b""}
-    assert Kind.TORCHSCRIPT is kind_of(written(tmp_path, files))
+    assert ProgramKind.TORCHSCRIPT is kind_of(written(tmp_path, files))
 
 
 @pytest.mark.parametrize(
@@ -49,23 +54,23 @@ def test_exported_program_holds_plain_tensors(
 ) -> None:
     """Plain bytes are tensors; objects of C++ classes are read as TorchScript's are."""
     files = {**EXPORTED, f"data/{where}/model_{where}_config.json": config(**payload)}
-    assert Kind.EXPORTED is kind_of(written(tmp_path, files))
+    assert ProgramKind.EXPORTED is kind_of(written(tmp_path, files))
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"data.pkl": b"", "version": b"3"}, "torch.save writes: a pickle, which can run any code"),
-        ({"notes.txt": b""}, "a zip archive of something else"),
-        ({"archive_format": b"pt2"}, "holds no program called 'model'"),
+        ({"data.pkl": b"", "version": b"3"}, "it is a pickle of weights or of a module .torch.save., which can run any code"),
+        ({"notes.txt": b""}, "another kind of zip archive"),
+        ({"archive_format": b"pt2"}, "has no program 'model'"),
         (
             {"archive_format": b"pt2", "data/aotinductor/model/x.so": b""},
-            "holds machine code of AOTInductor",
+            "has machine code of AOTInductor",
         ),
-        ({**EXPORTED, "data/weights/model.pt": b""}, "holds a pickle.*: data/weights/model.pt"),
+        ({**EXPORTED, "data/weights/model.pt": b""}, "has a pickle.*: data/weights/model.pt"),
         (
             {**EXPORTED, "data/weights/model_weights_config.json": config(use_pickle=True)},
-            "holds a pickle, which can run any code: data/weights/model_weights_config.json: w",
+            "has a pickle, which can run any code: data/weights/model_weights_config.json: w",
         ),
         (
             {
@@ -74,7 +79,7 @@ def test_exported_program_holds_plain_tensors(
                     use_pickle=True, path_name="custom_obj_0"
                 ),
             },
-            "holds a pickle",
+            "has a pickle",
         ),
         (
             {
@@ -83,12 +88,12 @@ def test_exported_program_holds_plain_tensors(
                     use_pickle=False, path_name="opaque_obj_0"
                 ),
             },
-            "holds a pickle",
+            "has a pickle",
         ),
-        ({**EXPORTED, "data/weights/model_weights_config.json": b"["}, "config.json.* is broken"),
+        ({**EXPORTED, "data/weights/model_weights_config.json": b"["}, "config.json.* is invalid"),
         (
             {**EXPORTED, "data/weights/model_weights_config.json": b'{"config": {"w": 1}}'},
-            "is broken",
+            "is invalid",
         ),
     ],
     ids=[
@@ -113,10 +118,10 @@ def test_no_archive(tmp_path: Path) -> None:
     """A bare pickle is called one; other bytes are no archive."""
     path = tmp_path / "model.pt"
     path.write_bytes(pickle.dumps({}))
-    with pytest.raises(NotServableError, match="it is a pickle, which can run any code; needed is"):
+    with pytest.raises(NotServableError, match="it is a pickle, which can run any code; expected"):
         kind_of(path)
     path.write_bytes(b"junk")
-    with pytest.raises(NotServableError, match="it is no zip archive; needed is TorchScript"):
+    with pytest.raises(NotServableError, match="no zip archive; expected TorchScript"):
         kind_of(path)
     with pytest.raises(FileNotFoundError):
         kind_of(tmp_path / "none")
@@ -128,7 +133,7 @@ def test_a_file_that_is_there_twice(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/archive_format", b"pt2")
         archive.writestr("b/archive_format", b"pt2")
-    with pytest.raises(NotServableError, match="holds a file twice"):
+    with pytest.raises(NotServableError, match="duplicate entries"):
         kind_of(path)
 
 

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from gateway.backends.base import Job, LoadError
 from gateway.backends.model_spec import ModelSpec
-from gateway.backends.torch.archive_check import Kind
-from gateway.backends.torch.backend import TorchBackend, TorchOptions, from_plan
+from gateway.backends.torch.archive_check import ProgramKind
+from gateway.backends.torch.backend import TorchBackend, TorchOptions, from_spec
 from gateway.backends.torch.programs import open_program
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, ModelReadyRequest
 from gateway.ir.context import ModelRef
@@ -191,7 +191,7 @@ def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
     """Weights, and tensors that the program makes itself, are where its inputs will be."""
     path = exported(tmp_path, models.Weight())
     for device in ("cpu", "meta"):
-        program = open_program(torch, path, Kind.EXPORTED, torch.device(device))
+        program = open_program(torch, path, ProgramKind.EXPORTED, torch.device(device))
         given = torch.zeros(2, 3, device=device)
         assert device == program.call({"x": given}).device.type
 
@@ -200,12 +200,12 @@ def test_a_program_is_moved_to_its_device(tmp_path: Path) -> None:
     ("module", "arguments", "how", "message"),
     [
         (models.Complex(), (Z,), {}, "gives 'complex_1', a tensor of torch.complex64, which no da"),
-        (models.Lists(), (Z,), {}, "it returns a list as 'OUTPUT__0', needed is a tensor"),
+        (models.Lists(), (Z,), {}, "it returns a list as 'OUTPUT__0'; expected a tensor"),
         (
             models.Scaled(),
             (Z, 3),
             {"dynamic": {"x": None, "factor": torch.export.Dim.DYNAMIC}},
-            "it takes or gives 'factor', a SymIntArgument, which is no tensor",
+            "its input or output 'factor' is a SymIntArgument, not a tensor",
         ),
     ],
     ids=["complex", "list", "number"],
@@ -354,7 +354,9 @@ async def test_sizes_that_were_not_exported_are_the_callers_mistake(
     """The program's own guards say which size it takes."""
     model = await started(exported(tmp_path))
     a, b = (np.zeros((size, 3), np.float32) for size in sizes)
-    with pytest.raises(InvalidRequest, match=f"not made for inputs of these sizes: .*({message})"):
+    with pytest.raises(
+        InvalidRequest, match=f"does not support inputs of these shapes: .*({message})"
+    ):
         await ask(model, a=a, b=b)
     await model.stop()
 
@@ -425,14 +427,14 @@ async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "given", "message"),
     [
-        (models.Sums(), None, "neither datatypes nor shapes: set 'signature'.*takes 'a', 'b'"),
-        (models.Sums(), signature("a", "s"), "has inputs 'a'; the program takes 'a', 'b'"),
-        (models.Sums(), signature("a c", "s d"), "input 'c' is none of the program's, and 'a' is"),
-        (models.Sums(), signature("a b", "s"), "it returned 2 tensors, the signature has 1 output"),
-        (models.Named(), signature("a b", "s"), "it returned no 's'; it returned sum, difference"),
-        (models.Text(), signature("x", "y"), "takes 'name', a str: needed is a Tensor"),
-        (models.Lists(), signature("x", "y"), "it returned a list as 'y', not a tensor"),
-        (models.Complex(), signature("x", "y"), "'y' as torch.complex64, .*which no datatype is"),
+        (models.Sums(), None, "no datatypes and shapes; expected a 'signature'.*has inputs 'a', 'b'"),
+        (models.Sums(), signature("a", "s"), "has inputs 'a'; the program has inputs 'a', 'b'"),
+        (models.Sums(), signature("a c", "s d"), "names 'a' as the program does, but not 'c'"),
+        (models.Sums(), signature("a b", "s"), "returned 2 tensors; the signature has 1"),
+        (models.Named(), signature("a b", "s"), "the program returned no 's'; it returned sum, difference"),
+        (models.Text(), signature("x", "y"), "argument 'name' of forward is a str; expected a Tensor"),
+        (models.Lists(), signature("x", "y"), "returned a list as 'y'; expected a tensor"),
+        (models.Complex(), signature("x", "y"), "'y' as torch.complex64, .*which is not a supported datatype"),
         (models.Weight(), signature("x", "y"), r"output 'y' of shape \[3\], it declares \[-1, 3\]"),
         (
             models.Identity(),
@@ -441,7 +443,7 @@ async def test_a_gpu_that_failed_is_not_ready(tmp_path: Path) -> None:
                 inputs=(TensorMetadata("x", Datatype.BYTES, (-1,)),),
                 outputs=(fp32("y"),),
             ),
-            "'x' is BYTES, which this PyTorch .* has no tensors of",
+            "'x' is BYTES, which PyTorch .* does not support",
         ),
     ],
     ids=[
@@ -508,7 +510,7 @@ async def test_devices_that_are_not_here(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = exported(tmp_path)
     model = TorchBackend("m", path, "1", TorchOptions(device=device))
-    message = f"{path} cannot be loaded: device '{device}' is not available here: .*no CUDA device"
+    message = f"{path} cannot be loaded: device '{device}' is not available: .*no CUDA device"
     with pytest.raises(LoadError, match=message):
         await model.start()
 
@@ -525,7 +527,9 @@ async def test_auto_falls_back_to_the_cpu(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:"])
 def test_unknown_device_is_a_mistake(device: str) -> None:
     """Only known devices can be asked for."""
-    with pytest.raises(ValueError, match=f"device is '{device}', needed is auto, cpu, cuda or"):
+    with pytest.raises(
+        ValueError, match=f"option 'device' is '{device}'; expected auto, cpu, cuda or"
+    ):
         TorchOptions(device=device)
 
 
@@ -549,9 +553,9 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (None, "there is no such file"),
-        (state_dict, "what torch.save writes: a pickle"),
-        (whole_module, "it is a pickle, which can run any code; needed is TorchScript"),
+        (None, "the file does not exist"),
+        (state_dict, "it is a pickle of weights or of a module"),
+        (whole_module, "it is a pickle, which can run any code; expected TorchScript"),
         (junk, "it is no zip archive"),
         (cut, "it is no zip archive"),
     ],
@@ -589,7 +593,9 @@ async def test_sample_inputs_are_not_unpickled(tmp_path: Path) -> None:
         for name, content in files.items():
             sample = name.endswith("sample_inputs/model.pt")
             archive.writestr(name, trapped.getvalue() if sample else content)
-    with pytest.raises(LoadError, match="sample inputs are a pickle of more than tensors"):
+    with pytest.raises(
+        LoadError, match="sample inputs are a pickle with other objects than tensors"
+    ):
         await started(path)
 
 
@@ -648,7 +654,7 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
     plan = ModelSpec(
         name="m", path=tmp_path, options=options, signature=signature("a b", "sum difference")
     )
-    model = from_plan(plan)
+    model = from_spec(plan)
     await model.start()
     for version in ("1", "2"):
         metadata = await model(ModelMetadataRequest(model=ModelRef("m", version)))
@@ -664,10 +670,10 @@ async def test_plan_makes_a_model(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"warmup": "1"}, "has no option 'warmup'; there is: device, threads, warm_up"),
-        ({"device": "tpu"}, "device is 'tpu'"),
-        ({"warm_up": "yes"}, "option 'warm_up' is 'yes', needed is a whole number of at least 0"),
-        ({"warm_up_shapes": {"a": "3"}}, "'warm_up_shapes' has '3', needed is a list of dim"),
-        ({"warm_up_shapes": {"a": ["-1"]}}, "needed is a list of dimensions"),
+        ({"device": "tpu"}, "option 'device' is 'tpu'"),
+        ({"warm_up": "yes"}, "option 'warm_up' is 'yes'; expected a whole number of at least 0"),
+        ({"warm_up_shapes": {"a": "3"}}, "'warm_up_shapes' has '3'; expected a list of dim"),
+        ({"warm_up_shapes": {"a": ["-1"]}}, "expected a list of dimensions"),
     ],
 )
 def test_plan_refuses_what_it_does_not_know(
@@ -676,10 +682,10 @@ def test_plan_refuses_what_it_does_not_know(
     """Options that are wrong are named with what is needed."""
     (tmp_path / "1").mkdir()
     with pytest.raises(ValueError, match=re.escape(message)):
-        from_plan(ModelSpec(name="m", path=tmp_path, options=options))
+        from_spec(ModelSpec(name="m", path=tmp_path, options=options))
 
 
 def test_plan_needs_a_path() -> None:
     """There is no model without a file."""
-    with pytest.raises(ValueError, match="model 'm' needs 'path'"):
-        from_plan(ModelSpec(name="m"))
+    with pytest.raises(ValueError, match="model 'm' has no 'path'"):
+        from_spec(ModelSpec(name="m"))
