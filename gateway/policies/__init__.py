@@ -1,1 +1,4 @@
-"""One file, one layer: each does one thing to a call it does not own."""
+"""Policies: layers around a service. Each file has one layer, which changes one aspect of calls.
+
+Read `rename.py` first for the form of a layer; `gateway/app/layers.py` has their order.
+"""

@@ -1,4 +1,4 @@
-"""Land: waits for bytes that are still arriving, before what cannot do without them."""
+"""BufferBody: reads streaming bodies completely, for services that need all bytes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ R = TypeVar("R")
 
 
 class BufferBody:
-    """Gives *inner* only calls whose tensors are here.
+    """Calls *inner* only with tensors that are completely received.
 
     Args:
-        inner: Reads tensors: an in-process model, a batch, a cache.
+        inner: A service that reads tensors: an in-process model, a batch, a cache.
     """
 
     def __init__(self, inner: Service) -> None:
         self._inner = inner
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call* once it is whole.
+        """Call *inner* when the body is received.
 
         Raises:
-            Overloaded: There is no room for what is to come.
+            Overloaded: The memory budget has no room for the body.
         """
-        return self._inner(call) if streaming_body_of(call) is None else self._landed(call)
+        return self._inner(call) if streaming_body_of(call) is None else self._buffer(call)
 
-    async def _landed(self, call: Call[R]) -> R:
+    async def _buffer(self, call: Call[R]) -> R:
         return await self._inner(await with_buffered_body(call))

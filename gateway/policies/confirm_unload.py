@@ -1,6 +1,6 @@
-"""Unloaded: the answer to an unload comes when the model is gone.
+"""ConfirmUnload: delays the reply to an unload until the model is unloaded.
 
-Servers answer at once and unload in their own time; whoever asked would still find the model ready.
+Servers reply immediately and unload the model later; until then the model is still ready.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ R = TypeVar("R")
 
 
 class ConfirmUnload:
-    """Asks after an unload whether the model is ready, until it is not.
+    """Checks after an unload whether the model is ready, until it is not.
 
     Args:
         inner: One server.
-        longest_s: A model that is ready for longer is answered for all the same: the server has
-            taken the request. Nor is a caller's deadline missed for it.
-        every_s: Between two questions.
+        timeout_s: Time after which the unload succeeds although the model is still ready, because
+            the server accepted the request. It never exceeds the caller's deadline.
+        interval_s: Time between two checks.
         sleep: Waits.
         clock: Monotonic seconds, that of deadlines.
     """
@@ -37,19 +37,19 @@ class ConfirmUnload:
         self,
         inner: Service,
         *,
-        longest_s: float = 10.0,
-        every_s: float = 0.05,
+        timeout_s: float = 10.0,
+        interval_s: float = 0.05,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
-        self._longest_s = longest_s
-        self._every_s = every_s
+        self._timeout_s = timeout_s
+        self._interval_s = interval_s
         self._sleep = sleep
         self._clock = clock
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*; an unload is answered once the model is not ready any more."""
+        """Call *inner*; after an unload, wait until the model is not ready."""
         if isinstance(call, ModelUnloadRequest):
             # The reply to a ModelUnloadRequest is None, which is its R.
             return cast("ReplyCoroutine[R]", self._unload(call))
@@ -57,18 +57,16 @@ class ConfirmUnload:
 
     async def _unload(self, call: ModelUnloadRequest) -> None:
         await self._inner(call)
-        until = self._clock() + self._longest_s
+        until = self._clock() + self._timeout_s
         deadline = call.context.deadline
         if deadline is not None:
-            until = min(until, deadline - 2 * self._every_s)
-        question = ModelReadyRequest(
-            model=call.model, context=call.with_context(origin=None).context
-        )
+            until = min(until, deadline - 2 * self._interval_s)
+        check = ModelReadyRequest(model=call.model, context=call.with_context(origin=None).context)
         while self._clock() < until:
             try:
-                if not await self._inner(question):
+                if not await self._inner(check):
                     return
-            except GatewayError:  # some servers know nothing of it any more
+            except GatewayError:  # some servers reply that the model does not exist
                 return
-            await self._sleep(self._every_s)
+            await self._sleep(self._interval_s)
         log.warning("model still ready after it was unloaded", model=str(call.model))

@@ -1,6 +1,6 @@
-"""Forward: decides which of the caller's headers cross to a target, and which are added.
+"""ForwardHeaders: selects the caller's headers to forward to a target, and adds others.
 
-Nothing crosses by itself: credentials end here, tracing goes on.
+Only tracing headers are forwarded by default; credentials are not.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
 
-# These never cross as they came, whatever a configuration says: a hop has its own. The id of the
-# call is in its context, and codecs write it from there.
+# Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
+# id from the context.
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 
 class ForwardHeaders:
-    """Gives the target the metadata it is meant to see, and nothing else.
+    """Replaces the metadata of a call by the headers for the target.
 
     Args:
-        inner: Answers the call.
-        allowed: Names, in any case, of callers' headers that cross; "x-*" allows a prefix.
-        added: Headers sent with every call; they win over a caller's.
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward; "x-*" allows a prefix.
+        added: Headers of every call; they replace the caller's.
     """
 
     def __init__(self, inner: Service, allowed: Iterable[str], added: Mapping[str, str]) -> None:
@@ -35,25 +35,25 @@ class ForwardHeaders:
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._own = frozenset(name for name, _ in self._added) | _NEVER
-        # Callers send the same again and again, and transports then hand on the very same tuple.
+        # Callers repeat their headers, and transports then pass the identical tuple.
         self._last: tuple[Metadata, Metadata] = ((), self._added)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Pass the call on with the metadata of the target."""
+        """Call *inner* with the metadata for the target."""
         metadata = call.context.metadata
-        came, crosses = self._last
-        if metadata is not came:
-            crosses = self._crossing(metadata)
-            self._last = metadata, crosses
-        return self._inner(call.with_metadata(crosses))
+        last, forwarded = self._last
+        if metadata is not last:
+            forwarded = self._forwarded(metadata)
+            self._last = metadata, forwarded
+        return self._inner(call.with_metadata(forwarded))
 
-    def _crossing(self, metadata: Metadata) -> Metadata:
+    def _forwarded(self, metadata: Metadata) -> Metadata:
         own, exact, prefixes = self._own, self._exact, self._prefixes
-        crosses = [
+        forwarded = [
             pair
             for pair in metadata
             if pair[0] not in own
             and not pair[0].startswith(TRITON_PREFIX)
             and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
         ]
-        return (*crosses, *self._added)
+        return (*forwarded, *self._added)

@@ -1,7 +1,7 @@
-"""Describe: model configuration for targets that have none, and whether a model batches.
+"""ModelConfigurationLayer: completes metadata by the configuration, and the other way around.
 
-Open Inference's metadata do not say how much a model batches, nor for certain whether it does;
-Triton's configuration does. Other targets have metadata and no configuration: it is made of them.
+Metadata of Open Inference do not contain the maximum batch size; Triton's model configuration does.
+For targets without a model configuration, the layer derives one from the metadata.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _BATCHING = frozenset({Need.BATCHING})
 
 
 class ModelConfigurationLayer:
-    """Answers questions about models from the target's configuration, or else its metadata.
+    """Handles calls for model configuration, and for metadata with BATCHING in the needs.
 
     Args:
-        inner: The target; it raises Unsupported where it has no model configuration.
+        inner: The target; it raises Unsupported if it has no model configuration.
     """
 
     def __init__(self, inner: Service) -> None:
         self._inner = inner
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Handle *call*.
 
         Raises:
-            GatewayError: The target's own.
+            GatewayError: The error of the target.
         """
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        # Each branch has its R; the type system cannot follow an isinstance that far.
         if isinstance(call, ModelConfigRequest):
             return cast("ReplyCoroutine[R]", self._configuration(call))
         if isinstance(call, ModelMetadataRequest) and Need.BATCHING in call.context.needs:
@@ -48,39 +48,41 @@ class ModelConfigurationLayer:
             return await self._inner(call)
         except (Unsupported, NotFound) as error:
             is_withheld = error.origin is not None
-            # Whether the model is there at all, its metadata tell.
+            # The metadata call fails if the model does not exist.
             context = call.with_context(needs=_BATCHING, origin=None).context
-            question = ModelMetadataRequest(model=call.model, context=context)
-            return configuration_of(await self._inner(question), is_withheld=is_withheld)
+            metadata_call = ModelMetadataRequest(model=call.model, context=context)
+            metadata = await self._inner(metadata_call)
+            return configuration_of(metadata, is_withheld=is_withheld)
 
     async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
-        found = await self._inner(call)
-        known = found.max_batch_size
-        if found.stateful and known is not None:
-            return found
-        question = ModelConfigRequest(model=call.model, context=call.context)
+        metadata = await self._inner(call)
+        size = metadata.max_batch_size
+        if metadata.stateful and size is not None:
+            return metadata
         try:
-            told = await self._inner(question)
+            configuration = await self._inner(
+                ModelConfigRequest(model=call.model, context=call.context)
+            )
         except GatewayError as error:
-            if error.retryable and known is None:
+            if error.retryable and size is None:
                 raise
-            return found  # it has no configuration, or does not show it: shapes have to tell
-        return found.changed(
-            max_batch_size=told.max_batch_size if known is None else known,
-            stateful=found.stateful or told.stateful,
-            labelled=told.labelled,
+            return metadata  # without a configuration, the shapes decide whether the model batches
+        return metadata.changed(
+            max_batch_size=configuration.max_batch_size if size is None else size,
+            stateful=metadata.stateful or configuration.stateful,
+            labelled=configuration.labelled,
         )
 
 
 def configuration_of(metadata: ModelMetadata, *, is_withheld: bool = False) -> ModelConfiguration:
-    """Return a model's metadata in the words of Triton's model configuration.
+    """Return a model's metadata in the form of Triton's model configuration.
 
-    Dimensions of a model that batches are those of one item. Where it is not known how much it
-    batches, they are whole and `max_batch_size` is 0: so read, they are true.
+    Dimensions of a model that batches are those of one item. If the maximum batch size is unknown,
+    dimensions include the batch axis and `max_batch_size` is 0, which is also correct.
 
     Source: docs/protocols/open-inference.md, "14. Models, statistics and settings".
     """
-    most = metadata.max_batch_size or 0
+    max_batch_size = metadata.max_batch_size or 0
     policies: dict[str, Any] = {"sequence_batching": {}} if metadata.stateful else {}
     if metadata.decoupled:
         policies["model_transaction_policy"] = {"decoupled": True}
@@ -88,21 +90,21 @@ def configuration_of(metadata: ModelMetadata, *, is_withheld: bool = False) -> M
         {
             "name": metadata.name,
             "platform": metadata.platform,
-            "max_batch_size": most,
-            "input": [_tensor(tensor, batches=most > 0) for tensor in metadata.inputs],
-            "output": [_tensor(tensor, batches=most > 0) for tensor in metadata.outputs],
+            "max_batch_size": max_batch_size,
+            "input": [_tensor(one, has_batch=max_batch_size > 0) for one in metadata.inputs],
+            "output": [_tensor(one, has_batch=max_batch_size > 0) for one in metadata.outputs],
             **policies,
         },
         is_withheld,
     )
 
 
-def _tensor(tensor: TensorMetadata, *, batches: bool) -> dict[str, Any]:
+def _tensor(tensor: TensorMetadata, *, has_batch: bool) -> dict[str, Any]:
     shape = tensor.shape or ()
     return {
         "name": tensor.name,
         "data_type": _data_type(tensor.datatype),
-        "dims": list(shape[1:] if batches else shape),
+        "dims": list(shape[1:] if has_batch else shape),
     }
 
 

@@ -1,7 +1,7 @@
-"""Unsequenced: refuses requests of a sequence where the next one may reach another process.
+"""RejectSequences: rejects sequences for models that run in several worker processes.
 
-A model in the gateway's own process keeps what it knows of a sequence there. Where several
-processes serve, requests of one sequence come to whichever has the connection.
+An in-process model keeps the state of a sequence in its process. With several workers, requests of
+one sequence may reach different processes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ R = TypeVar("R")
 
 
 class RejectSequences:
-    """Passes on everything else.
+    """Rejects requests of a sequence, and passes all others.
 
     Args:
-        inner: A model that may keep a state.
-        workers: How many processes serve, for the error.
+        inner: A model that may be stateful.
+        workers: Number of worker processes, for the error.
     """
 
     def __init__(self, inner: Service, workers: int) -> None:
@@ -28,19 +28,19 @@ class RejectSequences:
         self._workers = workers
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Answer *call*.
+        """Call *inner*.
 
         Raises:
-            Unsupported: It belongs to a sequence.
+            Unsupported: The call belongs to a sequence.
         """
         request = call.request if isinstance(call, StreamInferRequest) else call
         if isinstance(request, InferRequest) and request.sequence is not None:
-            return self._refuse(call)
+            return self._reject(call)
         return self._inner(call)
 
-    async def _refuse(self, call: Call[R]) -> R:
+    async def _reject(self, call: Call[R]) -> R:
         raise Unsupported(
-            f"the gateway has {self._workers} workers, and model {str(call.model)!r} runs in "
-            "each: the requests of a sequence could reach any of them; it needs 'workers: 1'",
+            f"sequences need a single process, and model {str(call.model)!r} runs in each of "
+            f"{self._workers} workers (set 'workers: 1')",
             model=call.model,
         )

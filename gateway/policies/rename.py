@@ -1,6 +1,6 @@
-"""Rename: one model under another name, version or tensor names, both ways.
+"""Rename: translates the names of a model, its version and its tensors.
 
-Names are the caller's on the outside and the target's on the inside. Questions to the server pass.
+Callers use their names; *inner* gets the names of the target. Calls to the server pass unchanged.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ R = TypeVar("R")
 
 
 class Rename:
-    """Translates names on the way in and back on the way out.
+    """Translates the names in calls, and translates them back in replies.
 
     Args:
-        inner: Answers under its own names.
+        inner: The service to call; it uses the target's names.
         model: The target's name of the model; None keeps the caller's.
-        version: The target's version; None keeps the caller's; "" asks for none.
-        inputs: Target's input name for each of the caller's; others keep their name.
-        outputs: Target's output name for each of the caller's; others keep their name.
+        version: The target's version; None keeps the caller's; "" requests no version.
+        inputs: Target's input names by the caller's; others are unchanged.
+        outputs: Target's output names by the caller's; others are unchanged.
 
     Raises:
-        ValueError: Two names are mapped to the same one.
+        ValueError: Two names are mapped to the same name.
     """
 
     def __init__(
@@ -58,108 +58,108 @@ class Rename:
         self._outputs_back = _inverse("outputs", self._outputs)
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call* in the caller's names.
+        """Call *inner* with the target's names, and return the reply with the caller's.
 
         Raises:
-            InvalidRequest: After renaming two inputs have the same name.
+            InvalidRequest: Two inputs have the same name after renaming.
         """
-        asked = call.model
-        if asked is None:
+        model = call.model
+        if model is None:
             return await self._inner(call)
-        target = self._target(asked)
-        # Each branch knows its R; the type system cannot follow an isinstance that far.
+        target = self._target(model)
+        # Each branch has its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest):
-            return cast("R", self._response(asked, await self._inner(self._request(call, target))))
+            return cast("R", self._response(model, await self._inner(self._request(call, target))))
         if isinstance(call, StreamInferRequest):
             request = self._request(call.request, target)
             items = await self._inner(call.changed(model=target, request=request))
-            return cast("R", MappedStream(items, lambda item: self._item(asked, item)))
-        if target != asked:
+            return cast("R", MappedStream(items, lambda item: self._item(model, item)))
+        if target != model:
             call = call.changed(model=target)
         reply = await self._inner(call)
         if isinstance(call, ModelMetadataRequest):
-            return cast("R", self._metadata(asked, cast("ModelMetadata", reply)))
+            return cast("R", self._metadata(model, cast("ModelMetadata", reply)))
         if isinstance(call, ModelConfigRequest):
-            return cast("R", self._configuration(asked, cast("ModelConfiguration", reply)))
+            return cast("R", self._configuration(model, cast("ModelConfiguration", reply)))
         return reply
 
-    def _target(self, asked: ModelRef) -> ModelRef:
-        name = asked.name if self._model is None else self._model
-        return ModelRef(name, asked.version if self._version is None else self._version)
+    def _target(self, model: ModelRef) -> ModelRef:
+        name = model.name if self._model is None else self._model
+        return ModelRef(name, model.version if self._version is None else self._version)
 
     def _request(self, call: InferRequest, target: ModelRef) -> InferRequest:
         inputs, outputs, members = call.inputs, call.outputs, call.flat_members
         if self._inputs:
-            inputs = tuple(_renamed(tensor, self._inputs) for tensor in inputs)
-            renamed = [self._inputs.get(name, name) for name in members]
-            _check_distinct("input", [*(tensor.name for tensor in inputs), *renamed])
-            members = dict(zip(renamed, members.values(), strict=True))
+            inputs = tuple(_rename(tensor, self._inputs) for tensor in inputs)
+            names = [self._inputs.get(name, name) for name in members]
+            _check_distinct("input", [*(tensor.name for tensor in inputs), *names])
+            members = dict(zip(names, members.values(), strict=True))
         if self._outputs:
-            outputs = tuple(_renamed_output(output, self._outputs) for output in outputs)
+            outputs = tuple(_rename_output(output, self._outputs) for output in outputs)
         same = inputs == call.inputs and outputs == call.outputs and members == call.flat_members
         if target == call.model and same:
             return call
         return call.changed(model=target, inputs=inputs, outputs=outputs, flat_members=members)
 
-    def _response(self, asked: ModelRef, reply: InferResponse) -> InferResponse:
-        """Name the answer as the caller asked; the answering version where it chose none."""
-        model = ModelRef(asked.name, asked.version or reply.model.version)
+    def _response(self, requested: ModelRef, reply: InferResponse) -> InferResponse:
+        """Return *reply* with the caller's names; the target's version if none was requested."""
+        model = ModelRef(requested.name, requested.version or reply.model.version)
         outputs = reply.outputs
         if self._outputs_back:
-            outputs = tuple(_renamed(tensor, self._outputs_back) for tensor in outputs)
+            outputs = tuple(_rename(tensor, self._outputs_back) for tensor in outputs)
         if model == reply.model and outputs == reply.outputs:
             return reply
         return reply.changed(model=model, outputs=outputs)
 
-    async def _item(self, asked: ModelRef, item: InferResponse) -> InferResponse:
-        return self._response(asked, item)
+    async def _item(self, requested: ModelRef, item: InferResponse) -> InferResponse:
+        return self._response(requested, item)
 
-    def _metadata(self, asked: ModelRef, found: ModelMetadata) -> ModelMetadata:
-        versions = found.versions
-        if self._version:  # whichever version is asked for, this one answers
-            versions = (asked.version or self._version,)
+    def _metadata(self, requested: ModelRef, metadata: ModelMetadata) -> ModelMetadata:
+        versions = metadata.versions
+        if self._version:  # the target's version serves every requested version
+            versions = (requested.version or self._version,)
         back = self._outputs_back
-        return found.changed(
-            name=asked.name,
+        return metadata.changed(
+            name=requested.name,
             versions=versions,
-            inputs=tuple(_renamed_metadata(tensor, self._inputs_back) for tensor in found.inputs),
-            outputs=tuple(_renamed_metadata(tensor, back) for tensor in found.outputs),
-            labels={back.get(name, name): labels for name, labels in found.labels.items()},
+            inputs=tuple(_rename_metadata(tensor, self._inputs_back) for tensor in metadata.inputs),
+            outputs=tuple(_rename_metadata(tensor, back) for tensor in metadata.outputs),
+            labels={back.get(name, name): labels for name, labels in metadata.labels.items()},
         )
 
-    def _configuration(self, asked: ModelRef, found: ModelConfiguration) -> ModelConfiguration:
-        """Name the model and its tensors; what else the document says of them stays."""
-        document = {**found.document, "name": asked.name}
+    def _configuration(self, requested: ModelRef, found: ModelConfiguration) -> ModelConfiguration:
+        """Rename the model and its tensors; keep the rest of the document."""
+        document = {**found.document, "name": requested.name}
         for key, names in (("input", self._inputs_back), ("output", self._outputs_back)):
             if names and key in document:
-                document[key] = [_renamed_entry(entry, names) for entry in document[key]]
+                document[key] = [_rename_entry(entry, names) for entry in document[key]]
         return ModelConfiguration(document, found.is_withheld)
 
 
 def _inverse(kind: str, names: Mapping[str, str]) -> dict[str, str]:
     back = {target: name for name, target in names.items()}
     if len(back) < len(names):
-        raise ValueError(f"{kind}: two names are mapped to the same one in {dict(names)}")
+        raise ValueError(f"{kind}: two names are mapped to the same name in {dict(names)}")
     return back
 
 
-def _renamed(tensor: Tensor, names: Mapping[str, str]) -> Tensor:
+def _rename(tensor: Tensor, names: Mapping[str, str]) -> Tensor:
     name = names.get(tensor.name)
     return tensor if name is None else tensor.renamed(name)
 
 
-def _renamed_output(output: RequestedOutput, names: Mapping[str, str]) -> RequestedOutput:
+def _rename_output(output: RequestedOutput, names: Mapping[str, str]) -> RequestedOutput:
     name = names.get(output.name)
     if name is None:
         return output
     return RequestedOutput(name, output.classes, output.parameters, output.shared)
 
 
-def _renamed_metadata(tensor: TensorMetadata, names: Mapping[str, str]) -> TensorMetadata:
+def _rename_metadata(tensor: TensorMetadata, names: Mapping[str, str]) -> TensorMetadata:
     return TensorMetadata(names.get(tensor.name, tensor.name), tensor.datatype, tensor.shape)
 
 
-def _renamed_entry(entry: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+def _rename_entry(entry: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
     name = entry.get("name", "")
     return {**entry, "name": names[name]} if name in names else entry
 
@@ -168,5 +168,5 @@ def _check_distinct(kind: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InvalidRequest(f"{kind} {name!r} is there twice once the route has renamed it")
+            raise InvalidRequest(f"the request has {kind} {name!r} twice after renaming")
         seen.add(name)

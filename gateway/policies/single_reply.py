@@ -1,7 +1,7 @@
-"""Single: one answer from a model that gives any number of them.
+"""SingleReply: unary calls to decoupled models, which send any number of replies.
 
-Servers refuse to be asked for one answer of such a model (Triton: "decoupled transaction policy");
-asked with a stream it may well give one.
+Servers reject unary calls to such models (Triton: "decoupled transaction policy"), but accept
+streaming calls, whose stream may have exactly one reply.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from gateway.service import Service
 
 R = TypeVar("R")
 
-_REMEMBERED = 1024
+_MAX_CACHED = 1024
 _NAMELESS = ModelRef("")
 
 
 class SingleReply:
-    """Asks with a stream for the one answer that a server will not give otherwise.
+    """Sends a rejected unary call to a decoupled model again, as a streaming call.
 
-    The server refused before its model ran, so asking again repeats nothing. Models that refused
-    are remembered, and asked with a stream from then on, which any model answers.
+    The server rejects the unary call before the model runs, so nothing runs twice. Later calls to
+    the model are streaming from the start.
 
     Args:
-        inner: Raises `Decoupled` where it needs a stream.
-        inference: Answers each InferRequest; None for *inner*.
+        inner: The service to call; raises `Decoupled` if it requires a stream.
+        inference: Handles each InferRequest; None for *inner*.
     """
 
     def __init__(self, inner: Service, *, inference: Service | None = None) -> None:
         self._inner = inner
         self._inference = inner if inference is None else inference
-        self._decoupled: BoundedDict[ModelRef, None] = BoundedDict(_REMEMBERED)
+        self._decoupled: BoundedDict[ModelRef, None] = BoundedDict(_MAX_CACHED)
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*.
+        """Call *inner*.
 
         Raises:
-            Unsupported: The model gave no answer, or more than one.
+            Unsupported: The model sent no reply, or several.
         """
         if type(call) is not InferRequest:
             return await self._inner(call)
-        # Hardly ever is there a model to look for.
+        # Usually there is no decoupled model.
         if not self._decoupled or (call.model or _NAMELESS) not in self._decoupled:
             try:
                 return await self._inference(call)  # type: ignore[arg-type]  # its R is InferResponse

@@ -1,6 +1,6 @@
-"""Tally: counts what models are used, and answers questions about it.
+"""UsageStatistics: counts the use of models, and replies to ModelStatisticsRequest.
 
-Stands outside the router, so that names are the callers' own.
+It is outside of the router, so that it counts the names that callers use.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _INFERENCES = (InferRequest, StreamInferRequest)
 
 
 class UsageStatistics:
-    """Counts inferences; answers for the gateway, and for targets that count nothing.
+    """Counts inferences; provides statistics for the gateway and for targets without statistics.
 
     Args:
-        inner: Answers.
-        usage: Where the counts are; shared by all listeners.
-        clock: Seconds, fine-grained.
+        inner: The service to call.
+        usage: The counts, which all listeners share.
+        clock: High-resolution seconds.
     """
 
     def __init__(
@@ -50,42 +50,37 @@ class UsageStatistics:
         self._clock = clock
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*.
+        """Handle *call*.
 
         Raises:
-            ModelNotFound: Statistics are asked of a model that is not served.
+            ModelNotFound: The model of a statistics call is not served.
         """
         if isinstance(call, ModelStatisticsRequest):
             # A ModelStatisticsRequest's R is a tuple of statistics.
             return cast("R", await self._statistics(call))
         if type(call) not in _INFERENCES:
             return await self._inner(call)
-        taken = CALL_PATH.get() or CallPath()
-        begun = self._clock()
-        asked = call.model or ModelRef("")
+        path = CALL_PATH.get() or CallPath()
+        start = self._clock()
+        model = call.model or ModelRef("")
         try:
             reply = await self._inner(call)
         except GatewayError as error:
-            self._ended(asked, taken, begun, error)
+            self._on_end(model, path, start, error)
             raise
-        answering = asked
         if isinstance(reply, InferResponse):
-            answering = _answering(asked, reply.model)
-        return on_stream_end(call, reply, partial(self._ended, answering, taken, begun))
+            model = _with_version(model, reply.model)
+        return on_stream_end(call, reply, partial(self._on_end, model, path, start))
 
-    def _ended(
-        self, model: ModelRef, taken: CallPath, begun: float, error: BaseException | None
+    def _on_end(
+        self, model: ModelRef, path: CallPath, start: float, error: BaseException | None
     ) -> None:
         if error is not None:
             if not isinstance(error, GatewayError) or isinstance(error, NotFound):
                 return
-            model = _answering(model, error.model)
-        self._usage.record_call(
-            model,
-            ok=error is None,
-            seconds=self._clock() - begun,
-            queued_s=taken.queued_s,
-        )
+            model = _with_version(model, error.model)
+        seconds = self._clock() - start
+        self._usage.record_call(model, ok=error is None, seconds=seconds, queued_s=path.queued_s)
 
     async def _statistics(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
         if call.own:
@@ -96,20 +91,20 @@ class UsageStatistics:
             return await self._own(call)
         if call.model is not None:
             return found
-        # Models whose targets count nothing, such as those of the gateway itself.
-        told = {one.name for one in found}
-        return (*found, *(one for one in await self._own(call) if one.name not in told))
+        # Add models whose targets have no statistics, such as those of the gateway itself.
+        names = {one.name for one in found}
+        return (*found, *(one for one in await self._own(call) if one.name not in names))
 
     async def _own(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
-        """Return what has been counted, with the versions there are of which nothing has been."""
-        counted = self._usage.of(call.model)
-        known = {(one.name, one.version) for one in counted}
+        """Return the gateway's statistics, including those of unused versions."""
+        used = self._usage.of(call.model)
+        keys = {(one.name, one.version) for one in used}
         unused = [
             ModelStatistics(name=model.name, version=model.version)
             for model in await self._served(call)
-            if (model.name, model.version) not in known
+            if (model.name, model.version) not in keys
         ]
-        return (*counted, *unused)
+        return (*used, *unused)
 
     async def _served(self, call: ModelStatisticsRequest) -> list[ModelRef]:
         model = call.model
@@ -121,16 +116,16 @@ class UsageStatistics:
                 for entry in entries
                 if entry.state is ModelState.READY
             ]
-        question: Call[Any] = ModelMetadataRequest(model=model, context=context)
-        versions = (await self._inner(question)).versions
+        metadata_call: Call[Any] = ModelMetadataRequest(model=model, context=context)
+        versions = (await self._inner(metadata_call)).versions
         return [
             ModelRef(model.name, version)
             for version in ([model.version] if model.version else versions)
         ]
 
 
-def _answering(asked: ModelRef, told: ModelRef | None) -> ModelRef:
-    """Return the model under the caller's name, with the version that answered where it is told."""
-    if asked.version or told is None:
-        return asked
-    return ModelRef(asked.name, told.version)
+def _with_version(requested: ModelRef, found: ModelRef | None) -> ModelRef:
+    """Return *requested*, with the version of *found* if it has none."""
+    if requested.version or found is None:
+        return requested
+    return ModelRef(requested.name, found.version)

@@ -287,7 +287,7 @@ def test_each_gets_its_own_and_nothing_runs_twice(
 
     async def scenario() -> None:
         world = World()
-        world.layer = Batch(world.target, rules, clock=world.clock, later=world.clock.later)
+        world.layer = Batch(world.target, rules, clock=world.clock, call_later=world.clock.later)
         for step in steps:
             await world.take(step)
             assert world.in_hand(rules) <= rules.in_flight
@@ -321,7 +321,7 @@ def test_no_place_is_lost(run: Run, steps: list[Step], rules: BatchRules) -> Non
 
     async def scenario() -> None:
         world = World()
-        layer = Batch(world.target, rules, clock=world.clock, later=world.clock.later)
+        layer = Batch(world.target, rules, clock=world.clock, call_later=world.clock.later)
         world.layer = layer
         for step in steps:
             await world.take(step)
@@ -336,7 +336,7 @@ def test_no_place_is_lost(run: Run, steps: list[Step], rules: BatchRules) -> Non
         await world.finish()
         for caller in world.callers:
             world.judge(caller)
-        assert ({}, set(), rules.in_flight) == (layer._groups, layer._tasks, layer._free)
+        assert ({}, set(), rules.in_flight) == (layer._queues, layer._tasks, layer._free_slots)
 
     run(scenario())
 

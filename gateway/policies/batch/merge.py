@@ -1,7 +1,6 @@
-"""Several requests as one along the batch axis, and its answer in parts. Pure.
+"""Merging of requests along the batch axis, with one copy, and splitting of the reply, by views.
 
-`Batch` decides which requests are joined and when; here is which may be, how inputs become one
-tensor with a single copy, and how outputs are divided by views.
+`row_count` and `batch_key` decide which requests can be merged; `Batch` decides when they are.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
 from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
 
-WHOLE = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-"""What an answer needs that several callers share: each caller's own codec adds the rest."""
+SHARED_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+"""The needs of a reply that several callers share; each caller's codec adds the rest."""
 
 _LENGTH = struct.Struct("<I")
-_OF_ONE_CALL = frozenset({*TRACING, REQUEST_ID})
+_CALL_SPECIFIC = frozenset({*TRACING, REQUEST_ID})
 
 
 def row_count(call: InferRequest) -> int:
-    """Return how many rows *call* has on its batch axis; 0 for one that cannot be joined.
+    """Return the number of rows on the batch axis of *call*; 0 if it cannot be merged.
 
-    That is one inside a sequence, one whose tensors lie in shared memory, one without rows, or one
-    whose inputs do not say that they have one batch axis in common: its target will say so.
+    A call in a sequence, with tensors in shared memory, without rows, or without a common batch
+    axis cannot be merged.
     """
     inputs = call.inputs
     if call.sequence is not None or call.batch_size is not None or not inputs:
@@ -58,9 +57,9 @@ def row_count(call: InferRequest) -> int:
 
 
 def batch_key(call: InferRequest) -> Hashable:
-    """Return what two calls must have in common to be joined.
+    """Return a key that is equal for calls that can be merged.
 
-    All that the target may look at, but for the rows themselves, ids and times.
+    It includes everything the target may read, except for the rows, ids and times.
     """
     return (
         call.model,
@@ -73,46 +72,46 @@ def batch_key(call: InferRequest) -> Hashable:
         tuple([(one.name, one.classes, typed(one.parameters)) for one in call.outputs]),
         typed(call.parameters),
         call.priority,
-        crossing(call.context),
+        shared_metadata(call.context),
     )
 
 
 def in_canonical_order(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return *inputs* in the order that callers with another order get as well."""
+    """Return *inputs* in an order that is independent of the caller's."""
     return inputs if len(inputs) == 1 else sorted(inputs, key=lambda tensor: tensor.name)
 
 
 def typed(parameters: Parameters) -> tuple[tuple[str, str, object], ...]:
-    """Return parameters for comparison: 1, 1.0 and true are equal in Python, not here."""
+    """Return parameters for comparison; unlike in Python, 1, 1.0 and True are different."""
     if not parameters:
         return ()
     return tuple(sorted((name, type(value).__name__, value) for name, value in parameters.items()))
 
 
-def crossing(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that a target may answer by: all but what tells one call from another."""
-    return tuple([pair for pair in context.metadata if pair[0] not in _OF_ONE_CALL])
+def shared_metadata(context: Context) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that can change the reply: all except ids and trace headers."""
+    return tuple([pair for pair in context.metadata if pair[0] not in _CALL_SPECIFIC])
 
 
 def merge_requests(calls: Sequence[InferRequest]) -> InferRequest:
-    """Return one call with the rows of all *calls*, which have one key.
+    """Return one call with the rows of all *calls*, which have the same batch key.
 
-    It has the deadline of the one that has most time, and the request id and trace of the first.
+    It has the latest deadline, and the request id and trace headers of the first call.
 
     Raises:
-        InvalidTensor: The data of a call is not what its shape says.
+        InvalidTensor: The data of a call does not match its shape.
     """
     first = calls[0]
     rows = sum([row_count(call) for call in calls])
     ordered = [_by_name(call, first) for call in calls]
-    inputs = tuple([_joined_tensor(tensors, rows) for tensors in zip(*ordered, strict=True)])
+    inputs = tuple([_merge_tensors(tensors, rows) for tensors in zip(*ordered, strict=True)])
     deadlines = [call.context.deadline for call in calls if call.context.deadline is not None]
     timeouts = [call.timeout_us for call in calls if call.timeout_us is not None]
     context = Context(
         metadata=first.context.metadata,
         request_id=first.context.request_id,
         deadline=max(deadlines) if len(deadlines) == len(calls) else None,
-        needs=WHOLE,
+        needs=SHARED_NEEDS,
     )
     return InferRequest(
         model=first.model,
@@ -128,19 +127,19 @@ def merge_requests(calls: Sequence[InferRequest]) -> InferRequest:
 def _by_name(call: InferRequest, first: InferRequest) -> Sequence[Tensor]:
     """Return the inputs of *call* in the order of *first*'s."""
     inputs = call.inputs
-    if all(mine.name == other.name for mine, other in zip(inputs, first.inputs, strict=True)):
+    if all(one.name == other.name for one, other in zip(inputs, first.inputs, strict=True)):
         return inputs
-    named = {tensor.name: tensor for tensor in inputs}
-    return [named[tensor.name] for tensor in first.inputs]
+    by_name = {tensor.name: tensor for tensor in inputs}
+    return [by_name[tensor.name] for tensor in first.inputs]
 
 
-def _joined_tensor(tensors: Sequence[Tensor], rows: int) -> Tensor:
+def _merge_tensors(tensors: Sequence[Tensor], rows: int) -> Tensor:
     first = tensors[0]
     for tensor in tensors:
         _check_size(tensor)
     data: RawData | ItemsData | ArrayData
     if all(isinstance(tensor.data, RawData) for tensor in tensors):
-        # The wire forms of rows, end to end, are the wire form of all: BYTES as well.
+        # The wire form of all rows is the concatenation of the wire forms, also for BYTES.
         data = RawData(memoryview(b"".join([as_raw(tensor) for tensor in tensors])))
     elif first.datatype is Datatype.BYTES:
         data = ItemsData([item for tensor in tensors for item in as_items(tensor)])
@@ -151,7 +150,7 @@ def _joined_tensor(tensors: Sequence[Tensor], rows: int) -> Tensor:
 
 
 def _check_size(tensor: Tensor) -> None:
-    """Refuse data that would move the rows of others: a caller must never see them."""
+    """Reject data of the wrong size: it would shift rows into the reply of another caller."""
     count = math.prod(tensor.shape or ())
     data, datatype = tensor.data, tensor.datatype
     if isinstance(data, ItemsData):
@@ -173,75 +172,75 @@ def _check_size(tensor: Tensor) -> None:
 
 
 def split_reply(reply: InferResponse, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
-    """Return the outputs of *reply* for each of the calls that were joined, as views.
+    """Return the outputs of *reply* for each of the merged calls, as views.
 
     Args:
-        reply: The answer to the joined call.
+        reply: The reply to the merged call.
         sizes: Rows of each call, in order.
 
     Raises:
-        UpstreamProtocolError: An output has not the rows of all calls as its first axis.
+        UpstreamProtocolError: The first axis of an output is not the rows of all calls.
     """
     rows = sum(sizes)
     if reply.batch_size is not None:
         raise UpstreamProtocolError(
-            f"the answer of model {str(reply.model)!r} keeps its batch size apart from its shapes",
+            f"the reply of model {str(reply.model)!r} has a batch size separate from its shapes",
             model=reply.model,
         )
-    divided = []
+    parts = []
     for tensor in reply.outputs:
         if not tensor.shape or tensor.shape[0] != rows:
             found = "no shape" if tensor.shape is None else f"shape {list(tensor.shape)}"
             raise UpstreamProtocolError(
                 f"output {tensor.name!r} of model {str(reply.model)!r} has {found} for {rows} rows "
-                f"of {len(sizes)} requests: to answer each, its first axis must be the batch",
+                f"of {len(sizes)} requests; expected the batch as its first axis",
                 model=reply.model,
             )
-        divided.append(_divided(tensor, sizes))
-    return list(zip(*divided, strict=True)) if divided else [() for _ in sizes]
+        parts.append(_split(tensor, sizes))
+    return list(zip(*parts, strict=True)) if parts else [() for _ in sizes]
 
 
-def _divided(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     inner = (tensor.shape or ())[1:]
     rows = _slicer(tensor)
     found: list[Tensor] = []
-    begin = 0
+    start = 0
     for size in sizes:
-        data = rows(begin, begin + size)
+        data = rows(start, start + size)
         found.append(Tensor(tensor.name, tensor.datatype, (size, *inner), data, tensor.parameters))
-        begin += size
+        start += size
     return found
 
 
 def _slicer(tensor: Tensor) -> Callable[[int, int], TensorData]:
-    """Return what gives the data from one row up to another, as a view."""
+    """Return a function that returns the data of a range of rows, as a view."""
     try:
         _check_size(tensor)
     except InvalidTensor as error:
         raise UpstreamProtocolError(error.message) from error
     data, shape = tensor.data, tensor.shape or ()
-    each = math.prod(shape[1:])
+    per_row = math.prod(shape[1:])
     if isinstance(data, ItemsData):
         items = data.items
-        return lambda begin, end: ItemsData(items[begin * each : end * each])
+        return lambda start, stop: ItemsData(items[start * per_row : stop * per_row])
     if isinstance(data, ArrayData):
         array = as_numpy(tensor)
-        return lambda begin, end: ArrayData(array[begin:end])
+        return lambda start, stop: ArrayData(array[start:stop])
     view = as_raw(tensor)
     if tensor.datatype is Datatype.BYTES:
-        starts = _row_starts(view, shape[0], each)
-        return lambda begin, end: RawData(view[starts[begin] : starts[end]])
+        starts = _row_starts(view, shape[0], per_row)
+        return lambda start, stop: RawData(view[starts[start] : starts[stop]])
     width = view.nbytes // shape[0]
-    return lambda begin, end: RawData(view[begin * width : end * width])
+    return lambda start, stop: RawData(view[start * width : stop * width])
 
 
-def _row_starts(view: memoryview, rows: int, each: int) -> list[int]:
-    """Return where each row of *each* BYTES elements begins, and where the last one ends."""
+def _row_starts(view: memoryview, rows: int, per_row: int) -> list[int]:
+    """Return the offset of each row of *per_row* BYTES elements, and the end of the last one."""
     starts = [0]
     position = 0
     unpack = _LENGTH.unpack_from
     for _row in range(rows):
-        for _element in range(each):
+        for _element in range(per_row):
             position += _LENGTH.size + unpack(view, position)[0]
         starts.append(position)
     return starts

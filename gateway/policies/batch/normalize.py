@@ -1,6 +1,6 @@
-"""Alike: makes requests equal that mean the same, so that they can be batched and answered alike.
+"""NormalizeOutputs: makes equivalent requests equal, for batching and caching.
 
-Some protocols name every output that is wanted, others say nothing and get all of them.
+Some clients name every output they request; others name none and get all outputs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ R = TypeVar("R")
 
 
 class NormalizeOutputs:
-    """Lets a request for each of a model's outputs by name be one for all of them.
+    """Replaces a list of all the model's outputs by an empty list, which has the same meaning.
 
-    The answer has them in the target's own order, as Triton and models in the gateway have them
-    however they are asked; `Complete`, outside, gives the caller's where its protocol has one.
+    Replies then have the target's order of outputs, as those of Triton and of in-process models
+    always do. `Complete`, which is outside, restores the caller's order if its protocol has one.
 
     Args:
-        inner: Answers.
-        metadata: Says which outputs the model has; None for a cache over *inner*.
+        inner: The service to call.
+        metadata: The outputs of the model; None for a cache over *inner*.
     """
 
     def __init__(self, inner: Service, metadata: MetadataCache | None = None) -> None:
@@ -33,18 +33,18 @@ class NormalizeOutputs:
         )
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*."""
+        """Call *inner* with the normalized request."""
         if isinstance(call, InferRequest):
-            asks_all = call.outputs and await self._asks_all(call)
-            # The answer to an InferRequest is an InferResponse, which is its R.
-            return cast("R", await self._inner(call.changed(outputs=()) if asks_all else call))
+            has_all = call.outputs and await self._requests_all(call)
+            # The R of an InferRequest is InferResponse.
+            return cast("R", await self._inner(call.changed(outputs=()) if has_all else call))
         try:
             return await self._inner(call)
         finally:
             if type(call) in MODEL_CONTROL_CALLS:
                 self._metadata.forget(call.model)
 
-    async def _asks_all(self, call: InferRequest) -> bool:
+    async def _requests_all(self, call: InferRequest) -> bool:
         for output in call.outputs:
             if output.classes or output.parameters or output.shared is not None:
                 return False

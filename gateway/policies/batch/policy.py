@@ -1,8 +1,8 @@
-"""Batch: requests of several callers, whatever protocol they speak, as one call of the target.
+"""Batch: combines requests of several callers, of any protocol, into one call of the target.
 
-How requests are joined and answers divided is in `joining`, who goes with whom in `gathering`. When
-they go is decided here: as soon as a batch is full or its most impatient request has waited long
-enough, while the target has no more calls in hand than it may have.
+It decides when a batch is sent: when it is full or its earliest request is due, if the target has
+fewer batches in flight than allowed. `queue` selects the requests of a batch; `merge` merges them
+and splits the reply.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_ROWS_UNTOLD = 64
-# Nobody waits for others with more than this share of the time that is left to it.
-_SHARE_OF_TIME = 0.25
-# Timers of uvloop tick in milliseconds: one that rings this early is right.
-_GRAIN_S = 0.0005
-# The target has looked at the request and will not have it: nothing has run.
-_REFUSED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE})
+_DEFAULT_ROWS = 64
+# A request waits at most this fraction of the time until its deadline.
+_MAX_WAIT_FRACTION = 0.25
+# Timers of uvloop have millisecond resolution and may fire this early.
+_TIMER_TOLERANCE_S = 0.0005
+# The target rejected the request: nothing has run.
+_REJECTED = frozenset({ErrorCode.INVALID_ARGUMENT, ErrorCode.TOO_LARGE})
 
 
 class BatchMeter(Protocol):
-    """Told what becomes of batches."""
+    """Counts batches."""
 
     def sent(self, *, rows: int, waits_s: Sequence[float]) -> None:
-        """Note a call of so many rows, and how long each of its requests waited for it."""
+        """Count a batch, with the waiting time of each of its requests."""
 
     def rejected(self) -> None:
-        """Note a call that the target would not have, so that its requests are asked apart."""
+        """Count a batch that the target rejected; its halves are then sent separately."""
 
 
 class _NoBatchMeter:
@@ -65,40 +65,39 @@ class _NoBatchMeter:
 
 
 class Timer(Protocol):
-    """What `Later` returns."""
+    """The handle of a scheduled callback."""
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancel the callback."""
 
 
-Later = Callable[[float, Callable[[], None]], Timer]
-"""Calls a function after so many seconds, as `loop.call_later` does."""
+CallLater = Callable[[float, Callable[[], None]], Timer]
+"""Calls a function after a delay in seconds, like `loop.call_later`."""
 
 
-def _on_loop(delay_s: float, ring: Callable[[], None]) -> Timer:
-    return asyncio.get_running_loop().call_later(delay_s, ring)
+def _on_loop(delay_s: float, callback: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class Batch:
-    """Joins requests for a model that batches, and gives each caller its own rows of the answer.
+    """Merges requests for a model that batches, and returns to each caller its rows of the reply.
 
-    Only plain inferences are joined. Streams, sequences, requests that fill a batch by themselves
-    or whose shapes tell no batch axis, and models that do not batch, are asked as they come.
-    Tensors are named here and shapes whole: `Complete` stands outside.
+    Only unary inferences are batched. Streams, sequences, requests that fill a batch alone or have
+    no common batch axis, and models that do not batch, are sent unchanged. `Complete` is outside,
+    so tensors have names and full shapes.
 
-    An error is given to all whose request was part of the call, unless it says that the target has
-    refused to look at it: then the halves are asked apart, down to the one that is wrong. Nothing
-    is sent twice that may have run. Who leaves is forgotten; when all have left, the call is
-    cancelled. What waits holds no more memory than it came with; a joined call holds its inputs a
-    second time, so that there is at most `in_flight` times `max_bytes` of that.
+    All requests of a batch get its error. If the error means that the target rejected the batch,
+    its halves are sent separately, recursively, until only the invalid request fails. A request
+    that may have run is never sent twice. If all callers of a batch cancel, the batch is cancelled.
+    A batch copies its inputs, so the copies use at most `in_flight` times `max_bytes` of memory.
 
     Args:
-        inner: Answers; it takes calls from several tasks at a time.
-        rules: When and how many.
-        metadata: Says how the model batches; None for a cache over *inner*.
-        meter: Told of each call; None for nobody.
+        inner: The service to call, from several tasks concurrently.
+        rules: Limits and delays.
+        metadata: The maximum batch size of the model; None for a cache over *inner*.
+        meter: Counts batches; None to count nothing.
         clock: Monotonic seconds, that of deadlines.
-        later: Rings after a time.
+        call_later: Schedules a callback.
     """
 
     def __init__(
@@ -109,31 +108,31 @@ class Batch:
         metadata: MetadataCache | None = None,
         meter: BatchMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
-        later: Later = _on_loop,
+        call_later: CallLater = _on_loop,
     ) -> None:
         self._inner = inner
         self._rules = rules
         self._meter = _NoBatchMeter() if meter is None else meter
         self._clock = clock
-        self._later = later
+        self._call_later = call_later
         self._metadata = (
             MetadataCache(inner, ttl_s=METADATA_TTL_S, clock=clock)
             if metadata is None
             else metadata
         )
-        self._groups: dict[Hashable, BatchQueue] = {}
-        self._free = rules.in_flight
+        self._queues: dict[Hashable, BatchQueue] = {}
+        self._free_slots = rules.in_flight
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
-        self._rings_at = math.inf
+        self._timer_at = math.inf
 
     async def __call__(self, call: Call[R], /) -> R:
-        """Answer *call*, perhaps together with others.
+        """Call *inner*, possibly in a batch with other calls.
 
         Raises:
-            DeadlineExceeded: Its deadline passed before it went.
-            UpstreamProtocolError: The answer cannot be divided.
-            GatewayError: What the target answered.
+            DeadlineExceeded: The deadline passed before the call was sent.
+            UpstreamProtocolError: The reply of a batch cannot be split.
+            GatewayError: The error of the target.
         """
         if not isinstance(call, InferRequest):
             try:
@@ -143,144 +142,143 @@ class Batch:
                     self._metadata.forget(call.model)
         rows = row_count(call)
         size_bytes = sum([tensor.nbytes for tensor in call.inputs]) if rows else 0
-        # The answer to an InferRequest is an InferResponse, which is its R.
+        # The R of an InferRequest is InferResponse.
         if rows == 0 or size_bytes > self._rules.max_bytes:
             return cast("R", await self._inner(call))
-        most = await self._most(call.model or ModelRef(""))
-        if rows >= most:
+        max_rows = await self._max_rows(call.model or ModelRef(""))
+        if rows >= max_rows:
             return cast("R", await self._inner(call))
-        return cast("R", await self._enqueue(call, rows, size_bytes, most))
+        return cast("R", await self._enqueue(call, rows, size_bytes, max_rows))
 
-    async def _most(self, model: ModelRef) -> int:
-        """Return how many rows a call may have; 1 where requests must not be joined."""
+    async def _max_rows(self, model: ModelRef) -> int:
+        """Return the maximum rows of a batch; 1 if requests must not be batched."""
         metadata = await self._metadata.get_or_none(model, batching=True)
         if metadata is None or not metadata.supports_batching:
             return 1
-        wanted = self._rules.max_batch_size or metadata.max_batch_size or _ROWS_UNTOLD
-        return min(wanted, metadata.max_batch_size or wanted)
+        size = self._rules.max_batch_size or metadata.max_batch_size or _DEFAULT_ROWS
+        return min(size, metadata.max_batch_size or size)
 
     async def _enqueue(
-        self, call: InferRequest, rows: int, size_bytes: int, most: int
+        self, call: InferRequest, rows: int, size_bytes: int, max_rows: int
     ) -> InferResponse:
         now = self._clock()
         deadline = math.inf if call.context.deadline is None else call.context.deadline
-        patience_s = min(self._rules.max_delay_s, (deadline - now) * _SHARE_OF_TIME)
-        answer: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-        member = PendingRequest(call, rows, size_bytes, now, now + patience_s, deadline, answer)
+        delay_s = min(self._rules.max_delay_s, (deadline - now) * _MAX_WAIT_FRACTION)
+        reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        member = PendingRequest(call, rows, size_bytes, now, now + delay_s, deadline, reply)
         key = batch_key(call)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = BatchQueue(key, most, self._rules)
-        group.add(member)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = BatchQueue(key, max_rows, self._rules)
+        queue.add(member)
         self._dispatch_ready()
         try:
-            return await answer
+            return await reply
         except asyncio.CancelledError:
-            self._left(member, group)
+            self._on_cancel(member, queue)
             raise
 
-    def _left(self, member: PendingRequest, group: BatchQueue) -> None:
-        """Forget a caller that has left."""
-        if member.asked is None:
-            group.replace([each for each in group.members if each is not member])
-            self._forget_if_empty(group)
-        elif member.asked.left():
-            member.asked.task.cancel()
+    def _on_cancel(self, member: PendingRequest, queue: BatchQueue) -> None:
+        if member.batch is None:
+            queue.replace([each for each in queue.members if each is not member])
+            self._remove_if_empty(queue)
+        elif member.batch.is_abandoned():
+            member.batch.task.cancel()
 
-    def _forget_if_empty(self, group: BatchQueue) -> None:
-        # Another of the same key may have taken its place.
-        if not group.members and self._groups.get(group.key) is group:
-            del self._groups[group.key]
+    def _remove_if_empty(self, queue: BatchQueue) -> None:
+        # A newer queue may have the same key.
+        if not queue.members and self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
 
     def _dispatch_ready(self) -> None:
-        """Send what may go, and see to it that the rest goes in time."""
+        """Send the batches that are ready, and set the timer for the others."""
         now = self._clock()
-        for group in list(self._groups.values()):
-            for member in group.pop_expired(now):
-                member.reject(_exceeded(member.call))
-            self._forget_if_empty(group)
-        while self._free:
+        for queue in list(self._queues.values()):
+            for member in queue.pop_expired(now):
+                member.reject(_deadline_error(member.call))
+            self._remove_if_empty(queue)
+        while self._free_slots:
             ready = [
-                group
-                for group in self._groups.values()
-                if group.due <= now + _GRAIN_S or group.full()
+                queue
+                for queue in self._queues.values()
+                if queue.due <= now + _TIMER_TOLERANCE_S or queue.is_full()
             ]
             if not ready:
                 break
-            group = min(ready, key=lambda each: each.due)
-            self._send(group.pop_batch(), now)
-            self._forget_if_empty(group)
+            queue = min(ready, key=lambda each: each.due)
+            self._send(queue.pop_batch(), now)
+            self._remove_if_empty(queue)
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        rings_at = math.inf
-        for group in self._groups.values():
-            rings_at = min(rings_at, group.deadline, group.due if self._free else math.inf)
-        if rings_at >= self._rings_at:
-            return  # it rings before that, and looks again
+        at = math.inf
+        for queue in self._queues.values():
+            at = min(at, queue.deadline, queue.due if self._free_slots else math.inf)
+        if at >= self._timer_at:
+            return  # the current timer fires earlier, and then sets the next one
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = rings_at
-        self._timer = self._later(max(0.0, rings_at - now), self._ring)
+        self._timer_at = at
+        self._timer = self._call_later(max(0.0, at - now), self._on_timer)
 
-    def _ring(self) -> None:
-        self._timer, self._rings_at = None, math.inf
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, math.inf
         self._dispatch_ready()
 
     def _send(self, members: Sequence[PendingRequest], now: float) -> None:
-        self._free -= 1
+        self._free_slots -= 1
         self._meter.sent(
             rows=sum([member.rows for member in members]),
             waits_s=[now - member.arrived for member in members],
         )
-        turn = DispatchSlot(self._ended)
-        self._task(members, turn).add_done_callback(lambda _task: turn.end())
+        slot = DispatchSlot(self._on_release)
+        self._start(members, slot).add_done_callback(lambda _task: slot.release())
 
-    def _ended(self) -> None:
-        self._free += 1
+    def _on_release(self) -> None:
+        self._free_slots += 1
         self._dispatch_ready()
 
-    def _task(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> asyncio.Task[None]:
-        # In a context of its own: what is noted about a call is not for whoever came last.
-        answering = self._answer(members, turn)
-        task = asyncio.get_running_loop().create_task(answering, context=Context())
+    def _start(self, members: Sequence[PendingRequest], slot: DispatchSlot) -> asyncio.Task[None]:
+        # A separate context: records of the call path do not belong to the last caller.
+        coroutine = self._run(members, slot)
+        task = asyncio.get_running_loop().create_task(coroutine, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        asked = DispatchedBatch(members, task)
+        batch = DispatchedBatch(members, task)
         for member in members:
-            member.asked = asked
+            member.batch = batch
         return task
 
-    async def _answer(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> None:
-        """Ask for *members*, and give each its answer or its error."""
+    async def _run(self, members: Sequence[PendingRequest], slot: DispatchSlot) -> None:
+        """Call the target, and resolve or reject every member."""
         try:
-            waiting = [member for member in members if not member.answer.done()]
+            waiting = [member for member in members if not member.reply.done()]
             if len(waiting) == 1:
-                await self._ask_alone(waiting[0], turn)
+                await self._call_single(waiting[0], slot)
             elif waiting:
-                await self._ask_joined(waiting, turn)
+                await self._call_merged(waiting, slot)
         finally:
             for member in members:
                 model = member.call.model
-                member.reject(Cancelled("the call was given up with its batch", model=model))
+                member.reject(Cancelled("the batch of this call was cancelled", model=model))
 
-    async def _ask_alone(self, member: PendingRequest, turn: DispatchSlot) -> None:
+    async def _call_single(self, member: PendingRequest, slot: DispatchSlot) -> None:
         try:
             reply = await self._inner(member.call)
         except Exception as error:  # noqa: BLE001  # it is raised to the caller
             member.reject(error)
         else:
-            turn.end()
+            slot.release()
             member.resolve(reply)
 
-    async def _ask_joined(self, members: Sequence[PendingRequest], turn: DispatchSlot) -> None:
+    async def _call_merged(self, members: Sequence[PendingRequest], slot: DispatchSlot) -> None:
         try:
             reply = await self._inner(merge_requests([member.call for member in members]))
-            # The target is free: the next call goes before these callers are answered.
-            turn.end()
+            # Send the next batch before splitting this reply.
+            slot.release()
             outputs = split_reply(reply, [member.rows for member in members])
         except GatewayError as error:
-            if _is_refusal(error):
+            if _is_rejection(error):
                 await self._bisect(members, error)
                 return
             for member in members:
@@ -293,26 +291,27 @@ class Batch:
                 member.resolve(reply.changed(id=member.call.id, outputs=own))
 
     async def _bisect(self, members: Sequence[PendingRequest], error: GatewayError) -> None:
-        """Ask for the halves of *members*, one after the other."""
+        """Send the halves of *members*, one after the other."""
         self._meter.rejected()
         model = str(members[0].call.model)
-        log.debug("batch refused", model=model, requests=len(members), reason=error.message)
+        log.debug("batch rejected", model=model, requests=len(members), reason=error.message)
         middle = len(members) // 2
         for half in (members[:middle], members[middle:]):
-            await asyncio.wait([self._task(half, DispatchSlot())])
+            await asyncio.wait([self._start(half, DispatchSlot())])
 
 
-def _is_refusal(error: GatewayError) -> bool:
-    """Return whether nothing has run, because the call was refused for what is in it."""
+def _is_rejection(error: GatewayError) -> bool:
+    """Return whether the call was rejected because of its contents, so that nothing has run."""
     if error.code is ErrorCode.UNSUPPORTED:
-        # Not carried on the way there: one request's infinity, where the target reads JSON. What
-        # the target itself does not support it may have noticed late.
+        # The gateway could not encode the call, such as an infinity in JSON. An UNSUPPORTED of the
+        # target itself may come after the model has run.
         return error.origin is None and not isinstance(error, NotOneReply)
-    return error.code in _REFUSED
+    return error.code in _REJECTED
 
 
-def _exceeded(call: InferRequest) -> DeadlineExceeded:
+def _deadline_error(call: InferRequest) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"the deadline passed while the request waited to go to model {str(call.model)!r}",
+        f"deadline exceeded while the request waited in the batch queue of model "
+        f"{str(call.model)!r}",
         model=call.model,
     )

@@ -1,6 +1,6 @@
-"""Requests that wait to go together, and which of them do. No clock, no loop, no target.
+"""BatchQueue: pending requests that can form a batch, without clock, event loop and target.
 
-`Batch` asks and answers; here is how many fit, what is full, and who has waited long enough.
+It decides which requests form a batch, and when the batch is full. `Batch` sends it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """When requests are joined, and how many.
+    """The limits and delays of batching.
 
     Attributes:
-        max_batch_size: Most rows of a joined call; None for what the model says, or 64. It is never
-            more than the model says.
-        max_delay_s: How long the first request of a batch waits for others.
-        max_bytes: Most bytes of the inputs of a joined call.
-        preferred_sizes: Numbers of rows that go at once, without waiting for more.
-        in_flight: Joined calls at the target at a time; meanwhile requests gather.
+        max_batch_size: Maximum rows of a batch; None for the model's maximum, or 64. The model's
+            maximum always applies.
+        max_delay_s: Maximum time that the first request of a batch waits for others.
+        max_bytes: Maximum size of the inputs of a batch.
+        preferred_sizes: Numbers of rows that are sent without delay.
+        in_flight: Maximum number of concurrent batches at the target.
     """
 
     max_batch_size: int | None = None
@@ -38,13 +38,13 @@ class BatchRules:
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """One caller's request.
+    """One caller's request. Times are on the clock of `time.monotonic`.
 
     Attributes:
-        due: When it goes even if nobody joins it; on the clock of `time.monotonic`, as all times.
+        due: Time to send it, even without other requests.
         deadline: Infinite for none.
-        answer: What the caller waits for.
-        asked: The call it has become part of; None while it waits.
+        reply: The future that the caller awaits.
+        batch: The batch it is part of; None while it is in the queue.
     """
 
     call: InferRequest
@@ -53,65 +53,66 @@ class PendingRequest:
     arrived: float
     due: float
     deadline: float
-    answer: asyncio.Future[InferResponse]
-    asked: DispatchedBatch | None = None
+    reply: asyncio.Future[InferResponse]
+    batch: DispatchedBatch | None = None
 
-    def resolve(self, answer: InferResponse) -> None:
-        """Answer the caller, unless it has left."""
-        if not self.answer.done():
-            self.answer.set_result(answer)
+    def resolve(self, reply: InferResponse) -> None:
+        """Return *reply* to the caller, unless it is cancelled."""
+        if not self.reply.done():
+            self.reply.set_result(reply)
 
     def reject(self, error: BaseException) -> None:
-        """Raise *error* to the caller, unless it has left or is answered."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        """Raise *error* to the caller, unless it is cancelled or has a reply."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DispatchedBatch:
-    """A call at the target, and those who wait for it."""
+    """A call at the target, and its requests."""
 
     members: Sequence[PendingRequest]
     task: asyncio.Task[None]
 
-    def left(self) -> bool:
-        """Return whether nobody waits any more."""
-        return all(member.answer.done() for member in self.members)
+    def is_abandoned(self) -> bool:
+        """Return whether no caller waits for it."""
+        return all(member.reply.done() for member in self.members)
 
 
 class DispatchSlot:
-    """One of the calls that may be in hand; it ends once.
+    """A slot for one batch at the target, released once.
 
     Args:
-        ended: Called at the end.
+        on_release: Called at the release.
     """
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_on_release",)
 
-    def __init__(self, ended: Callable[[], None] | None = None) -> None:
-        self._ended = ended
+    def __init__(self, on_release: Callable[[], None] | None = None) -> None:
+        self._on_release = on_release
 
-    def end(self) -> None:
-        """Let the next call go; harmless the second time."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended()
+    def release(self) -> None:
+        """Allow the next batch; may be called twice."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
 
 
 @dataclass(slots=True, eq=False)
 class BatchQueue:
-    """Requests that can be joined with one another, in the order they came.
+    """Requests that can be batched together, in order of arrival.
 
     Attributes:
-        key: What they have in common.
-        most: Rows that fit into one call.
-        due: When the most impatient of them goes.
-        deadline: The earliest of theirs.
-        preferred: Rows of the longest run from the first that is of a preferred size; 0 for none.
+        key: Their common batch key.
+        max_rows: Maximum rows of a batch.
+        due: The earliest time to send one of them.
+        deadline: Their earliest deadline.
+        preferred: Rows of the longest run from the first request that has a preferred size; 0 for
+            none.
     """
 
     key: Hashable
-    most: int
+    max_rows: int
     rules: BatchRules
     members: deque[PendingRequest] = field(default_factory=deque)
     rows: int = 0
@@ -121,47 +122,47 @@ class BatchQueue:
     preferred: int = 0
 
     def add(self, member: PendingRequest) -> None:
-        """Let *member* wait with the others."""
+        """Append *member*."""
         self.members.append(member)
         self.rows += member.rows
         self.size_bytes += member.size_bytes
         self.due = min(self.due, member.due)
         self.deadline = min(self.deadline, member.deadline)
-        if self.rows in self.rules.preferred_sizes and self.rows <= self.most:
+        if self.rows in self.rules.preferred_sizes and self.rows <= self.max_rows:
             self.preferred = self.rows
 
-    def full(self) -> bool:
-        """Return whether nothing is gained by waiting."""
-        enough = self.rows >= self.most or self.size_bytes >= self.rules.max_bytes
+    def is_full(self) -> bool:
+        """Return whether more requests would not make the next batch larger."""
+        enough = self.rows >= self.max_rows or self.size_bytes >= self.rules.max_bytes
         return enough or self.preferred > 0
 
     def pop_batch(self) -> list[PendingRequest]:
-        """Take those who go together: from the first on, as many as fit; at least one."""
-        room, room_bytes = self.preferred or self.most, self.rules.max_bytes
-        taken: list[PendingRequest] = []
+        """Remove and return the first requests that fit into a batch; at least one."""
+        rows, size_bytes = self.preferred or self.max_rows, self.rules.max_bytes
+        batch: list[PendingRequest] = []
         while self.members:
             member = self.members[0]
-            room -= member.rows
-            room_bytes -= member.size_bytes
-            if taken and (room < 0 or room_bytes < 0):
+            rows -= member.rows
+            size_bytes -= member.size_bytes
+            if batch and (rows < 0 or size_bytes < 0):
                 break
-            taken.append(self.members.popleft())
+            batch.append(self.members.popleft())
         self.replace(self.members)
-        return taken
+        return batch
 
     def pop_expired(self, now: float) -> list[PendingRequest]:
-        """Take those whose deadline has passed."""
+        """Remove and return the requests whose deadline has passed."""
         if self.deadline > now:
             return []
-        late = [member for member in self.members if member.deadline <= now]
+        expired = [member for member in self.members if member.deadline <= now]
         self.replace([member for member in self.members if member.deadline > now])
-        return late
+        return expired
 
     def replace(self, members: Iterable[PendingRequest]) -> None:
-        """Let only *members* wait on."""
-        left = list(members)
+        """Replace the pending requests by *members*."""
+        remaining = list(members)
         self.members = deque()
         self.rows = self.size_bytes = self.preferred = 0
         self.due = self.deadline = math.inf
-        for member in left:
+        for member in remaining:
             self.add(member)

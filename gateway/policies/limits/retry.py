@@ -1,7 +1,6 @@
-"""Retry: once more for a call that the upstream cannot have seen.
+"""Retry: one retry of a call that the upstream did not receive.
 
-Nothing else is safe to repeat without the caller's word: an inference that may have begun may have
-had effects. Source: RELIABILITY, B3.
+No other call is safe to retry, because an inference that may have started may have had effects.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_SHORTEST_S, _LONGEST_S = 0.025, 0.25
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.025, 0.25
 
 
 class RetryBudget:
-    """When a call is made a second time: when the first attempt was never sent.
+    """Retries a call once if its first attempt was never sent.
 
-    Not inside a sequence, not after the first answer of a stream, not past the deadline, and not
-    when so many retries are under way that they would feed an outage.
+    It does not retry inside a sequence, after the first reply of a stream, past the deadline, or
+    if too many other retries are in progress.
 
     Args:
-        ratio: Most retries at a time, as a share of the calls in flight.
-        least: So many are allowed however few calls are in flight.
-        draw: Random numbers from 0 up to 1, for the pause.
+        ratio: Maximum concurrent retries, as a fraction of the calls in flight.
+        least: Minimum number of concurrent retries, regardless of the calls in flight.
+        draw: Random numbers in [0, 1), for the pause.
         sleep: Waits.
         clock: Monotonic seconds, that of deadlines.
 
     Attributes:
-        active: Calls in flight; who makes them counts them here.
+        active: Calls in flight, counted by the caller of this class.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class RetryBudget:
         self._retrying = 0
 
     async def retry(self, inner: Service, call: Call[R], error: NotSent) -> R:
-        """Ask *inner* a second time after a pause, or raise *error*."""
+        """Call *inner* again after a pause, or raise *error*."""
         pause_s = self._pause(call, error)
         if pause_s is None:
             raise error
@@ -74,19 +73,19 @@ class RetryBudget:
             self._retrying -= 1
 
     def on_stream_end(self, _error: BaseException | None) -> None:
-        """Count a stream that ended."""
+        """Decrement the calls in flight at the end of a stream."""
         self.active -= 1
 
     def _pause(self, call: Call[Any], error: NotSent) -> float | None:
-        """Return how long to wait before a second attempt, None for no second attempt."""
+        """Return the pause before the retry; None for no retry."""
         if sequence_of(call) is not None:
             return None
-        arriving = streaming_body_of(call)
-        if arriving is not None and arriving.is_started:
-            return None  # what was passed on while it came is gone
+        body = streaming_body_of(call)
+        if body is not None and body.is_started:
+            return None  # the piped bytes are no longer available
         if self._retrying >= max(self._least, int(self._ratio * self.active)):
             return None
-        pause_s = _SHORTEST_S + (_LONGEST_S - _SHORTEST_S) * self._draw()
+        pause_s = _MIN_PAUSE_S + (_MAX_PAUSE_S - _MIN_PAUSE_S) * self._draw()
         deadline = call.context.deadline
         if deadline is not None and self._clock() + pause_s >= deadline:
             return None
@@ -95,30 +94,30 @@ class RetryBudget:
 
 
 class RetryUnsentStream:
-    """A stream that is opened again, once, when it fails unsent before its first answer."""
+    """A stream that is reopened once if it fails with `NotSent` before its first reply."""
 
     def __init__(
         self,
         items: AsyncIterator[InferResponse],
-        again: Callable[[NotSent], Awaitable[Any]],  # Any: R, which here is a stream
+        reopen: Callable[[NotSent], Awaitable[Any]],  # Any: R, which here is a stream
     ) -> None:
         self._items = items
-        self._again = again
-        self._fresh = True
+        self._reopen = reopen
+        self._is_first = True
 
     def __aiter__(self) -> AsyncIterator[InferResponse]:
         return self
 
     async def __anext__(self) -> InferResponse:
-        fresh, self._fresh = self._fresh, False
+        is_first, self._is_first = self._is_first, False
         try:
             return await anext(self._items)
         except NotSent as error:
-            if not fresh:
+            if not is_first:
                 raise
-            self._items = await self._again(error)
+            self._items = await self._reopen(error)
         return await anext(self._items)
 
     async def aclose(self) -> None:
-        """Close the stream, whichever it is now."""
+        """Close the current stream."""
         await close_stream(self._items)

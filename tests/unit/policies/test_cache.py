@@ -30,7 +30,7 @@ from gateway.ir.tensor import (
     items_tensor,
     raw_tensor,
 )
-from gateway.policies.batch.merge import WHOLE
+from gateway.policies.batch.merge import SHARED_NEEDS
 from gateway.policies.cache import Cache, cache_key
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
 
@@ -91,7 +91,7 @@ async def test_the_target_is_asked_for_whole_answers() -> None:
     cache, target, _, _ = made(reply(7))
     call = ask(1, context=Context(origin=Origin("c", b"wire")))
     await cache(call)
-    assert [WHOLE, call.context.origin] == [
+    assert [SHARED_NEEDS, call.context.origin] == [
         target.calls[0].context.needs,
         target.calls[0].context.origin,
     ]
@@ -309,7 +309,7 @@ async def test_a_target_that_gives_up() -> None:
     task = asyncio.ensure_future(cache(ask(1)))
     await settle()
     target.waiting[0].cancel()
-    with pytest.raises(Cancelled, match="given up by its target"):
+    with pytest.raises(Cancelled, match="the target cancelled"):
         await task
 
 

@@ -26,7 +26,7 @@ IN_SEQUENCE = InferRequest(model=M, sequence=Sequence(7, start=True))
 async def test_sequences_are_refused(call: Call[Any]) -> None:
     """The error names the model, the workers and the way out; the model is not asked."""
     inner = ScriptedService(always=True)
-    with pytest.raises(Unsupported, match=r"2 workers, and model 'm' .* it needs 'workers: 1'"):
+    with pytest.raises(Unsupported, match=r"model 'm' runs in each of 2 workers .*'workers: 1'"):
         await RejectSequences(inner, 2)(call)
     assert [] == inner.calls
 

@@ -114,7 +114,7 @@ async def test_changed_call_drops_its_wire_form() -> None:
 
 async def test_two_inputs_of_one_name_are_refused() -> None:
     """A caller that knows both names cannot make the target see one twice."""
-    with pytest.raises(InvalidRequest, match="input 'b' is there twice once the route has renamed"):
+    with pytest.raises(InvalidRequest, match="the request has input 'b' twice after renaming"):
         await renaming(ScriptedService(), inputs={"a": "b"})(request("a", "b"))
 
 
@@ -181,7 +181,7 @@ async def test_other_calls_get_the_models_name_or_pass() -> None:
 
 def test_two_names_for_one_are_a_mistake() -> None:
     """Names could not be turned back."""
-    with pytest.raises(ValueError, match="inputs: two names are mapped to the same one"):
+    with pytest.raises(ValueError, match="inputs: two names are mapped to the same name"):
         Rename(ScriptedService(), inputs={"a": "x", "b": "x"})
 
 
@@ -226,7 +226,7 @@ async def test_members_are_renamed_as_inputs_are() -> None:
 async def test_a_member_may_not_become_an_input_that_is_there() -> None:
     """After renaming every name is still one input."""
     call = request("c", flat_members={"a": 1})
-    with pytest.raises(InvalidRequest, match="input 'c' is there twice"):
+    with pytest.raises(InvalidRequest, match="the request has input 'c' twice after renaming"):
         await renaming(ScriptedService(), inputs={"a": "c"})(call)
 
 

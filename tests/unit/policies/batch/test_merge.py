@@ -23,7 +23,13 @@ from gateway.ir.tensor import (
     items_tensor,
     raw_tensor,
 )
-from gateway.policies.batch.merge import WHOLE, batch_key, merge_requests, row_count, split_reply
+from gateway.policies.batch.merge import (
+    SHARED_NEEDS,
+    batch_key,
+    merge_requests,
+    row_count,
+    split_reply,
+)
 
 M = ModelRef("m")
 
@@ -155,7 +161,7 @@ def test_rows_are_laid_end_to_end() -> None:
     """The joined call has everybody's rows in order, and is nobody's."""
     calls = [ask(ints(1, 2), id="a"), ask(ints(3), id="b"), ask(ints(4, 5, 6))]
     found = merge_requests(calls)
-    assert ask(ints(1, 2, 3, 4, 5, 6)).changed(context=Context(needs=WHOLE)) == found
+    assert ask(ints(1, 2, 3, 4, 5, 6)).changed(context=Context(needs=SHARED_NEEDS)) == found
 
 
 def test_inputs_in_another_order_meet_by_name() -> None:
@@ -215,7 +221,7 @@ def test_what_was_asked_goes_on() -> None:
         "priority": 3,
         "context": Context(metadata=(("x-tenant", "a"),), request_id="first", session=4),
     }
-    expected = ask(ints(1, 2), **fields).with_context(needs=WHOLE, session=None)
+    expected = ask(ints(1, 2), **fields).with_context(needs=SHARED_NEEDS, session=None)
     assert expected == merge_requests([ask(ints(1), **fields), ask(ints(2), **fields)])
 
 
@@ -305,5 +311,5 @@ def test_answers_that_cannot_be_divided(output: Tensor, found: str) -> None:
 
 def test_batch_size_apart_is_no_answer_here() -> None:
     """Shapes of one item must not be taken for those of a batch."""
-    with pytest.raises(UpstreamProtocolError, match="keeps its batch size apart"):
+    with pytest.raises(UpstreamProtocolError, match="has a batch size separate"):
         split_reply(reply(ints(1, 2, 3), batch_size=3), [1, 2])

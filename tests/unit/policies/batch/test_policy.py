@@ -102,7 +102,7 @@ class Bench:
             BatchRules(**rules),
             meter=self.meter,
             clock=self.clock,
-            later=self.clock.later,
+            call_later=self.clock.later,
         )
 
     async def _service(self, call: Any, /) -> Any:
@@ -388,7 +388,7 @@ async def test_who_comes_too_late_is_not_sent() -> None:
     """A request whose deadline has passed before it came asks nothing of the target."""
     bench = Bench(always=tenfold)
     (task,) = await bench.start(ask(1, deadline=999.0))
-    with pytest.raises(DeadlineExceeded, match="waited to go to model 'm'"):
+    with pytest.raises(DeadlineExceeded, match="waited in the batch queue of model 'm'"):
         await task
     assert [] == bench.sent
 
