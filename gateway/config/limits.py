@@ -29,8 +29,8 @@ class ServerLimitsConfig(Model):
     """Decompressed size up to which `decompressed_ratio` is not checked. Default: `1MiB`."""
     decompressed_elements: int | None = Field(None, ge=1)
     """Number of elements that a compressed message may have, besides one for each compressed byte.
-    Elements are those of BYTES tensors, and texts and nested lists in JSON; some 60 bytes of
-    numbers in JSON count as one. Default: `8192`."""
+    Elements are those of BYTES tensors, and texts and nested lists in JSON; 128 bytes of other
+    JSON count as one. Default: `4096`."""
     header_line_bytes: Size | None = None
     """Largest request target of HTTP/1, path and query together. Default: `8190`."""
     header_field_bytes: Size | None = None

@@ -20,10 +20,12 @@ ITEM_S: Final = 0.5e-6
 """Seconds that one item is expected to take."""
 LIST: Final = 0.6
 """Items that one nested list of JSON is."""
-FIELD: Final = 0.5
+FIELD: Final = 1
 """Items that one field of a protobuf message is."""
 JSON_BYTE: Final = 1 / 64
 """Items that one byte of JSON is, where its numbers become an array."""
+JSON_ELEMENT: Final = 1 / 128
+"""Elements that one byte of JSON is, for the limit of compressed messages."""
 OBJECT_BYTE: Final = 1 / 16
 """Items that one byte of JSON is, where all of it becomes Python objects."""
 JSON_NUMBER: Final = 1 / 8

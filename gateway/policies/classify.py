@@ -35,7 +35,7 @@ from gateway.service import ReplyCoroutine, Service
 R = TypeVar("R")
 
 # Classes of one output, of all items of a batch together.
-_MOST = 1_000_000
+_MOST = 100_000
 # Values of an item: more are not sorted, but those that are asked for.
 _ROW = 1024
 # Values that are sorted at a time.

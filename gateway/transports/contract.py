@@ -37,7 +37,7 @@ class ServerLimits:
     message_bytes: int = 64 * _MIB
     decompressed_ratio: int = 200
     decompressed_ratio_floor_bytes: int = _MIB
-    decompressed_elements: int = 8192
+    decompressed_elements: int = 4096
     header_line_bytes: int = 8190
     header_field_bytes: int = 64 * 1024
     header_total_bytes: int = 96 * 1024

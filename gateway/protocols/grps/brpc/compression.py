@@ -35,7 +35,7 @@ _COUNTED_BYTES: Final = 64 * 1024
 _MOST_COUNTED_BYTES: Final = 4 << 20
 # A message has so many elements, and one more for each byte that came: see `decompressed_elements`
 # of listeners.
-_ELEMENTS: Final = 8192
+_ELEMENTS: Final = 4096
 _BYTE: Final = 1 / 100
 
 

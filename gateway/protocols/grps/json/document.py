@@ -14,7 +14,7 @@ import orjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_bytes_elements, check_count
-from gateway.ir.work import LIST, OBJECT_BYTE, charge
+from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, charge
 
 _SHOWN: Final = 64
 # Longer than any list of tensors may be.
@@ -40,7 +40,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
     lists = text.count(b"[")
     check_bytes_elements(lists, limits)
     if len(text) > _MANY_BYTES:
-        charge(len(text) * OBJECT_BYTE + lists * LIST)
+        charge(len(text) * OBJECT_BYTE + lists * LIST, len(text) * JSON_ELEMENT + lists)
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -60,6 +60,7 @@ def read_data(
         TooLarge: A text is.
     """
     if known.datatype is Datatype.BYTES:
+        charge(len(flat))
         return ItemsData(_texts(name, flat, limits))
     values: npt.NDArray[Any]
     if known.datatype.is_integer:

@@ -22,7 +22,7 @@ import simdjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.work import JSON_BYTE, OBJECT_BYTE, charge
+from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, charge
 
 # Below this orjson is faster, above it simdjson is (performance page, D).
 SIMD_FROM_BYTES: Final = 8192
@@ -82,7 +82,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> Documen
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
         return Document(_read_small(text_of(view), what, limits))
-    charge(size * JSON_BYTE)
+    charge(size * JSON_BYTE, size * JSON_ELEMENT)
     return _read_large(view, what, limits)
 
 
