@@ -32,7 +32,7 @@ class ModelMetadata:
         versions: Available versions; empty where the server has none.
         max_batch_size: 0 if the model does not batch; None if unknown.
         labels: Class labels for an output, by output name.
-        labelled: Outputs that the server itself has class labels for, as far as it tells.
+        configuration: The server's own, where it was asked for batching and has one.
         stateful: The server reports that the model expects sequences.
         decoupled: The server reports that a request may have any number of replies.
     """
@@ -44,13 +44,18 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...] = ()
     max_batch_size: int | None = None
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    labelled: frozenset[str] = frozenset()
     stateful: bool = False
     decoupled: bool = False
+    configuration: ModelConfiguration | None = None
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""
         return replace(self, **fields)
+
+    @property
+    def labelled(self) -> frozenset[str]:
+        """The outputs that the server itself has class labels for, as far as it tells."""
+        return frozenset() if self.configuration is None else self.configuration.labelled
 
     @property
     def supports_batching(self) -> bool:

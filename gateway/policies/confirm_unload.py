@@ -12,8 +12,14 @@ from typing import TypeVar, cast
 
 import structlog
 
-from gateway.ir.calls import Call, ModelReadyRequest, ModelUnloadRequest
+from gateway.ir.calls import (
+    Call,
+    ModelReadyRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+)
 from gateway.ir.errors import GatewayError
+from gateway.ir.metadata import ModelState
 from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
@@ -22,7 +28,7 @@ R = TypeVar("R")
 
 
 class ConfirmUnload:
-    """Checks after an unload whether the model is ready, until it is not.
+    """Checks after an unload whether the model is ready or unloading, until it is neither.
 
     Args:
         inner: One server.
@@ -63,10 +69,24 @@ class ConfirmUnload:
             until = min(until, deadline - 2 * self._interval_s)
         check = ModelReadyRequest(model=call.model, context=call.with_context(origin=None).context)
         while self._clock() < until:
-            try:
-                if not await self._inner(check):
-                    return
-            except GatewayError:  # some servers reply that the model does not exist
+            if not await self._is_ready(check) and not await self._is_unloading(check):
                 return
             await self._sleep(self._interval_s)
         log.warning("model still ready after it was unloaded", model=str(call.model))
+
+    async def _is_ready(self, check: ModelReadyRequest) -> bool:
+        try:
+            return await self._inner(check)
+        except GatewayError:  # some servers reply that the model does not exist
+            return False
+
+    async def _is_unloading(self, check: ModelReadyRequest) -> bool:
+        """Return whether the index still lists a version of the model as being unloaded."""
+        model = check.model
+        try:
+            entries = await self._inner(RepositoryIndexRequest(context=check.context))
+        except GatewayError:
+            return False
+        return model is not None and any(
+            entry.name == model.name and entry.state is ModelState.UNLOADING for entry in entries
+        )

@@ -70,7 +70,7 @@ class ModelConfigurationLayer:
         return metadata.changed(
             max_batch_size=configuration.max_batch_size if size is None else size,
             stateful=metadata.stateful or configuration.stateful,
-            labelled=configuration.labelled,
+            configuration=configuration,
         )
 
 

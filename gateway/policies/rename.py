@@ -119,12 +119,16 @@ class Rename:
         if self._version:  # the target's version serves every requested version
             versions = (requested.version or self._version,)
         back = self._outputs_back
+        configuration = metadata.configuration
+        if configuration is not None:
+            configuration = self._configuration(requested, configuration)
         return metadata.changed(
             name=requested.name,
             versions=versions,
             inputs=tuple(_rename_metadata(tensor, self._inputs_back) for tensor in metadata.inputs),
             outputs=tuple(_rename_metadata(tensor, back) for tensor in metadata.outputs),
             labels={back.get(name, name): labels for name, labels in metadata.labels.items()},
+            configuration=configuration,
         )
 
     def _configuration(self, requested: ModelRef, found: ModelConfiguration) -> ModelConfiguration:

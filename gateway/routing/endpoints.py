@@ -10,13 +10,19 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
+from gateway.ir.calls import (
+    MODEL_CONTROL_CALLS,
+    Call,
+    InferRequest,
+    StreamInferRequest,
+    inference_of,
+)
 from gateway.ir.context import ModelRef
 from gateway.ir.context import Sequence as InferSequence
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Unavailable
@@ -66,6 +72,7 @@ class Endpoint:
         ready: Result of its last probe; True while nothing probes it.
         pending: Calls in flight; counted where there is more than one endpoint.
         health: What its calls tell.
+        probe: Probes it once; None while nothing probes it.
     """
 
     def __init__(self, name: str, service: Service) -> None:
@@ -74,6 +81,7 @@ class Endpoint:
         self.ready = True
         self.pending = 0
         self.health = EndpointHealth()
+        self.probe: Callable[[], Awaitable[bool]] | None = None
 
     def available(self, now: float) -> bool:
         """Return whether the endpoint is ready and may get a call."""
@@ -133,12 +141,28 @@ class Endpoints:
         request = call if type(call) is InferRequest else inference_of(call)
         if request is not None and request.sequence is not None:
             return self._call_assigned(request.sequence, call)
+        if request is None and type(call) in MODEL_CONTROL_CALLS:
+            return self._control(call)
         if self._only is not None:
             # Nothing to choose, and nothing to eject: the last endpoint always stays.
             return self._only.service(call)
         if type(call) in BROADCAST_CALLS:
             return broadcast(call, [partial(self._call, endpoint) for endpoint in self.endpoints])
         return self._call_available(call)
+
+    async def _control(self, call: Call[R]) -> R:
+        """Send *call* to every endpoint, and probe them before its reply.
+
+        A server that loads a model is not ready meanwhile: a client that asks as soon as it has the
+        reply must not read the result of an older probe.
+        """
+        try:
+            return await broadcast(
+                call, [partial(self._call, endpoint) for endpoint in self.endpoints]
+            )
+        finally:
+            probes = [endpoint.probe for endpoint in self.endpoints if endpoint.probe is not None]
+            await asyncio.gather(*(probe() for probe in probes))
 
     async def _call_available(self, call: Call[R]) -> R:
         """Send *call* to the chosen endpoint, and to others while none of them is reached."""

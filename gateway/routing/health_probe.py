@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 
@@ -69,7 +70,10 @@ class Prober:
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._has_result = False
+        self._numbers = itertools.count(1)
+        self._newest = 0
         endpoint.ready = False
+        endpoint.probe = self.probe
 
     def start(self) -> None:
         """Start probing immediately; does nothing if already started."""
@@ -85,8 +89,15 @@ class Prober:
             await asyncio.gather(task, return_exceptions=True)
 
     async def probe(self) -> bool:
-        """Probe once, store the result in the endpoint, and return it."""
+        """Probe once, store the result in the endpoint, and return it.
+
+        The result of a probe is dropped where one that began later has ended before it.
+        """
+        number = next(self._numbers)
         ready, reason = await self._check()
+        if number < self._newest:
+            return self._endpoint.ready
+        self._newest = number
         if not self._has_result or ready != self._endpoint.ready:
             self._has_result = True
             self._log(ready, reason)

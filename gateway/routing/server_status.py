@@ -24,7 +24,14 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
-from gateway.ir.metadata import ModelMetadata, ModelStatus, RepositoryEntry, ServerStatus, Trend
+from gateway.ir.metadata import (
+    ModelMetadata,
+    ModelState,
+    ModelStatus,
+    RepositoryEntry,
+    ServerStatus,
+    Trend,
+)
 from gateway.ir.statistics import ModelStatistics
 from gateway.service import ReplyCoroutine, Service
 
@@ -73,8 +80,8 @@ class ServerStatusLayer:
         context = call.context
         ready = await self._inner(ServerReadyRequest(context=context))
         if call.about is not None:
-            metadata = await self._inner(ModelMetadataRequest(model=call.about, context=context))
             entries = await self._entries(context)
+            metadata = await self._metadata_of(call.about, entries, context)
             statistics = await self._statistics(ModelRef(call.about.name), context)
             models: tuple[ModelStatus, ...] = (
                 ModelStatus(metadata, _of_model(call.about.name, entries), statistics),
@@ -91,7 +98,9 @@ class ServerStatusLayer:
         entries = await self._entries(context)
         names = list(dict.fromkeys(entry.name for entry in entries))[:_MAX_MODELS]
         limit = asyncio.Semaphore(_MAX_CONCURRENT)
-        lookups = asyncio.gather(*(self._metadata(name, context, limit) for name in names))
+        lookups = asyncio.gather(
+            *(self._metadata(name, _of_model(name, entries), context, limit) for name in names)
+        )
         found, statistics = await asyncio.gather(lookups, self._statistics(None, context))
         return tuple(
             ModelStatus(
@@ -102,6 +111,21 @@ class ServerStatusLayer:
             for name, metadata in zip(names, found, strict=True)
             if metadata is not None
         )
+
+    async def _metadata_of(
+        self, model: ModelRef, entries: tuple[RepositoryEntry, ...], context: Context
+    ) -> ModelMetadata:
+        """Return a model's metadata; of a model that the index lists as unloaded its name alone.
+
+        Raises:
+            GatewayError: The metadata is not available, and the model is not unloaded.
+        """
+        try:
+            return await self._inner(ModelMetadataRequest(model=model, context=context))
+        except GatewayError:
+            if _is_unloaded(_of_model(model.name, entries)):
+                return ModelMetadata(name=model.name)
+            raise
 
     async def _statistics(
         self, model: ModelRef | None, context: Context
@@ -121,9 +145,15 @@ class ServerStatusLayer:
             return ()
 
     async def _metadata(
-        self, name: str, context: Context, limit: asyncio.Semaphore
+        self,
+        name: str,
+        entries: tuple[RepositoryEntry, ...],
+        context: Context,
+        limit: asyncio.Semaphore,
     ) -> ModelMetadata | None:
-        """Return a model's metadata; None if it is not available."""
+        """Return a model's metadata; None if it is not available; of an unloaded model the name."""
+        if _is_unloaded(entries):
+            return ModelMetadata(name=name)
         call = ModelMetadataRequest(model=ModelRef(name), context=context)
         try:
             async with limit, asyncio.timeout(self._timeout_s):
@@ -134,6 +164,14 @@ class ServerStatusLayer:
             reason = error.message
         log.warning("model omitted from server status", model=name, reason=reason)
         return None
+
+
+def _is_unloaded(entries: tuple[RepositoryEntry, ...]) -> bool:
+    """Return whether every version of a model was unloaded, or could not be loaded."""
+    return bool(entries) and all(
+        entry.version and entry.state in (ModelState.UNAVAILABLE, ModelState.UNLOADING)
+        for entry in entries
+    )
 
 
 def _of_model(name: str, entries: Iterable[RepositoryEntry]) -> tuple[RepositoryEntry, ...]:

@@ -9,6 +9,9 @@ Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuratio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from google.protobuf.json_format import ParseDict, ParseError
 
 from gateway.ir.errors import InvalidTensor, MalformedMessage, ModelNotFound, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
@@ -81,7 +84,9 @@ def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
     written = pb.ModelStatus(config=write_config(metadata, cap))
     states = {entry.version: entry for entry in model.entries}
     counted = {one.version: one for one in model.statistics}
-    for version in metadata.versions or tuple(states) or ("",):
+    # The metadata names what is loaded, the index also what was unloaded.
+    unloaded = [one.version for one in model.entries if one.state is ModelState.UNAVAILABLE]
+    for version in dict.fromkeys((*(metadata.versions or states or ("",)), *unloaded)):
         entry = states.get(version)
         # What has metadata is there; an index may say otherwise.
         state = ModelState.READY if entry is None else entry.state
@@ -113,18 +118,39 @@ def write_config(metadata: ModelMetadata, cap: int) -> pb.ModelConfig:
         Unsupported: A tensor has no form in v1.
     """
     batches = metadata.supports_batching
-    config = pb.ModelConfig(
-        name=metadata.name,
-        platform=metadata.platform or _PLATFORM,
-        max_batch_size=(metadata.max_batch_size or cap) if batches else 0,
-    )
-    if metadata.stateful:
+    config = _own_config(metadata)
+    inputs = {entry.name: entry for entry in config.input}
+    outputs = {entry.name: entry for entry in config.output}
+    config.ClearField("input")
+    config.ClearField("output")
+    config.name = metadata.name
+    config.platform = metadata.platform or _PLATFORM
+    config.max_batch_size = (metadata.max_batch_size or cap) if batches else 0
+    if metadata.stateful and not config.HasField("sequence_batching"):
         config.sequence_batching.SetInParent()
     for tensor in metadata.inputs:
-        _write_tensor("input", config.input.add(), tensor, batches=batches)
+        entry = config.input.add()
+        own = inputs.get(tensor.name)
+        if own is not None:
+            entry.CopyFrom(own)
+        _write_tensor("input", entry, tensor, batches=batches)
     for tensor in metadata.outputs:
-        _write_tensor("output", config.output.add(), tensor, batches=batches)
+        output = config.output.add()
+        own_output = outputs.get(tensor.name)
+        if own_output is not None:
+            output.CopyFrom(own_output)
+        _write_tensor("output", output, tensor, batches=batches)
     return config
+
+
+def _own_config(metadata: ModelMetadata) -> pb.ModelConfig:
+    """Return the server's own configuration, as far as v1 has its fields; else an empty one."""
+    config = pb.ModelConfig()
+    if metadata.configuration is not None:
+        with suppress(ParseError):  # a number that v1 has no room for
+            ParseDict(dict(metadata.configuration.document), config, ignore_unknown_fields=True)
+            return config
+    return pb.ModelConfig()
 
 
 def _write_tensor(
@@ -139,7 +165,10 @@ def _write_tensor(
     check_carried(kind, name, datatype)
     entry.name = name
     entry.data_type = NUMBERS[datatype]
+    if entry.dims and entry.HasField("reshape"):  # the server's own: the shape that clients send
+        return
     dims = shape[1:] if batches else shape
+    del entry.dims[:]
     # A client takes no dims for no elements: one scalar is dims [1], which the model sees as [].
     entry.dims.extend(dims or (1,))
     if not dims:

@@ -17,7 +17,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
-from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_items, items_tensor
 from gateway.policies.classify import Classify, classes
 from tests.fakes import FakeStream, ScriptedService
@@ -265,7 +265,9 @@ async def test_a_target_with_labels_is_asked_by_callers_with_numbers_too(
         if isinstance(call, ModelMetadataRequest):
             known = metadata(8).changed(labels={})
             asked = Need.BATCHING in call.context.needs
-            return known.changed(labelled=frozenset({labelled})) if asked else known
+            output = {"name": labelled, "label_filename": "labels.txt"}
+            own = ModelConfiguration({"name": "m", "output": [output]})
+            return known.changed(configuration=own) if asked else known
         return InferResponse(model=M, outputs=(array_tensor("o", VALUES),))
 
     target = ScriptedService(always=answer)

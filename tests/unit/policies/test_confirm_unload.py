@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.ir.calls import ModelLoadRequest, ModelReadyRequest, ModelUnloadRequest
+from gateway.ir.calls import (
+    ModelLoadRequest,
+    ModelReadyRequest,
+    ModelUnloadRequest,
+    RepositoryIndexRequest,
+)
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import ModelNotFound, Unavailable
+from gateway.ir.errors import ModelNotFound, Unavailable, Unsupported
+from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.policies.confirm_unload import ConfirmUnload
 from tests.fakes import FakeClock, ScriptedService
 
@@ -26,10 +32,22 @@ def unloading(
 @pytest.mark.parametrize("last", [False, ModelNotFound("gone"), Unavailable("gone")])
 async def test_waits_until_the_model_is_not_ready(last: object) -> None:
     """The question is put again until the server says no, or does not know the model."""
-    layer, service, clock = unloading(None, True, True, last)
+    layer, service, clock = unloading(None, True, True, last, Unsupported("no index"))
     await layer(UNLOAD)
-    assert [ModelUnloadRequest] + [ModelReadyRequest] * 3 == [type(call) for call in service.calls]
+    asked = [ModelUnloadRequest, *[ModelReadyRequest] * 3, RepositoryIndexRequest]
+    assert asked == [type(call) for call in service.calls]
     assert [0.05, 0.05] == clock.sleeps
+
+
+async def test_waits_until_no_version_is_being_unloaded() -> None:
+    """A model that is not ready any more may still stand as UNLOADING in the index."""
+    unloaded = RepositoryEntry("m", "1", ModelState.UNAVAILABLE, "unloaded")
+    busy = RepositoryEntry("m", "2", ModelState.UNLOADING)
+    other = RepositoryEntry("other", "1", ModelState.UNLOADING)
+    layer, service, clock = unloading(None, False, (unloaded, busy), False, (unloaded, other))
+    await layer(UNLOAD)
+    assert 5 == len(service.calls)
+    assert [0.05] == clock.sleeps
 
 
 async def test_does_not_wait_for_ever() -> None:

@@ -93,7 +93,7 @@ async def test_batching_is_told_by_the_configuration() -> None:
     found = await ModelConfigurationLayer(target(TOLD))(
         ModelMetadataRequest(model=M, context=BATCHING)
     )
-    assert METADATA.changed(max_batch_size=8) == found
+    assert METADATA.changed(max_batch_size=8, configuration=TOLD) == found
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,8 @@ async def test_the_configuration_says_which_outputs_have_labels() -> None:
     found = await ModelConfigurationLayer(target(told))(
         ModelMetadataRequest(model=M, context=BATCHING)
     )
-    assert frozenset({"Y"}) == found.labelled
+    assert told is found.configuration
+    assert frozenset({"Y"}) == told.labelled
 
 
 async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
@@ -133,7 +134,7 @@ async def test_the_configuration_says_whether_a_model_has_sequences() -> None:
     found = await ModelConfigurationLayer(target(told, metadata))(
         ModelMetadataRequest(model=M, context=BATCHING)
     )
-    assert metadata.changed(stateful=True) == found
+    assert metadata.changed(stateful=True, configuration=told) == found
 
 
 async def test_a_target_without_configuration_leaves_batching_to_the_shapes() -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
+from gateway.ir.calls import (
+    ModelLoadRequest,
+    ModelUnloadRequest,
+    ServerMetadataRequest,
+    ServerReadyRequest,
+)
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import Unavailable, Unsupported
 from gateway.ir.metadata import ServerMetadata
-from gateway.routing.endpoints import Endpoint
+from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from tests.fakes import FakeClock, ScriptedService, settle
 
@@ -135,3 +142,30 @@ async def test_a_server_that_does_not_say_who_it_is(error: Exception, times: int
     assert await probe.probe()
     assert await probe.probe()
     assert ([], times) == (told, server.asked)
+
+
+async def test_an_older_probe_does_not_replace_a_newer_result() -> None:
+    """A probe that began before a model was loaded may end after the one that follows the load."""
+    service = ScriptedService()
+    probe, endpoint, _ = prober(service)
+    older, newer = asyncio.ensure_future(probe.probe()), asyncio.ensure_future(probe.probe())
+    await settle()
+    service.waiting[1].set_result(True)
+    await newer
+    service.waiting[0].set_result(False)
+    assert True is await older
+    assert endpoint.ready
+
+
+@pytest.mark.parametrize("kind", [ModelLoadRequest, ModelUnloadRequest])
+@pytest.mark.parametrize("error", [None, Unavailable("it failed")])
+async def test_a_load_is_answered_after_a_probe(
+    kind: type[ModelLoadRequest | ModelUnloadRequest], error: Unavailable | None
+) -> None:
+    """Whoever asks at once finds the server as it is after the load, not as the last probe did."""
+    service = ScriptedService(error, True) if error else ScriptedService(lambda _: None, True)
+    _, endpoint, clock = prober(service)
+    with suppress(Unavailable):
+        await Endpoints("up", [endpoint], clock=clock)(kind(model=ModelRef("m")))
+    assert [kind, ServerReadyRequest] == [type(call) for call in service.calls]
+    assert endpoint.ready

@@ -127,3 +127,21 @@ async def test_slow_model_is_left_out() -> None:
 async def test_other_calls_go_through() -> None:
     """Anything else is the router's."""
     assert await ServerStatusLayer(router())(ServerLiveRequest()) == "passed"  # type: ignore[comparison-overlap]  # the fake says so
+
+
+@pytest.mark.parametrize("state", [ModelState.UNAVAILABLE, ModelState.UNLOADING])
+async def test_an_unloaded_model_stays_with_its_versions(state: ModelState) -> None:
+    """Its metadata are gone, its name and the states of its versions are not."""
+    entries = (RepositoryEntry("x", "1", state, "unloaded"), RepositoryEntry("x", "2", state))
+    expected = (ModelStatus(ModelMetadata(name="x"), entries),)
+    layer = ServerStatusLayer(router(index=entries))
+    assert expected == (await layer(ServerStatusRequest())).models
+    assert expected == (await layer(ServerStatusRequest(about=ModelRef("x")))).models
+
+
+async def test_a_model_that_was_never_loaded_is_not_told() -> None:
+    """An index lists folders too, without a version or state."""
+    layer = ServerStatusLayer(router(index=(RepositoryEntry("x"),)))
+    assert () == (await layer(ServerStatusRequest())).models
+    with pytest.raises(ModelNotFound):
+        await layer(ServerStatusRequest(about=ModelRef("x")))

@@ -10,6 +10,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import (
+    ModelConfiguration,
     ModelMetadata,
     ModelState,
     ModelStatus,
@@ -140,3 +141,97 @@ def test_server_is_told() -> None:
     assert (found.id, found.version) == ("inference:0", "1.11.0")
     assert found.uptime_ns == 1_500_000_000
     assert found.ready_state == pb.SERVER_INITIALIZING
+
+
+OWN = ModelConfiguration(
+    {
+        "name": "inside",
+        "platform": "",
+        "backend": "python",
+        "max_batch_size": 4,
+        "version_policy": {"specific": {"versions": [1, 3]}},
+        "input": [
+            {"name": "X", "data_type": "TYPE_FP32", "dims": [4, 2], "reshape": {"shape": [8]}},
+        ],
+        "output": [
+            {"name": "Y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"},
+        ],
+        "instance_group": [{"name": "g", "kind": "KIND_CPU", "count": 2, "passive": False}],
+        "optimization": {"priority": "PRIORITY_MAX", "eager_batching": True},
+        "sequence_batching": {
+            "oldest": {"max_candidate_sequences": 3},
+            "control_input": [
+                {
+                    "name": "START",
+                    "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}],
+                }
+            ],
+        },
+        "parameters": {"k": {"string_value": "v"}},
+        "model_warmup": [{"name": "w", "batch_size": 1}],
+    }
+)
+
+
+def test_the_configuration_has_all_that_the_server_tells() -> None:
+    """Scheduler, policies and tensors are the server's own; what v1 has no field for is left out."""
+    config = write_config(
+        ModelMetadata(
+            name="m",
+            platform="python",
+            max_batch_size=4,
+            inputs=(TensorMetadata("X", Datatype.FP32, (-1, 4, 2)),),
+            outputs=(TensorMetadata("Y", Datatype.FP32, (-1, 4)),),
+            stateful=True,
+            configuration=OWN,
+        ),
+        128,
+    )
+    assert ("m", "python", 4) == (config.name, config.platform, config.max_batch_size)
+    assert [1, 3] == list(config.version_policy.specific.versions)
+    (tensor,) = config.input
+    assert ([4, 2], [8], pb.TYPE_FP32) == (
+        list(tensor.dims),
+        list(tensor.reshape.shape),
+        tensor.data_type,
+    )
+    assert ["labels.txt"] == [output.label_filename for output in config.output]
+    assert [("g", 2)] == [(group.name, group.count) for group in config.instance_group]
+    assert pb.ModelOptimizationPolicy.PRIORITY_MAX == config.optimization.priority
+    assert 3 == config.sequence_batching.oldest.max_candidate_sequences
+    assert ["START"] == [control.name for control in config.sequence_batching.control_input]
+    assert ("v", "w") == (config.parameters["k"].string_value, config.model_warmup[0].name)
+
+
+def test_dynamic_batching_is_told() -> None:
+    """Clients that read the scheduler's settings find it, its own defaults included."""
+    own = ModelConfiguration({"dynamic_batching": {"preferred_batch_size": [4, 8]}})
+    config = write_config(ModelMetadata(name="m", max_batch_size=8, configuration=own), 128)
+    assert "dynamic_batching" == config.WhichOneof("scheduling_choice")
+    assert [4, 8] == list(config.dynamic_batching.preferred_batch_size)
+
+
+def test_a_configuration_that_v1_cannot_hold_is_made_of_metadata() -> None:
+    """A number that is too large for its field does not cost the model its status."""
+    own = ModelConfiguration({"dynamic_batching": {"priority_levels": 1 << 40}})
+    config = write_config(ModelMetadata(name="m", max_batch_size=8, configuration=own), 128)
+    assert ("m", 8, None) == (
+        config.name,
+        config.max_batch_size,
+        config.WhichOneof("scheduling_choice"),
+    )
+
+
+def test_unloaded_versions_are_told_beside_loaded_ones() -> None:
+    """A version that the index lists as unavailable stays in the status, with its reason."""
+    entries = (
+        RepositoryEntry("m", "1", ModelState.UNAVAILABLE, "unloaded"),
+        RepositoryEntry("m", "3", ModelState.READY),
+    )
+    model = ModelStatus(ModelMetadata(name="m", versions=("3",)), entries)
+    status = write_status(ServerStatus(ready=True, models=(model,)), TrtisOptions())
+    versions = status.model_status["m"].version_status
+    assert {1: pb.MODEL_UNAVAILABLE, 3: pb.MODEL_READY} == {
+        number: version.ready_state for number, version in versions.items()
+    }
+    assert "unloaded" == versions[1].ready_state_reason.message
