@@ -105,7 +105,7 @@ def test_nothing_is_served_that_is_not_enabled(
             assert ["binary_tensor_data", *ALWAYS] == seen.pop("extensions")["answer"]
             assert [[2, 2], CLASSES] == seen.pop("classes")["answer"]
             for step, found in seen.items():
-                assert "not enabled here" in found["error"], (kind, step)
+                assert "not enabled" in found["error"], (kind, step)
 
 
 ALWAYS = ["classification", "parameters", "schedule_policy", "sequence"]
@@ -198,7 +198,7 @@ def test_the_gateway_answers_for_its_own_models(own: Running, client: Client, ki
     assert "the call has 'config'" in seen["override"]["error"]
     assert "is not served here" in seen["load_unknown"]["error"]
     assert "is no place of a file" in seen["load_bad_file"]["error"]
-    assert "trace settings: not enabled here" in seen["trace"]["error"]
+    assert "trace settings: not enabled" in seen["trace"]["error"]
     assert {"answer": INFO} == seen["log"] == seen["log_back"]
     assert {"answer": {**INFO, "log_verbose_level": 1}} == seen["log_change"]
     assert "unknown log setting 'no_such_setting'" in seen["log_unknown"]["error"]

@@ -1,6 +1,7 @@
-"""TensorRT Inference Server v1, over HTTP and gRPC: what this folder exports is `SPEC`.
+"""TensorRT Inference Server v1, over HTTP and gRPC.
 
-Options stand in options.py.
+Read `http/codec.py` and `grpc/codec.py` first; the other modules here serve both.  `options.py`
+describes the options of listeners and upstreams.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Datatypes as TensorRT v1 numbers them. BF16 has no number: v1 has no such type."""
+"""Numbers of datatypes in TensorRT v1, which has no BF16."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NUMBERS: dict[Datatype, pb.DataType] = {
     Datatype.BYTES: pb.TYPE_STRING,
 }
 
-# Of an answer: a number that is not here is a datatype that is not told.
+# Of a response: a number that is missing here is an unknown datatype.
 DATATYPES: dict[int, Datatype] = {number: datatype for datatype, number in NUMBERS.items()}
 
 
 def check_carried(kind: str, name: str, datatype: Datatype) -> None:
-    """Refuse a datatype that TensorRT v1 has no type for.
+    """Refuse a datatype without a number in TensorRT v1.
 
     Raises:
-        Unsupported: Naming tensor and datatype.
+        Unsupported: With the tensor and its datatype.
     """
     if datatype not in NUMBERS:
-        raise Unsupported(f"{kind} {name!r} is {datatype.name}, which TensorRT v1 has no type for")
+        raise Unsupported(f"{kind} {name!r} is {datatype.name}, which TensorRT v1 cannot represent")

@@ -1,7 +1,7 @@
-"""Error codes as TensorRT v1 request statuses, and back.
+"""Error codes to and from request statuses of TensorRT v1.
 
-Over HTTP every failure is 400 (405 for a wrong method) and the code stands in `NV-Status`; over
-gRPC the call ends well and the code stands in `request_status`.
+Over HTTP every failure is 400 (405 for a wrong method), with the code in `NV-Status`.  Over gRPC
+the call succeeds, with the code in `request_status`.
 
 Source: docs/protocols/tensorrt-v1.md, "17. Errors".
 """
@@ -68,14 +68,14 @@ _CODE: dict[int, ErrorCode] = {
 
 @dataclass(frozen=True, slots=True)
 class TrtisStatus:
-    """What a request status says of one call."""
+    """Code and text of a request status."""
 
     code: int
     text: str
 
 
 class NoSuchPath(NotFound):
-    """No handler of the real server is reached: 400 and nothing else."""
+    """The path has no handler in the real server: 400 and no status."""
 
 
 class HeaderMissing(InvalidRequest):
@@ -83,14 +83,14 @@ class HeaderMissing(InvalidRequest):
 
 
 class UnknownMode(InvalidRequest):
-    """A mode or action that is none of those there are: UNKNOWN, not INVALID_ARG."""
+    """An unknown mode or action: UNKNOWN, not INVALID_ARG."""
 
 
 def status_of(call: Call[Any] | None, error: GatewayError, limit_bytes: int) -> TrtisStatus:
-    """Return the request status that *error* is answered with.
+    """Return the request status of *error*.
 
-    An upstream's own goes back as it came, whichever carrier it came by. An inference with a model
-    that is not served is UNAVAILABLE, a status of one INVALID_ARG: so does the real server.
+    That of an upstream is returned unchanged, whichever carrier it used.  Like the real server,
+    this returns UNAVAILABLE for an inference with an unknown model, and INVALID_ARG for its status.
     """
     origin = error.origin
     if origin is not None and isinstance(origin.form, TrtisStatus):
@@ -114,7 +114,7 @@ def _code_of(call: Call[Any] | None, error: GatewayError) -> int:
     return STATUS[error.code]
 
 
-# Finer than the codes of the IR.
+# Kinds of errors that differ from their codes in the IR.
 _OF_KINDS: dict[type[GatewayError], int] = {
     UnknownMode: pb.UNKNOWN,
     RegionNotFound: pb.NOT_FOUND,
@@ -124,11 +124,11 @@ _OF_KINDS: dict[type[GatewayError], int] = {
 
 
 def error_class_of(call: Call[Any], code: int) -> type[GatewayError]:
-    """Return the kind of error that an upstream's request status means.
+    """Return the class of error that an upstream's request status means.
 
-    UNAVAILABLE as the answer to an inference is a model that is not served or not ready, NOT_FOUND
-    a region of shared memory; INVALID_ARG as the answer to a question about a model is a model that
-    there is none of.
+    For an inference, UNAVAILABLE means a model that is not served or not ready, and NOT_FOUND a
+    region of shared memory.  For other calls about a model, INVALID_ARG means that the model does
+    not exist.
     """
     if code == pb.NOT_FOUND and isinstance(call, InferRequest):
         return RegionNotFound
@@ -141,7 +141,7 @@ def error_class_of(call: Call[Any], code: int) -> type[GatewayError]:
     return ERROR_CLASSES[_CODE.get(code, ErrorCode.UPSTREAM)]
 
 
-# Of a server that follows the protocol only these come: everything else is in request_status.
+# A server that follows the protocol sends only these; other errors are in request_status.
 _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
     GrpcStatus.CANCELLED: ErrorCode.BAD_UPSTREAM,
     GrpcStatus.INVALID_ARGUMENT: ErrorCode.INVALID_ARGUMENT,
@@ -156,5 +156,5 @@ _CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
 
 
 def error_class_of_grpc(status: GrpcStatus) -> type[GatewayError]:
-    """Return the kind of error a gRPC status that is not OK means."""
+    """Return the class of error that a gRPC status other than OK means."""
     return ERROR_CLASSES[_CODE_OF_GRPC.get(status, ErrorCode.UPSTREAM)]

@@ -1,7 +1,6 @@
-"""Calls that a listener does not pass on unless it is told to.
+"""Refuses calls that the options of a listener do not enable.
 
-Refused in the protocol's own words: a real server without explicit control is UNAVAILABLE for
-load and unload.
+A real server without explicit model control responds with UNAVAILABLE to load and unload.
 
 Source: docs/protocols/tensorrt-v1.md, "16. Model control and index".
 """
@@ -27,15 +26,15 @@ def check_allowed(call: Call[Any], options: TrtisOptions) -> None:
     """Refuse a call that the listener's options do not allow.
 
     Raises:
-        Forbidden: Models are not controlled here, or there is no index.
+        Forbidden: Model control or the index of models is not enabled.
         InvalidRequest: A model's name is not allowed.
     """
     if isinstance(call, _CONTROL):
         if not options.model_control:
             raise Forbidden(
-                "loading and unloading models is not enabled here (option model_control)",
+                "loading and unloading models is not enabled (option model_control)",
                 model=call.model,
             )
         check_folder_name(call.model.name if call.model else "")
     if isinstance(call, RepositoryIndexRequest) and not options.repository_index:
-        raise Forbidden("the index of models is not enabled here (option repository_index)")
+        raise Forbidden("the index of models is not enabled (option repository_index)")

@@ -1,8 +1,8 @@
-"""Tensors of an inference request: which bytes belong to which input.
+"""Tensors of an inference request: assigns bytes to inputs.
 
-Over HTTP the inputs lie end to end in the body, in the order of the header; over gRPC each has an
-entry of its own.  Inputs in shared memory have neither.  Where sizes follow from datatypes, which
-no request tells, the tensors are shares of the body until a model's metadata is there.
+Over HTTP the body has the inputs one after the other, in the order of the header; over gRPC each
+has its own entry.  Inputs in shared memory have neither.  Where a size depends on the datatype,
+which no request contains, tensors are slices of the body until the model's metadata is known.
 
 Source: docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP" and
 "8. Inference over gRPC".
@@ -26,7 +26,7 @@ _NOTHING = memoryview(b"")
 def request_of(
     model: ModelRef, context: Context, header: InferHeader, inputs: tuple[Tensor, ...]
 ) -> InferRequest:
-    """Return the call that header and tensors make."""
+    """Return the call with this header and these tensors."""
     return InferRequest(
         model=model,
         context=context,
@@ -41,10 +41,10 @@ def request_of(
 
 
 def tensors_of_body(header: InferHeader, body: memoryview) -> tuple[Tensor, ...]:
-    """Give every input its bytes of a body, as views.
+    """Assign to every input its part of a body, as a view.
 
     Raises:
-        InvalidTensor: The body is shorter or longer than the inputs are known to need.
+        InvalidTensor: The body is shorter or longer than the known sizes of its inputs.
     """
     in_band = [entry for entry in header.inputs if entry.shared is None]
     shares = iter(_shares(in_band, body))
@@ -60,7 +60,7 @@ def _shares(entries: list[InputEntry], body: memoryview) -> Sequence[TensorData]
     rest = body.nbytes - known
     if rest < 0 or (rest and not unknown):
         raise InvalidTensor(
-            f"body has {body.nbytes} bytes, its {len(entries)} inputs need "
+            f"body has {body.nbytes} bytes: its {len(entries)} inputs need "
             f"{'at least ' if unknown else ''}{known}"
         )
     found = []
@@ -73,17 +73,17 @@ def _shares(entries: list[InputEntry], body: memoryview) -> Sequence[TensorData]
 
 
 def _known_size(entry: InputEntry) -> int | None:
-    """Return the bytes of an input, where no datatype is needed to tell."""
+    """Return the size of an input, where it does not depend on the datatype."""
     if entry.declared_bytes is not None:
         return entry.declared_bytes
     return 0 if entry.dims is not None and 0 in entry.dims else None
 
 
 def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple[Tensor, ...]:
-    """Give every input its entry of `raw_input`.
+    """Assign to every input its entry of `raw_input`.
 
     Raises:
-        InvalidTensor: An entry is missing or left over, or has not the size that the header tells.
+        InvalidTensor: An entry is missing or surplus, or its size differs from the header.
     """
     tensors = []
     at = 0
@@ -93,7 +93,7 @@ def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple
             continue
         if at == len(raws):
             raise InvalidTensor(
-                f"input {entry.name!r} has no raw_input: {len(raws)} came with the message"
+                f"input {entry.name!r} has no raw_input: the message has {len(raws)}"
             )
         raw = raws[at]
         at += 1
@@ -105,7 +105,7 @@ def tensors_of_entries(header: InferHeader, raws: Sequence[memoryview]) -> tuple
         tensors.append(_tensor(entry, RawData(raw)))
     if at != len(raws):
         raise InvalidTensor(
-            f"the message has {len(raws)} raw_input; expected {at}, one for each input that is "
+            f"the message has {len(raws)} raw_input: expected {at}, one for each input that is "
             "not in shared memory"
         )
     return tuple(tensors)
@@ -116,10 +116,10 @@ def _tensor(entry: InputEntry, data: TensorData) -> Tensor:
 
 
 def views_of(call: InferRequest) -> list[memoryview]:
-    """Return the bytes of the inputs that travel in the message, in order, as far as they are here.
+    """Return the bytes of the inputs in the message, in order, as far as they have arrived.
 
     Raises:
-        InvalidTensor: The bytes are not as many as datatype and shape need, or not here.
+        InvalidTensor: Their size does not fit datatype and shape, or they are missing.
     """
     views = []
     for tensor in call.inputs:
@@ -133,7 +133,7 @@ def views_of(call: InferRequest) -> list[memoryview]:
             expected = math.prod(shape) * (call.batch_size or 1) * datatype.size_bytes
             if found != expected:
                 raise InvalidTensor(
-                    f"input {tensor.name!r} has {found} bytes, batch size "
+                    f"input {tensor.name!r} has {found} bytes: batch size "
                     f"{call.batch_size} of shape {list(shape)} of {datatype.name} needs {expected}"
                 )
         if not arriving:

@@ -1,7 +1,7 @@
-"""NV-InferRequest: what an inference says of itself, as text and as a message.
+"""Reads and writes NV-InferRequest, the header of an inference, as text and as a message.
 
-Here lives its reading, with the checks that need no model, and its writing for an upstream.  Not
-here: the bytes of the tensors (requests.py), the text format itself (text.py).
+Reading includes the checks that need no model.  `infer_request.py` has the bytes of the tensors,
+`textproto/` the text format.
 
 Source: docs/protocols/tensorrt-v1.md, "4. Inference request over HTTP" and
 "12. Versions, ids and sequences".
@@ -37,19 +37,19 @@ _START = pb.InferRequestHeader.FLAG_SEQUENCE_START
 _END = pb.InferRequestHeader.FLAG_SEQUENCE_END
 _UINT32_END, _UINT64_END = 1 << 32, 1 << 64
 
-# Headers repeat from request to request: those of some hundred models. Longer ones are rare.
+# Requests repeat their headers: entries for some hundred models. Longer headers are rare.
 _REMEMBERED = 512
 _REMEMBERED_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class InputEntry:
-    """An input as the header tells of it.
+    """An input in the header.
 
     Attributes:
-        dims: Of one item; None where the model's own are meant.
-        declared_bytes: Of the whole batch; None where it is not told.
-        shared: Where in shared memory it lies; None for an input in the message.
+        dims: Of one item; None for those of the model.
+        declared_bytes: Of the whole batch; None where the header has no size.
+        shared: Its place in shared memory; None for an input in the message.
     """
 
     name: str
@@ -60,7 +60,7 @@ class InputEntry:
 
 @dataclass(frozen=True, slots=True)
 class InferHeader:
-    """An inference without its tensors' bytes."""
+    """An inference without the bytes of its tensors."""
 
     batch_size: int
     inputs: tuple[InputEntry, ...]
@@ -72,10 +72,10 @@ class InferHeader:
 
 
 class HeaderReader:
-    """Reads headers, and remembers the last few hundred.
+    """Reads headers, and caches some hundred of them.
 
     Args:
-        limits: Of names and counts.
+        limits: For names and counts.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -87,8 +87,8 @@ class HeaderReader:
         """Read a header in text format.
 
         Raises:
-            MalformedMessage: It is none.
-            InvalidRequest: A value is not allowed, or a name is there twice.
+            MalformedMessage: It is not in text format.
+            InvalidRequest: A value is not allowed, or a name occurs twice.
             TooLarge: A limit is exceeded.
         """
         return self._text(text) if len(text) <= _REMEMBERED_LENGTH else self._of_text(text)
@@ -126,7 +126,7 @@ def _parse(data: bytes) -> pb.InferRequestHeader:
     try:
         return pb.InferRequestHeader.FromString(data)
     except DecodeError as error:
-        raise MalformedMessage(f"{len(data)} bytes are no InferRequestHeader") from error
+        raise MalformedMessage(f"{len(data)} bytes are not an InferRequestHeader") from error
 
 
 def _checked(header: pb.InferRequestHeader, limits: MessageLimits) -> InferHeader:
@@ -161,16 +161,16 @@ def _input(
     dims = tuple(entry.dims) or None
     if dims is not None:
         check_shape(name, None, (batch_size, *dims), limits)
-    given = entry.batch_byte_size or None
+    size_bytes = entry.batch_byte_size or None
     if not entry.HasField("shared_memory"):
-        return InputEntry(name, dims, given, None)
+        return InputEntry(name, dims, size_bytes, None)
     shared = _shared(name, entry.shared_memory, limits)
-    if given is not None and given != shared.size_bytes:
+    if size_bytes is not None and size_bytes != shared.size_bytes:
         raise InvalidTensor(
             f"input {name!r} has {shared.size_bytes} bytes in shared memory and a batch_byte_size "
-            f"of {given}: expected equal numbers"
+            f"of {size_bytes}: expected equal numbers"
         )
-    return InputEntry(name, dims, given, shared)
+    return InputEntry(name, dims, size_bytes, shared)
 
 
 def _output(entry: pb.InferRequestHeader.Output, limits: MessageLimits) -> RequestedOutput:
@@ -178,18 +178,20 @@ def _output(entry: pb.InferRequestHeader.Output, limits: MessageLimits) -> Reque
     _check_tensor_name("output", name, limits)
     classes = entry.cls.count
     if entry.HasField("cls") and not classes:
-        raise InvalidRequest(f"output {name!r} asks for 0 classes: expected at least 1")
+        raise InvalidRequest(f"output {name!r} requests 0 classes: expected at least 1")
     check_classes(name, classes, limits)
     if not entry.HasField("shared_memory"):
         return RequestedOutput(name, classes)
     if classes:
-        raise InvalidRequest(f"output {name!r} asks for classes in shared memory: one of the two")
+        raise InvalidRequest(
+            f"output {name!r} requests classes in shared memory: expected one of both"
+        )
     return RequestedOutput(name, shared=_shared(name, entry.shared_memory, limits))
 
 
 def _check_tensor_name(kind: str, name: str, limits: MessageLimits) -> None:
     if not name:
-        raise InvalidRequest(f"an {kind} has no name, TensorRT v1 goes by names")
+        raise InvalidRequest(f"an {kind} has no name: TensorRT v1 needs one")
     check_name(f"{kind} name", name, limits.name_bytes, "name_bytes")
 
 
@@ -201,26 +203,26 @@ def _shared(name: str, memory: pb.InferSharedMemory, limits: MessageLimits) -> S
 def _check_unique(kind: str, names: list[str]) -> None:
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidTensor(f"{kind} {twice!r} is there {names.count(twice)} times, once is needed")
+        raise InvalidTensor(f"{kind} {twice!r} occurs {names.count(twice)} times: expected once")
 
 
-# The other direction.
+# Requests to an upstream.
 
 
 def write_header(call: InferRequest, *, schedule: bool) -> pb.InferRequestHeader:
     """Write the header of a request to an upstream.
 
     Args:
-        call: Its batch size stands apart, its inputs have name, datatype and shape.
-        schedule: The server knows priority and timeout. One that does not would not use them.
+        call: Its batch size is set, and its inputs have name, datatype and shape.
+        schedule: Write priority and timeout, which old servers ignore.
 
     Raises:
-        Unsupported: Something in it is not known or has no form in TensorRT v1.
+        Unsupported: A part of it is unknown or has no form in TensorRT v1.
     """
     if call.batch_size is None:
-        raise Unsupported("the request does not tell its batch size: TensorRT v1 needs it")
+        raise Unsupported("the request has no batch size: TensorRT v1 needs one")
     if not 0 < call.batch_size < _UINT32_END:
-        raise Unsupported(f"batch size {call.batch_size}: TensorRT v1 needs 1 to 2**32 - 1")
+        raise Unsupported(f"batch size is {call.batch_size}: TensorRT v1 needs 1 to 2**32 - 1")
     header = pb.InferRequestHeader(
         batch_size=call.batch_size,
         input=[_written_input(tensor) for tensor in call.inputs],
@@ -237,7 +239,7 @@ def write_header(call: InferRequest, *, schedule: bool) -> pb.InferRequestHeader
 
 
 def number_of(text: str) -> int:
-    """Return the id that *text* is the decimal form of; 0, which is none, for any other text."""
+    """Return the id with *text* as its decimal form; 0, which is no id, for any other text."""
     if text.isascii() and text.isdecimal() and len(text) <= len(str(_UINT64_END)):
         number = int(text)
         if number < _UINT64_END and str(number) == text:
@@ -247,10 +249,10 @@ def number_of(text: str) -> int:
 
 def _correlation_id(sequence: int | str) -> int:
     if isinstance(sequence, str):
-        # v1 has numbers only. A hash needs no table, and two that meet are 2**32 sequences away.
+        # v1 has numbers only. A hash needs no table, and a collision needs some 2**32 sequences.
         return int.from_bytes(blake2b(sequence.encode("utf-8", "replace"), digest_size=8).digest())
     if not 0 < sequence < _UINT64_END:
-        raise Unsupported(f"sequence {sequence}: TensorRT v1 has ids from 1 to 2**64 - 1")
+        raise Unsupported(f"sequence is {sequence}: TensorRT v1 has ids from 1 to 2**64 - 1")
     return sequence
 
 

@@ -1,4 +1,4 @@
-"""Inference answers: what NV-InferResponse says, both ways, and which bytes belong to which output.
+"""Responses to inferences: reads and writes NV-InferResponse, and assigns bytes to outputs.
 
 Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP" and "13. Classification".
 """
@@ -30,20 +30,20 @@ Written = tuple[pb.InferResponseHeader, list[memoryview]]
 
 
 def write_reply(call: InferRequest, reply: InferResponse) -> Written:
-    """Describe the answer to *call*: only outputs that were asked for, in that order.
+    """Describe the response to *call*: only requested outputs, in the order of the request.
 
     Returns:
         The header without its id, and a view for each output: empty for classes and for shared
         memory.
 
     Raises:
-        UpstreamProtocolError: An output that was asked for is missing, or the batch is another.
+        UpstreamProtocolError: A requested output is missing, or the batch size differs.
         Unsupported: An output has no form in TensorRT v1.
     """
     batch_size = 1 if reply.batch_size is None else reply.batch_size
     if call.batch_size not in (None, batch_size):
         raise UpstreamProtocolError(
-            f"the answer has batch size {batch_size}, the request {call.batch_size}",
+            f"response has batch size {batch_size}: the request has {call.batch_size}",
             model=call.model,
         )
     name = reply.model.name if call.model is None else call.model.name
@@ -58,7 +58,7 @@ def write_reply(call: InferRequest, reply: InferResponse) -> Written:
         tensor = outputs.get(asked.name)
         if tensor is None:
             raise UpstreamProtocolError(
-                f"the answer lacks output {asked.name!r}, which was asked for; "
+                f"response lacks the requested output {asked.name!r}: "
                 f"it has {len(outputs)} outputs",
                 model=call.model,
             )
@@ -72,7 +72,7 @@ def write_reply(call: InferRequest, reply: InferResponse) -> Written:
 
 
 def version_number(version: str) -> int:
-    """Return a model version as the number that v1 knows it by: 1 for one that is no number."""
+    """Return a model version as its number in v1: 1 for a version that is not a number."""
     number = number_of(version)
     return number if 0 < number < _INT64_END else 1
 
@@ -81,8 +81,8 @@ def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryvi
     datatype, shape = tensor.datatype, tensor.shape
     if shape is None:
         raise Unsupported(
-            f"output {tensor.name!r} has no shape: TensorRT v1 needs one, and the model's metadata "
-            "does not tell"
+            f"output {tensor.name!r} has no shape in the response or in the model's metadata: "
+            "TensorRT v1 needs one"
         )
     if datatype is not None:
         check_carried("output", tensor.name, datatype)
@@ -96,14 +96,14 @@ def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryvi
 
 
 def _write_classes(entry: pb.InferResponseHeader.Output, tensor: Tensor, batch_size: int) -> None:
-    """Write elements "value:index:label", as many for each item of the batch."""
+    """Write elements "value:index:label", the same number for each item of the batch."""
     items = as_items(tensor)
     charge(8 * len(items))
     each, rest = divmod(len(items), batch_size)
     if rest:
         raise UpstreamProtocolError(
-            f"output {tensor.name!r} has {len(items)} classes, which a batch of {batch_size} items "
-            "does not share"
+            f"output {tensor.name!r} has {len(items)} classes: expected a multiple of the "
+            f"{batch_size} items of the batch"
         )
     for start in range(0, len(items) if each else 0, each or 1):
         classes = entry.batch_classes.add()
@@ -127,7 +127,7 @@ def _class(name: str, item: bytes) -> pb.InferResponseHeader.Output.Class:
     return pb.InferResponseHeader.Output.Class(idx=int(found[2]), value=value, label=label)
 
 
-# The other direction.
+# Responses of an upstream.
 
 
 def read_reply(
@@ -140,14 +140,14 @@ def read_reply(
     """Read an upstream's response to *call*.
 
     Args:
-        call: Tells which outputs are in shared memory.
-        header: The whole one, classes included.
-        raws: A view for each output, empty where it has no bytes in the message.
-        origin: Of the answer.
-        limits: Those for requests hold for answers too.
+        call: Determines which outputs are in shared memory.
+        header: With its classes.
+        raws: A view for each output, empty where the message has no bytes of it.
+        origin: Of the response.
+        limits: As for requests.
 
     Raises:
-        MalformedMessage: An output that was asked for is missing, or neither raw nor classes.
+        MalformedMessage: A requested output is missing, or an output is neither raw nor classes.
         InvalidTensor, TooLarge: Sizes do not fit.
     """
     check_count("outputs", len(header.output), limits.outputs, "outputs")
@@ -159,8 +159,7 @@ def read_reply(
     missing = asked.keys() - {tensor.name for tensor in outputs}
     if missing:
         raise MalformedMessage(
-            f"the answer lacks output {min(missing)!r}, which was asked for; "
-            f"it has {len(outputs)} outputs"
+            f"response lacks the requested output {min(missing)!r}: it has {len(outputs)} outputs"
         )
     check_name("model name", header.model_name, limits.model_name_bytes, "model_name_bytes")
     version = str(header.model_version) if header.model_version > 0 else ""
@@ -175,7 +174,7 @@ def read_reply(
 
 
 def sizes_in_band(call: InferRequest, header: pb.InferResponseHeader) -> list[int]:
-    """Return how many bytes each output has in the message itself."""
+    """Return the size of each output's bytes in the message."""
     elsewhere = {output.name for output in call.outputs if output.shared is not None}
     return [
         entry.raw.batch_byte_size if entry.HasField("raw") and entry.name not in elsewhere else 0
@@ -204,7 +203,7 @@ def _read_output(
         data = SharedMemoryData(shared.region, shared.offset, entry.raw.batch_byte_size)
     elif raw.nbytes != entry.raw.batch_byte_size:
         raise MalformedMessage(
-            f"output {name!r} has {raw.nbytes} bytes where {entry.raw.batch_byte_size} are told"
+            f"output {name!r} has {raw.nbytes} bytes: expected {entry.raw.batch_byte_size}"
         )
     return Tensor(name, DATATYPES.get(entry.data_type), shape, data)
 
@@ -214,7 +213,7 @@ def _read_classes(entry: pb.InferResponseHeader.Output, limits: MessageLimits) -
     if len(counts) != 1:
         raise MalformedMessage(
             f"output {entry.name!r} has from {min(counts)} to {max(counts)} classes for an item: "
-            "expected as many for each"
+            "expected the same number for each"
         )
     shape: Shape = (counts.pop(),)
     check_shape(entry.name, Datatype.BYTES, (len(entry.batch_classes), *shape), limits)

@@ -1,7 +1,7 @@
-"""The small messages of TensorRT v1: regions, the index, and over gRPC all that is no inference.
+"""Small messages of TensorRT v1: regions, the index, and over gRPC all calls but inference.
 
-Here lives their translation, both ways, by the protobuf library: they hold no tensors.  Not here:
-ServerStatus (status.py).
+The protobuf library reads and writes them, since they have no tensors.  `server_status.py` has
+ServerStatus.
 
 Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "14. Shared memory" and
 "16. Model control and index".
@@ -49,10 +49,10 @@ _Register = pb.SharedMemoryControlRequest.Register
 
 
 def parse(view: memoryview, kind: type[M]) -> M:
-    """Read a message by the protobuf library; copies.
+    """Read a message with the protobuf library; copies.
 
     Raises:
-        MalformedMessage: The bytes are no such message.
+        MalformedMessage: The bytes are not such a message.
     """
     message = kind()
     try:
@@ -65,7 +65,7 @@ def parse(view: memoryview, kind: type[M]) -> M:
 
 
 def write_index(entries: Iterable[RepositoryEntry]) -> pb.ModelRepositoryIndex:
-    """Write the index of models, each once."""
+    """Write the index of models, each name once."""
     names = dict.fromkeys(entry.name for entry in entries)
     return pb.ModelRepositoryIndex(
         models=[pb.ModelRepositoryIndex.ModelEntry(name=name) for name in names]
@@ -116,7 +116,7 @@ def read_shared_status(
     return tuple(regions)
 
 
-# Requests, as a server reads them over gRPC.
+# Requests of clients over gRPC.
 
 
 def _read_status(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
@@ -131,21 +131,21 @@ def _read_health(view: memoryview, context: Context, _limits: MessageLimits) -> 
         return ServerLiveRequest(context=context)
     if mode == "ready":
         return ServerReadyRequest(context=context)
-    raise UnknownMode(f"health mode {mode[:40]!r}, there is live and ready")
+    raise UnknownMode(f"health mode is {mode[:40]!r}: expected live or ready")
 
 
 def _read_profile(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
-    """Do nothing, as servers do from 1.5 on; that the server lives is all there is to say."""
+    """Do nothing, as servers do from 1.5 on; return a call that only needs a live server."""
     command = parse(view, pb.ProfileRequest).cmd
     if command not in ("start", "stop"):
-        raise UnknownMode(f"profile command {command[:40]!r}, there is start and stop")
+        raise UnknownMode(f"profile command is {command[:40]!r}: expected start or stop")
     return ServerLiveRequest(context=context)
 
 
 def _read_control(view: memoryview, context: Context, limits: MessageLimits) -> Call[Any]:
     message = parse(view, pb.ModelControlRequest)
     if message.type not in (pb.ModelControlRequest.LOAD, pb.ModelControlRequest.UNLOAD):
-        raise UnknownMode(f"model control action {message.type}, there is LOAD 1 and UNLOAD 0")
+        raise UnknownMode(f"model control action is {message.type}: expected LOAD 1 or UNLOAD 0")
     model = checked_model(message.model_name, limits)
     if message.type == pb.ModelControlRequest.LOAD:
         return ModelLoadRequest(model=model, context=context)
@@ -154,7 +154,7 @@ def _read_control(view: memoryview, context: Context, limits: MessageLimits) -> 
 
 def _read_repository(view: memoryview, context: Context, _limits: MessageLimits) -> Call[Any]:
     if parse(view, pb.RepositoryRequest).WhichOneof("request_type") != "index":
-        raise UnknownMode("the repository request asks nothing, there is index")
+        raise UnknownMode("the repository request has no type: expected index")
     return RepositoryIndexRequest(context=context)
 
 
@@ -171,7 +171,7 @@ def _read_shared(view: memoryview, context: Context, limits: MessageLimits) -> C
     if which == "status":
         return SharedStatusRequest(context=context)
     raise UnknownMode(
-        "the shared memory request asks nothing, there is register, unregister, unregister_all "
+        "the shared memory request has no type: expected register, unregister, unregister_all "
         "and status"
     )
 
@@ -217,7 +217,7 @@ CALL_READERS: Mapping[str, Read] = {
 }
 
 
-# Answers, as a server writes them over gRPC: without their request_status, which is field 1 of all.
+# Responses to clients over gRPC, without their request_status, which is field 1 of all.
 
 
 def _health(healthy: bool, _call: Call[Any], _options: TrtisOptions) -> Message:
@@ -258,7 +258,7 @@ REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Call[Any], TrtisOptions],
 }
 
 
-# Requests, as a client writes them over gRPC: the method and the message.
+# Requests to an upstream over gRPC: method and message.
 
 
 def _one_status(call: Any) -> Message:

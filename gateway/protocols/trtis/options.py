@@ -1,4 +1,4 @@
-"""What can be set of TensorRT v1 in YAML, for a listener and for an upstream."""
+"""The options of TensorRT v1 that a listener or an upstream may set."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ class TrtisOptions:
     """The options with their defaults.
 
     Attributes:
-        server_id: How a listener calls itself in every answer.
-        server_version: The release a listener is like, or an upstream is of: 1.12 and later take
-            priority and timeout in `NV-InferRequest`, 1.13 and later write JSON in snake_case.
-        max_batch_size: Told of models that batch and do not say how much.
-        version_zero: Model version 0 over gRPC, which real servers refuse: "refuse" or "latest".
-        model_control: Load and unload are passed on.
-        repository_index: The index of models is given.
+        server_id: Listener: its name in every response.
+        server_version: The release that a listener is like, or that an upstream has: 1.12 and later
+            read priority and timeout in `NV-InferRequest`, 1.13 and later write JSON in
+            snake_case.
+        max_batch_size: Listener: in the configuration of models that batch without a declared
+            limit.
+        version_zero: Listener: model version 0 over gRPC, which real servers refuse: "refuse" or
+            "latest".
+        model_control: Listener: clients may load and unload models.
+        repository_index: Listener: clients may read the index of models.
         request_ids: Counters that all listeners of the process share.
     """
 
@@ -40,7 +43,7 @@ class TrtisOptions:
 
     @property
     def sends_schedule(self) -> bool:
-        """Whether the server takes priority and timeout in a text header."""
+        """Whether the server reads priority and timeout in a text header."""
         return self._release >= _SCHEDULED
 
     @property

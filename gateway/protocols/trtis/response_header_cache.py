@@ -1,7 +1,7 @@
-"""What an answer says of itself, written once for each shape of answer that a model gives.
+"""A cache of written response headers, one for each shape of response that a model has.
 
-Names, shapes and sizes repeat from answer to answer; only the id differs, and it stands last in
-every form of the header.
+Responses repeat names, shapes and sizes.  Only the id differs, which is the last field in every
+form of the header.
 
 Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP".
 """
@@ -23,14 +23,14 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.protobuf import VARINT, tag, varint
 
 _ID = varint(tag(5, VARINT))
-# Those of some hundred models with a few batch sizes each. Longer ones are rare.
+# Responses of some hundred models with a few batch sizes each. Longer headers are rare.
 _REMEMBERED = 512
 _REMEMBERED_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeader:
-    """A header in each of its forms, to which an id is added."""
+    """A header in each of its forms, without its id."""
 
     _line: str
     _text: bytes
@@ -50,7 +50,7 @@ class ResponseHeader:
 
 
 class ResponseHeaderCache:
-    """Writes the heads of answers, and remembers the last few hundred."""
+    """Writes the headers of responses, and caches some hundred of them."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, ResponseHeader] = {}
@@ -58,10 +58,10 @@ class ResponseHeaderCache:
     def write(
         self, call: InferRequest, reply: InferResponse
     ) -> tuple[ResponseHeader, list[memoryview]]:
-        """Describe the answer to *call*.
+        """Describe the response to *call*.
 
         Returns:
-            Its head, and a view for each output; raises as `write_reply` does.
+            Its header, and a view for each output; raises as `write_reply` does.
         """
         found = _plain(call, reply)
         if found is None:
@@ -80,10 +80,10 @@ class ResponseHeaderCache:
 
 
 def _plain(call: InferRequest, reply: InferResponse) -> tuple[Hashable, list[memoryview]] | None:
-    """Return all that a head depends on, and the outputs' bytes.
+    """Return the key of a header, and the bytes of the outputs.
 
     None for outputs whose sizes hardly repeat (BYTES), for classes and shared memory, and for
-    answers that lack something.
+    incomplete replies.
     """
     outputs = {tensor.name: tensor for tensor in reply.outputs}
     described: list[Hashable] = []

@@ -1,7 +1,7 @@
-"""ServerStatus and ModelConfig: what a v1 client must know of a model before it can ask.
+"""ServerStatus and ModelConfig, which a v1 client reads before its first inference.
 
-Here they are made from metadata of any server, and metadata is read from those of a real one.
-Shapes of clients never hold the batch axis; the gateway's metadata does.
+Writes them from metadata of any server, and reads metadata from those of a real one.  Shapes of
+clients never contain the batch axis; the gateway's metadata does.
 
 Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuration".
 """
@@ -51,16 +51,16 @@ def write_status(
 ) -> pb.ServerStatus:
     """Write a server's status.
 
-    Models that v1 cannot show (BF16, tensors whose datatype or shape nobody tells) are left out,
-    unless the question is about one model only.
+    Models that v1 cannot describe (BF16, tensors of unknown datatype or shape) are left out, unless
+    the request is about one model only.
 
     Args:
         status: The server and its models.
-        options: Tell how the server calls itself.
-        only: The question is about the one model there is.
+        options: With the server's id and version.
+        only: The request is about one model.
 
     Raises:
-        Unsupported: The one model cannot be shown; the text says why.
+        Unsupported: The one model cannot be described.
     """
     found = pb.ServerStatus(
         id=options.server_id,
@@ -88,11 +88,11 @@ def _write_model(model: ModelStatus, cap: int) -> pb.ModelStatus:
     unloaded = [one.version for one in model.entries if one.state is ModelState.UNAVAILABLE]
     for version in dict.fromkeys((*(metadata.versions or states or ("",)), *unloaded)):
         entry = states.get(version)
-        # What has metadata is there; an index may say otherwise.
+        # A model with metadata exists, even where the index differs.
         state = ModelState.READY if entry is None else entry.state
         number = _version(version)
         if number in written.version_status:
-            continue  # of several versions that are no numbers, the first is 1
+            continue  # of several versions that are not numbers, the first is 1
         told = written.version_status[number]
         told.ready_state = _STATES[state]
         if entry is not None and entry.reason:
@@ -112,7 +112,7 @@ def write_config(metadata: ModelMetadata, cap: int) -> pb.ModelConfig:
 
     Args:
         metadata: Its signature.
-        cap: The largest batch of a model that batches and does not say how much.
+        cap: The largest batch of a model that batches without a declared limit.
 
     Raises:
         Unsupported: A tensor has no form in v1.
@@ -176,7 +176,7 @@ def _write_tensor(
 
 
 def read_server(status: pb.ServerStatus, limits: MessageLimits) -> ServerMetadata:
-    """Read who an upstream is.
+    """Read an upstream's id and version.
 
     Raises:
         InvalidRequest, TooLarge: A name is not allowed.
@@ -213,10 +213,10 @@ def _entry(
 
 
 def model_of(status: pb.ServerStatus, name: str) -> pb.ModelStatus:
-    """Return what a status tells of one model.
+    """Return the status of one model.
 
     Raises:
-        ModelNotFound: Nothing.
+        ModelNotFound: The status lacks it.
     """
     if name not in status.model_status:
         raise ModelNotFound(f"model {name!r} is not in the status of the server")
@@ -236,7 +236,7 @@ def is_ready(model: pb.ModelStatus, version: str) -> bool:
 def read_model(name: str, model: pb.ModelStatus, limits: MessageLimits) -> ModelMetadata:
     """Read a model's metadata from its status.
 
-    Shapes are as clients send them; what the model sees after its reshape is its own affair.
+    Shapes are those of requests; a reshape inside the server is ignored.
 
     Raises:
         MalformedMessage, InvalidTensor, InvalidRequest, TooLarge: It cannot be used.

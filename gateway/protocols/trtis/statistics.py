@@ -1,7 +1,7 @@
-"""How much models have been used, as ServerStatus has it: counters of each version, by batch size.
+"""Usage counters in ServerStatus, for each version of a model by batch size.
 
-v1 counts requests by the size of their batch. Other servers count requests in all, and executions
-by size, so the size here is the size that was executed.
+v1 counts requests by the size of their batch.  Other servers count requests in total, and
+executions by size, so the size here is that of the execution.
 
 Source: docs/protocols/tensorrt-v1.md, "15. Server status and model configuration"; Triton
 statistics extension.
@@ -28,7 +28,7 @@ _SMALLEST = 1
 def write_counters(entry: pb.ModelVersionStatus, statistics: ModelStatistics) -> None:
     """Write the counters of a version.
 
-    Each counter grows with the server's, and those of all sizes add up to the server's totals.
+    Each counter grows with the server's, and the sum over all sizes is the server's total.
     """
     entry.model_execution_count = statistics.execution_count
     entry.model_inference_count = statistics.inference_count
@@ -54,11 +54,11 @@ def write_counters(entry: pb.ModelVersionStatus, statistics: ModelStatistics) ->
 
 
 def _by_size(total: Duration, executed: Mapping[int, Duration]) -> dict[int, Duration]:
-    """Divide *total* by batch size: each size has what was executed of it, and 1 has the rest.
+    """Divide *total* by batch size: each size has its executions, and 1 has the rest.
 
-    The rest is what no size tells: requests that the server batched together, and waiting. It has
-    one place for good, so that no counter falls when another size is executed for the first time,
-    and every worker tells the same.
+    The rest has no known size: requests that the server batched, and waiting.  It always belongs to
+    size 1, so that no counter decreases when another size is executed for the first time, and all
+    workers report the same.
     """
     counts = _with_rest(total.count, {size: one.count for size, one in executed.items()})
     times = _with_rest(total.ns, {size: one.ns for size, one in executed.items()})
@@ -69,7 +69,7 @@ def _with_rest(total: int, parts: dict[int, int]) -> dict[int, int]:
     rest = total - sum(parts.values())
     if rest > 0:
         return {**parts, _SMALLEST: parts.get(_SMALLEST, 0) + rest}
-    for size in sorted(parts):  # executions that were no success
+    for size in sorted(parts):  # failed executions
         surplus = min(parts[size], -rest)
         parts[size] -= surplus
         rest += surplus
@@ -87,32 +87,34 @@ def read_counters(
     """Read the counters of one version, one model or all models.
 
     Raises:
-        ModelNotFound: There is no such model or version.
+        ModelNotFound: The model or version does not exist.
         InvalidRequest, TooLarge: A name is not allowed, or there are too many.
     """
-    asked = call.model
+    requested = call.model
     check_count("models", len(status.model_status), _LISTED, "models")
     found = []
     for name, model in sorted(status.model_status.items()):
         check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
-        if asked is not None and asked.name != name:
+        if requested is not None and requested.name != name:
             continue
         for number, version in sorted(model.version_status.items()):
-            if asked is None or asked.version in ("", str(number)):
+            if requested is None or requested.version in ("", str(number)):
                 found.append(_of_version(name, str(number), version))
-    if asked is not None and not found:
-        raise ModelNotFound(f"model {str(asked)!r} is not in the status of the server", model=asked)
+    if requested is not None and not found:
+        raise ModelNotFound(
+            f"model {str(requested)!r} is not in the status of the server", model=requested
+        )
     return tuple(found)
 
 
-def _of_version(name: str, number: str, told: pb.ModelVersionStatus) -> ModelStatistics:
-    stats = dict(sorted(told.infer_stats.items()))
+def _of_version(name: str, number: str, version_status: pb.ModelVersionStatus) -> ModelStatistics:
+    stats = dict(sorted(version_status.infer_stats.items()))
     return ModelStatistics(
         name=name,
         version=number,
-        last_inference_ms=told.last_inference_timestamp_milliseconds,
-        inference_count=told.model_inference_count,
-        execution_count=told.model_execution_count,
+        last_inference_ms=version_status.last_inference_timestamp_milliseconds,
+        inference_count=version_status.model_inference_count,
+        execution_count=version_status.model_execution_count,
         inference=InferStatistics(
             success=_sum(stats.values(), lambda one: one.success),
             fail=_sum(stats.values(), lambda one: one.failed),
@@ -133,7 +135,7 @@ def _of_version(name: str, number: str, told: pb.ModelVersionStatus) -> ModelSta
 
 
 def _computed(stats: pb.InferRequestStats) -> pb.StatDuration:
-    """Return the time of the model itself, which servers before 1.13 do not take apart."""
+    """Return the time of the model itself, which servers before 1.13 do not report separately."""
     return stats.compute_infer if stats.HasField("compute_infer") else stats.compute
 
 
@@ -143,5 +145,5 @@ def _sum(
     return reduce(add, [_read(field(one)) for one in stats], ZERO)
 
 
-def _read(told: pb.StatDuration) -> Duration:
-    return Duration(told.count, told.total_time_ns)
+def _read(version_status: pb.StatDuration) -> Duration:
+    return Duration(version_status.count, version_status.total_time_ns)

@@ -1,4 +1,4 @@
-"""What an upstream's status messages answer to the questions of the gateway, for both carriers."""
+"""Replies in an upstream's status messages, for both carriers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gateway.protocols.trtis.statistics import read_counters
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.errors import clip, strip_traceback
 
-# Calls that are answered by their success alone.
+# Calls whose response has only a status.
 MODEL_CONTROL_CALLS = frozenset(
     {ModelLoadRequest, ModelUnloadRequest, SharedRegisterRequest, SharedUnregisterRequest}
 )
@@ -71,7 +71,7 @@ def _index(
     return entries
 
 
-# Questions that a ServerStatus answers.
+# Calls whose reply is in a ServerStatus.
 STATUS_READERS: Mapping[type[Call[Any]], Read] = {
     ServerMetadataRequest: lambda _, status, limits: read_server(status, limits),
     RepositoryIndexRequest: _index,
@@ -82,7 +82,7 @@ STATUS_READERS: Mapping[type[Call[Any]], Read] = {
 
 
 def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: int) -> GatewayError:
-    """Return what an upstream's request status says went wrong, at most *most* bytes of it.
+    """Return the error in an upstream's request status, with at most *most* bytes of its text.
 
     The origin keeps code and text, for a caller of the same protocol.
     """

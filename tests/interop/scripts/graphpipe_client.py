@@ -29,7 +29,7 @@ RIGHT = np.full((1, 16), 3, np.int32)
 
 
 def numeric(dtype: str) -> Any:
-    """Return values at the ends of a type; floats with what no integer has."""
+    """Return values at the ends of a type; floats with what not an integer has."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         info = np.finfo(kind)

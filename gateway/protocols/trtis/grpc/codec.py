@@ -1,14 +1,13 @@
-"""TensorRT v1 over gRPC, both directions.
+"""The TensorRT v1 gRPC codec: seven functions between gRPC messages and calls.
 
-Here lives the codec: which method a message belongs to, and inference, whose tensors are found
-without copying them.  Not here: the other messages (messages.py), what they mean.
+It reads and writes inferences, whose tensors are views; `management.py` has the other messages.
 
-Every call ends well: what went wrong stands in `request_status`, field 1 of every answer.  Of a
-client's stream each message is a call of its own; a wrong one is answered in its place with its
-id, for the client knows answers by their ids alone and waits for ever for one that does not come.
+Every call succeeds, with its status in `request_status`, field 1 of every response.  Each message
+of a client's stream is a call of its own.  The response to a wrong one has its id, because clients
+match responses by id and wait for each of them.
 
-Pure but for a counter, since every answer carries a number of its own, and a memory of headers
-that repeat.
+The codec is pure except for two things: a counter, since every response has a number, and a cache
+of headers.
 
 Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRPC" and
 "9. StreamInfer".
@@ -16,8 +15,8 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRP
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
@@ -35,7 +34,7 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Origin
+from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -47,9 +46,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis import management as messages
 from gateway.protocols.trtis.errors import error_class_of_grpc, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
-from gateway.protocols.trtis.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
-from gateway.protocols.trtis.grpc.single_reply import SingleReplySplitter
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
 from gateway.protocols.trtis.infer_request_header import (
     HeaderReader,
@@ -71,10 +68,14 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.codec import FramingCodec, unsupported
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import grpc_metadata
+from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
 
 R = TypeVar("R")
+
+NAME: Final = "trtis.grpc"
+_REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
+_CALLER_NEEDS: Final = _REPLY_NEEDS | {Need.NUMERIC_VERSIONS}
 
 _INFER, _STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
 
@@ -89,13 +90,13 @@ _STATUS = varint(tag(1, LEN))
 _META_DATA, _RAW_OUTPUT = varint(tag(2, LEN)), varint(tag(3, LEN))
 _RAW_INPUT, _INDEX = varint(tag(4, LEN)), varint(tag(2, LEN))
 _NEWEST = -1
-# The id of a stream's only message: real servers take 0 for none.
+# The id of a stream's only message: real servers read 0 as no id.
 _ALONE = 1
 _HEALTH = (ServerLiveRequest, ServerReadyRequest)
 _ABOUT_A_MODEL = frozenset(
     {ModelReadyRequest, ModelMetadataRequest, ModelLoadRequest, ModelUnloadRequest}
 )
-# How a server says that there is no such model.
+# Codes by which a server says that a model does not exist.
 _NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
 
 
@@ -116,7 +117,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     """
 
     name = NAME
-    needs = NEEDS
+    needs = _REPLY_NEEDS | {Need.OUTPUTS}
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -129,9 +130,9 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """Read a client's request; tensors are views into its message.
 
         Raises:
-            InvalidRequest: The message is wrong; its id, where it has one, is kept for the answer.
+            InvalidRequest: The message is wrong; its id is kept for the response.
             TooLarge: A limit is exceeded.
-            Unsupported: There is no such method.
+            Unsupported: The method does not exist.
             Forbidden: The listener does not allow the call.
         """
         if wire.method in (_INFER, _STREAM):
@@ -139,7 +140,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         read = messages.CALL_READERS.get(wire.method)
         if read is None:
             raise Unsupported(f"method {clip(wire.method, 128)!r} is not supported by this gateway")
-        call = read(wire.view, context_of(wire), self._limits)
+        call = read(wire.view, grpc_context(wire, NAME, _CALLER_NEEDS), self._limits)
         try:
             check_allowed(call, self._options)
         except GatewayError as error:
@@ -172,8 +173,8 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """Write an error as `request_status`, with the id of an inference; never raises."""
         status = status_of(call, error, self._limits.error_text_bytes)
         head = self._head(status.code, status.text)
-        if _asked(call, error) is RepositoryIndexRequest:
-            # Without an index the client finds a wrong answer, and does not look at the status.
+        if _refused_type(call, error) is RepositoryIndexRequest:
+            # Without an index the client reports a wrong response, and ignores the status.
             put_bytes(head, _INDEX, b"")
         number = _id_of_error(call, error)
         if number is not None:
@@ -199,7 +200,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """Read an upstream's response to *call*; tensors are views into its message.
 
         Raises:
-            GatewayError: What `request_status`, or the gRPC status, says.
+            GatewayError: The error in `request_status`, or in the gRPC status.
             MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
         """
         if wire.status is not GrpcStatus.OK:
@@ -211,29 +212,29 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             raise kind(text, model=call.model, origin=Origin(NAME, wire))
         # The type of a call determines that of its reply, which mypy cannot follow.
         try:
-            return cast("R", self._answer(call, wire))
+            return cast("R", self._reply(call, wire))
         except InvalidRequest as error:
             if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
                 raise
             raise MalformedMessage(error.message) from error
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
-        """Read the answer of an upstream's stream, of which each request has one.
+        """Read the response of an upstream's stream, which has one for each request.
 
         Raises:
             GatewayError: As `decode_reply`.
-            MalformedMessage: It is the answer to another request.
+            MalformedMessage: It is the response to another request.
         """
         request = call.request.with_context(needs=call.context.needs)
         reply = self.decode_reply(request, wire)
         header = pb.InferResponseHeader.FromString(scan_response(wire.view).meta_data)
-        asked = number_of(request.id) or _ALONE
-        if header.id != asked:
-            raise MalformedMessage(f"the answer has the id {header.id}, the request {asked}")
+        sent_id = number_of(request.id) or _ALONE
+        if header.id != sent_id:
+            raise MalformedMessage(f"response has the id {header.id}: the request has {sent_id}")
         return reply
 
     def splitter(self) -> SingleReplySplitter:
-        """Return what sees to it that a stream of one request has one answer."""
+        """Return a splitter that requires exactly one response to a stream of one request."""
         return SingleReplySplitter()
 
     def _head(self, code: int, text: str) -> bytearray:
@@ -248,7 +249,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         return head
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
-        context = context_of(wire)
+        context = grpc_context(wire, NAME, _CALLER_NEEDS)
         meta_data = b""
         try:
             message = scan_request(wire.view)
@@ -267,7 +268,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             return model
         if version < 0:
             raise InvalidRequest(
-                f"model version {version}: expected a version or {_NEWEST} for the newest",
+                f"model version is {version}: expected a version or {_NEWEST} for the newest",
                 model=model,
             )
         return ModelRef(model.name, str(version))
@@ -289,7 +290,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
         model = required_model(call)
         number = int(checked_version(model)) if model.version else _NEWEST
-        # An unknown field is no trouble to a server over gRPC, whatever its version.
+        # Over gRPC a server of any version ignores an unknown field.
         header = write_header(call, schedule=True)
         header.id = stream_id or header.id
         message = pb.InferRequest(model_name=model.name, model_version=number, meta_data=header)
@@ -298,9 +299,9 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             put_tail(parts, _RAW_INPUT, view)
         return parts
 
-    def _answer(self, call: Call[Any], wire: GrpcResponse) -> Any:
+    def _reply(self, call: Call[Any], wire: GrpcResponse) -> Any:
         if isinstance(call, InferRequest):
-            return self._infer_answer(call, wire)
+            return self._infer_reply(call, wire)
         read = STATUS_READERS.get(type(call))
         if read is not None:
             message = messages.parse(wire.view, pb.StatusResponse)
@@ -323,17 +324,17 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         self._check(call, control.request_status, wire)
         return None
 
-    def _infer_answer(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+    def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
         message = scan_response(wire.view)
         try:
             status = pb.RequestStatus.FromString(message.status)
             header = pb.InferResponseHeader.FromString(message.meta_data)
         except DecodeError as error:
-            raise MalformedMessage("the message is no InferResponse") from error
+            raise MalformedMessage("message is not an InferResponse") from error
         self._check(call, status, wire)
         if len(message.raws) != len(header.output):
             raise MalformedMessage(
-                f"the answer has {len(message.raws)} raw_output for {len(header.output)} outputs"
+                f"response has {len(message.raws)} raw_output: expected {len(header.output)}"
             )
         return read_reply(call, header, message.raws, Origin(NAME, wire), self._limits)
 
@@ -342,15 +343,43 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             raise error_of(call, status, Origin(NAME, wire), self._limits.error_text_bytes)
 
 
-def _asked(call: Call[Any] | None, error: GatewayError) -> Any:
-    """Return the type of the call that is refused; None where it could not be read."""
+class SingleReplySplitter:
+    """Returns the only response, and refuses a missing or a second one."""
+
+    def __init__(self) -> None:
+        self._answers = 0
+
+    def receive(self, part: GrpcResponse, /) -> Sequence[GrpcResponse]:
+        """Return the response.
+
+        Raises:
+            MalformedMessage: It is the second one.
+        """
+        self._answers += 1
+        if self._answers > 1:
+            raise MalformedMessage("stream of one request has a second response")
+        return (part,)
+
+    def end(self) -> Sequence[GrpcResponse]:
+        """Return nothing.
+
+        Raises:
+            MalformedMessage: The stream ended without a response.
+        """
+        if not self._answers:
+            raise MalformedMessage("stream ended without a response")
+        return ()
+
+
+def _refused_type(call: Call[Any] | None, error: GatewayError) -> Any:
+    """Return the type of the refused call; None where it could not be read."""
     if call is not None:
         return type(call)
     return None if error.origin is None else error.origin.form
 
 
 def _id_of_error(call: Call[Any] | None, error: GatewayError) -> int | None:
-    """Return the id to echo; None for a call that is no inference."""
+    """Return the id to echo; None for a call that is not an inference."""
     if isinstance(call, InferRequest):
         return number_of(call.id)
     if call is None and error.origin is not None and type(error.origin.form) is int:

@@ -1,8 +1,8 @@
-"""Inference messages of TensorRT v1 over gRPC, found field by field.
+"""Scans inference messages of TensorRT v1 over gRPC, field by field.
 
-The header within is small and is read by the protobuf library; the tensors beside it stay views of
-the message.  Unknown fields are passed over; of a single field given twice the last counts, and
-headers given twice are merged, which is what reading them one after the other means.
+The protobuf library reads the header, which is small; tensors stay views of the message.  Unknown
+fields are skipped.  Of a single field that occurs twice the last counts, and headers that occur
+twice are merged, as protobuf defines.
 
 Source: Protocol Buffers, "Encoding"; docs/protocols/tensorrt-v1.md, "8. Inference over gRPC".
 """
@@ -21,7 +21,7 @@ _STATUS, _RESPONSE_META, _RAW_OUTPUT = tag(1, LEN), tag(2, LEN), tag(3, LEN)
 
 @dataclass(slots=True)
 class InferMessage:
-    """What a request holds.
+    """The parts of a request.
 
     Attributes:
         meta_data: The serialized header.
@@ -36,7 +36,7 @@ class InferMessage:
 
 @dataclass(slots=True)
 class InferAnswer:
-    """What an answer holds.
+    """The parts of a response.
 
     Attributes:
         status: The serialized RequestStatus.
@@ -50,10 +50,10 @@ class InferAnswer:
 
 
 def scan_request(view: memoryview) -> InferMessage:
-    """Find what an InferRequest holds.
+    """Find the parts of an InferRequest.
 
     Raises:
-        MalformedMessage: The bytes are none.
+        MalformedMessage: The bytes are not an InferRequest.
     """
     name, version = "", 0
     headers: list[memoryview] = []
@@ -69,15 +69,15 @@ def scan_request(view: memoryview) -> InferMessage:
             elif key == _MODEL_VERSION:
                 version = int64(value)
     except WireError as error:
-        raise MalformedMessage(f"message is no InferRequest: {error}") from error
+        raise MalformedMessage(f"message is not an InferRequest: {error}") from error
     return InferMessage(name, version, b"".join(headers), raws)
 
 
 def scan_response(view: memoryview) -> InferAnswer:
-    """Find what an InferResponse holds.
+    """Find the parts of an InferResponse.
 
     Raises:
-        MalformedMessage: The bytes are none.
+        MalformedMessage: The bytes are not an InferResponse.
     """
     statuses: list[memoryview] = []
     headers: list[memoryview] = []
@@ -91,5 +91,5 @@ def scan_response(view: memoryview) -> InferAnswer:
             elif key == _STATUS:
                 statuses.append(value)
     except WireError as error:
-        raise MalformedMessage(f"message is no InferResponse: {error}") from error
+        raise MalformedMessage(f"message is not an InferResponse: {error}") from error
     return InferAnswer(b"".join(statuses), b"".join(headers), raws)

@@ -1,10 +1,10 @@
 """The TensorRT v1 HTTP codec: seven functions between HTTP messages and calls.
 
-Here is who does what; paths, headers, bodies and statuses have files of their own: paths.py,
-header.py, requests.py, replies.py, status.py.
+`paths.py` has the paths, `upstream.py` the client's side, and the package above the headers, bodies
+and statuses.
 
-Pure but for a counter, since every answer carries a number of its own, and a memory of headers
-that repeat.
+The codec is pure except for two things: a counter, since every response has a number, and a cache
+of headers.
 
 Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints", "4. Inference request over HTTP" and
 "5. Inference response over HTTP".
@@ -68,11 +68,11 @@ _REQUEST_KEY = REQUEST.lower()
 
 @dataclass(frozen=True, slots=True)
 class TextReplyFormat:
-    """How a request is answered.
+    """The form of the response to a request.
 
     Attributes:
         format: "text", "binary" or "json".
-        infer: It is an inference, whose answers have a header of their own.
+        infer: The request is an inference, whose responses have an additional header.
         id: Of an inference that could not be read.
     """
 
@@ -104,14 +104,16 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         self._headers = HeaderReader(limits)
         self._heads = ResponseHeaderCache()
         self._request_ids = self._options.request_ids.counter(self._options.server_id)
-        self._told = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix("0")
+        self._success_prefix = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix(
+            "0"
+        )
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
 
         Raises:
-            InvalidRequest: Path, method, headers or body are wrong.
-            NotFound: There is no such path.
+            InvalidRequest: Path, method, headers or body is wrong.
+            NotFound: The path does not exist.
             TooLarge: A limit is exceeded.
             Forbidden: The listener does not allow the call.
         """
@@ -121,8 +123,8 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             return self._decode_infer(wire, infer, query)
         match, read = paths.find_call(wire.method, wire.path)
         form = TextReplyFormat(_format_of(query, wire))
-        asked = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
-        call = read(asked)
+        parsed = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
+        call = read(parsed)
         check_allowed(call, self._options)
         return call
 
@@ -134,25 +136,25 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             UpstreamProtocolError: The reply does not belong to this inference.
         """
         form = _form_of(call)
-        answer: Any = reply
+        content: Any = reply
         if isinstance(call, InferRequest):
-            return self._encode_infer(call, answer, form)
+            return self._encode_infer(call, content, form)
         if isinstance(call, _HEALTH):
-            return HttpResponse(HTTP_OK if answer else HTTP_ERROR, Headers((self._success(),)))
+            return HttpResponse(HTTP_OK if content else HTTP_ERROR, Headers((self._success(),)))
         if isinstance(call, ServerStatusRequest):
             only = call.about is not None
-            return self._document(write_status(answer, self._options, only=only), form)
+            return self._document(write_status(content, self._options, only=only), form)
         if isinstance(call, RepositoryIndexRequest):
-            return self._document(write_index(answer), form)
+            return self._document(write_index(content), form)
         if isinstance(call, SharedStatusRequest):
-            regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(answer))
+            regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(content))
             return self._document(regions, form)
         if type(call) in MODEL_CONTROL_CALLS:
             return HttpResponse(HTTP_OK, Headers((self._success(),)))
         raise unsupported(call, NAME)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
-        """Write *error* as status 400 with an empty body; what it is stands in `NV-Status`.
+        """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.
 
         Never raises.
         """
@@ -161,15 +163,15 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         if isinstance(error, NoSuchPath):
             return HttpResponse(HTTP_ERROR)
         status = status_of(call, error, self._limits.error_text_bytes)
-        said = (STATUS, self._line(status.code, status.text))
+        status_header = (STATUS, self._line(status.code, status.text))
         if isinstance(error, HeaderMissing):
-            return HttpResponse(HTTP_ERROR, Headers((said,)), (_NO_HEADER,))
+            return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
         form = _form_of_error(call, error)
         if not form.infer:
-            return HttpResponse(HTTP_ERROR, Headers((said,)))
+            return HttpResponse(HTTP_ERROR, Headers((status_header,)))
         number = number_of(call.id) if isinstance(call, InferRequest) else form.id
         echoed = (RESPONSE, response_line(pb.InferResponseHeader(id=number)))
-        return HttpResponse(HTTP_ERROR, Headers((echoed, said, _OCTETS)))
+        return HttpResponse(HTTP_ERROR, Headers((echoed, status_header, _OCTETS)))
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
         """Write a request to an upstream; raw inputs are not copied.
@@ -180,7 +182,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         return remote.encode_call(call, self._options)
 
     def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
-        """Write a request whose last inputs are still arriving; None where it must be whole."""
+        """Write a request whose last inputs have not arrived; None where it cannot."""
         if not isinstance(call, InferRequest) or not can_cut_through(call):
             return None
         return self.encode_call(call).with_body_stream(streaming_body_of(call))
@@ -191,7 +193,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         Raises:
             GatewayError: The error in the response, with the response as origin.
             MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-            UpstreamProtocolError: It does not say what became of the request.
+            UpstreamProtocolError: It has no status.
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
         try:
@@ -209,12 +211,12 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         try:
             if text is None:
                 raise HeaderMissing("an inference needs the header NV-InferRequest")
-            asked = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
+            parsed = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
             header = self._headers.text(text)
-            inputs = tensors_of_body(header, asked.body)
-            return request_of(asked.model(), asked.context, header, inputs)
+            inputs = tensors_of_body(header, parsed.body)
+            return request_of(parsed.model(), parsed.context, header, inputs)
         except GatewayError as error:
-            # The answer echoes the id even of a request that is refused.
+            # The response has the id even of a refused request.
             refused = TextReplyFormat(form.format, infer=True, id=id_of_text(text or ""))
             error.origin = error.origin or Origin(NAME, wire, refused)
             raise
@@ -229,7 +231,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         return HttpResponse(HTTP_OK, headers, (*[view for view in views if view.nbytes], trailer))
 
     def _document(self, message: Message, form: TextReplyFormat) -> HttpResponse:
-        """Write a message as the body of an answer, in the form asked for."""
+        """Write a message as the body of a response, in the requested form."""
         if form.format == _BINARY:
             headers = Headers((self._success(), _OCTETS))
             return HttpResponse(HTTP_OK, headers, (message.SerializeToString(),))
@@ -242,17 +244,17 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         return HttpResponse(HTTP_OK, Headers((self._success(),)), (body,))
 
     def _success(self) -> tuple[str, str]:
-        return STATUS, f"{self._told}{next(self._request_ids)}"
+        return STATUS, f"{self._success_prefix}{next(self._request_ids)}"
 
     def _line(self, code: int, text: str) -> str:
         return status_line(code, text, self._options.server_id, next(self._request_ids))
 
 
 def _format_of(query: Mapping[str, str], wire: HttpRequest) -> str:
-    """Return the form of a status: as real servers do, text for any that is not known."""
-    asked = query.get("format")
-    if asked is not None:
-        return asked
+    """Return the form of a status: text for any unknown form, as real servers do."""
+    requested = query.get("format")
+    if requested is not None:
+        return requested
     accepted = wire.headers.get("accept") or ""
     return _JSON if "application/json" in accepted and "/status" in wire.path else _TEXT
 

@@ -1,4 +1,4 @@
-"""What travels beside a TensorRT v1 message over HTTP: headers, request id, deadline."""
+"""The context of a TensorRT v1 message over HTTP, and the codec's name and needs."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ OWN: Final = "nv-"
 
 
 def context_of(wire: HttpRequest, form: Any) -> Context:
-    """Return what travels beside a client's message; *form* is noted for the answer."""
+    """Return the context of a client's message; *form* is kept for the response."""
     return http_context(wire, NAME, CALLERS, form)

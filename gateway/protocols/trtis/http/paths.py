@@ -1,7 +1,8 @@
-"""The paths of TensorRT v1 over HTTP: which question a path asks, and the path of a question.
+"""The paths of TensorRT v1 over HTTP: the call of a path, and the path of a call.
 
-Paths are compared as they came: names are one segment and are not percent-decoded, since clients
-do not encode them.  The key of a shared memory region begins with a slash, so its path holds two.
+Paths are compared as they are on the wire: names are one segment and are not percent-decoded, since
+clients do not encode them.  The key of a shared memory region begins with a slash, so its path has
+two.
 
 Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints".
 """
@@ -43,7 +44,7 @@ _SEGMENT = re.compile(r"[!$&'()*+,;=:@A-Za-z0-9._~%-]+")
 
 @dataclass(frozen=True, slots=True)
 class ParsedPath:
-    """What a path asks.
+    """The parts of a request that its path refers to.
 
     Attributes:
         match: Of the path's pattern.
@@ -68,7 +69,7 @@ class ParsedPath:
         return found
 
     def model(self) -> ModelRef:
-        """Return the model in the path, with the version where there is one."""
+        """Return the model in the path, with its version where it has one."""
         version = self.match.groupdict().get("version")
         return ModelRef(
             self.name("model", "model name"), "" if version is None else _canonical(version)
@@ -79,73 +80,73 @@ def _canonical(version: str) -> str:
     return version.lstrip("0") or "0"
 
 
-def _live(asked: ParsedPath) -> Call[Any]:
-    return ServerLiveRequest(context=asked.context)
+def _live(parsed: ParsedPath) -> Call[Any]:
+    return ServerLiveRequest(context=parsed.context)
 
 
-def _ready(asked: ParsedPath) -> Call[Any]:
-    return ServerReadyRequest(context=asked.context)
+def _ready(parsed: ParsedPath) -> Call[Any]:
+    return ServerReadyRequest(context=parsed.context)
 
 
-def _status(asked: ParsedPath) -> Call[Any]:
-    about = asked.model() if asked.match["model"] else None
-    return ServerStatusRequest(about=about, context=asked.context)
+def _status(parsed: ParsedPath) -> Call[Any]:
+    about = parsed.model() if parsed.match["model"] else None
+    return ServerStatusRequest(about=about, context=parsed.context)
 
 
-def _profile(asked: ParsedPath) -> Call[Any]:
-    """Do nothing, as servers do from 1.5 on; that the server lives is all there is to say."""
-    command = asked.query.get("cmd", "")
+def _profile(parsed: ParsedPath) -> Call[Any]:
+    """Do nothing, as servers do from 1.5 on; return a call that only needs a live server."""
+    command = parsed.query.get("cmd", "")
     if command not in ("start", "stop"):
-        raise UnknownMode(f"profile command {command[:40]!r}, there is start and stop")
-    return ServerLiveRequest(context=asked.context)
+        raise UnknownMode(f"profile command is {command[:40]!r}: expected start or stop")
+    return ServerLiveRequest(context=parsed.context)
 
 
-def _load(asked: ParsedPath) -> Call[Any]:
-    return ModelLoadRequest(model=asked.model(), context=asked.context)
+def _load(parsed: ParsedPath) -> Call[Any]:
+    return ModelLoadRequest(model=parsed.model(), context=parsed.context)
 
 
-def _unload(asked: ParsedPath) -> Call[Any]:
-    return ModelUnloadRequest(model=asked.model(), context=asked.context)
+def _unload(parsed: ParsedPath) -> Call[Any]:
+    return ModelUnloadRequest(model=parsed.model(), context=parsed.context)
 
 
-def _register(asked: ParsedPath) -> Call[Any]:
+def _register(parsed: ParsedPath) -> Call[Any]:
     region = SharedRegion(
-        name=asked.name("name", "region"),
-        size_bytes=_number("byte_size", asked.match["size"], _UINT64_END),
-        key=asked.name("key", "shared memory key"),
-        offset=_number("offset", asked.match["offset"], _UINT64_END),
+        name=parsed.name("name", "region"),
+        size_bytes=_number("byte_size", parsed.match["size"], _UINT64_END),
+        key=parsed.name("key", "shared memory key"),
+        offset=_number("offset", parsed.match["offset"], _UINT64_END),
     )
-    return SharedRegisterRequest(region=region, context=asked.context)
+    return SharedRegisterRequest(region=region, context=parsed.context)
 
 
-def _cuda_register(asked: ParsedPath) -> Call[Any]:
-    if asked.body.nbytes != CUDA_HANDLE_BYTES:
+def _cuda_register(parsed: ParsedPath) -> Call[Any]:
+    if parsed.body.nbytes != CUDA_HANDLE_BYTES:
         raise InvalidRequest(
-            f"body has {asked.body.nbytes} bytes, a CUDA handle has {CUDA_HANDLE_BYTES}"
+            f"body has {parsed.body.nbytes} bytes: a CUDA handle has {CUDA_HANDLE_BYTES}"
         )
     region = SharedRegion(
-        name=asked.name("name", "region"),
-        size_bytes=_number("byte_size", asked.match["size"], _UINT64_END),
-        device=_number("device", asked.match["device"], _INT31_END),
-        handle=bytes(asked.body),
+        name=parsed.name("name", "region"),
+        size_bytes=_number("byte_size", parsed.match["size"], _UINT64_END),
+        device=_number("device", parsed.match["device"], _INT31_END),
+        handle=bytes(parsed.body),
     )
-    return SharedRegisterRequest(region=region, context=asked.context)
+    return SharedRegisterRequest(region=region, context=parsed.context)
 
 
-def _unregister(asked: ParsedPath) -> Call[Any]:
-    return SharedUnregisterRequest(region=asked.name("name", "region"), context=asked.context)
+def _unregister(parsed: ParsedPath) -> Call[Any]:
+    return SharedUnregisterRequest(region=parsed.name("name", "region"), context=parsed.context)
 
 
-def _unregister_all(asked: ParsedPath) -> Call[Any]:
-    return SharedUnregisterRequest(context=asked.context)
+def _unregister_all(parsed: ParsedPath) -> Call[Any]:
+    return SharedUnregisterRequest(context=parsed.context)
 
 
-def _shared_status(asked: ParsedPath) -> Call[Any]:
-    return SharedStatusRequest(context=asked.context)
+def _shared_status(parsed: ParsedPath) -> Call[Any]:
+    return SharedStatusRequest(context=parsed.context)
 
 
-def _index(asked: ParsedPath) -> Call[Any]:
-    return RepositoryIndexRequest(context=asked.context)
+def _index(parsed: ParsedPath) -> Call[Any]:
+    return RepositoryIndexRequest(context=parsed.context)
 
 
 def _number(what: str, digits: str, end: int) -> int:
@@ -190,7 +191,7 @@ def find_infer(method: str, path: str) -> re.Match[str] | None:
     """Return the match of an inference's path; None for any other path.
 
     Raises:
-        MethodNotAllowed: It is one, and the method is not POST.
+        MethodNotAllowed: The path is an inference's, and the method is not POST.
     """
     found = _INFER.fullmatch(path)
     if found is not None and method != "POST":
@@ -199,11 +200,11 @@ def find_infer(method: str, path: str) -> re.Match[str] | None:
 
 
 def find_call(method: str, path: str) -> tuple[re.Match[str], Read]:
-    """Return the match of a path that is no inference's, and what reads its call.
+    """Return the match of a path that is not an inference's, and the reader of its call.
 
     Raises:
-        NoSuchPath: There is no such path.
-        MethodNotAllowed: There is, with another method.
+        NoSuchPath: The path does not exist.
+        MethodNotAllowed: The path exists for another method.
     """
     for needed, pattern, read in _ROUTES:
         found = pattern.fullmatch(path)
@@ -211,18 +212,18 @@ def find_call(method: str, path: str) -> tuple[re.Match[str], Read]:
             if method != needed:
                 raise _wrong_method(method, path, needed)
             return found, read
-    raise NoSuchPath(f"path {path[:_SHOWN]!r} is none of TensorRT v1's")
+    raise NoSuchPath(f"path {path[:_SHOWN]!r} does not exist in TensorRT v1")
 
 
 def _wrong_method(method: str, path: str, needed: str) -> MethodNotAllowed:
     return MethodNotAllowed(
-        f"{method[:_SHOWN]} {path[:_SHOWN]}: this path takes {needed}", allow=needed
+        f"method {method[:_SHOWN]!r} on {path[:_SHOWN]}: expected {needed}", allow=needed
     )
 
 
 def read_query(query: str) -> Mapping[str, str]:
-    """Return the parameters of a query, the first value of each; none of a broken one."""
-    if query in _USUAL:  # told first: taking a query apart costs as much as a path
+    """Return the parameters of a query, the first value of each; none of an invalid one."""
+    if query in _USUAL:  # to parse a query costs as much as a path
         return _USUAL[query]
     try:
         found = parse_qs(query, keep_blank_values=True, max_num_fields=16)
@@ -231,14 +232,14 @@ def read_query(query: str) -> Mapping[str, str]:
     return {key: values[0] for key, values in found.items()}
 
 
-# Requests, as a client writes them.
+# Requests to an upstream.
 
 
 def infer_path(model: ModelRef) -> str:
     """Return the path of an inference.
 
     Raises:
-        Unsupported: Name or version cannot stand in one.
+        Unsupported: Name or version cannot be part of a path.
     """
     path = f"/api/infer/{segment('model name', model.name)}"
     if not model.version:
@@ -247,14 +248,14 @@ def infer_path(model: ModelRef) -> str:
 
 
 def segment(what: str, text: str) -> str:
-    """Return a name that can stand in a path as it is.
+    """Return a name that can be part of a path unencoded.
 
     Raises:
         Unsupported: It cannot: v1 does not encode names.
     """
     if not _SEGMENT.fullmatch(text) or text in DOT_SEGMENTS:
         raise Unsupported(
-            f"{what} {text[:_SHOWN]!r} cannot stand in a path, and TensorRT v1 does not encode it; "
+            f"{what} {text[:_SHOWN]!r} cannot be part of a path: TensorRT v1 does not encode it, "
             "use gRPC"
         )
     return text
@@ -264,7 +265,7 @@ def register_path(region: SharedRegion) -> str:
     """Return the path that registers a region.
 
     Raises:
-        Unsupported: A name cannot stand in it.
+        Unsupported: A name cannot be part of it.
     """
     name = segment("region", region.name)
     if region.device is not None:

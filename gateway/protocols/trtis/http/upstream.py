@@ -1,6 +1,6 @@
-"""TensorRT v1 over HTTP towards a real old server: requests out, answers in.
+"""TensorRT v1 over HTTP to a real old server: writes requests and reads responses.
 
-Every failure there is 400 with the reason in `NV-Status`; an answer without one tells nothing.
+Every failure there is 400 with the reason in `NV-Status`; a response without it has no reason.
 
 Source: docs/protocols/tensorrt-v1.md, "18. Towards an old server".
 """
@@ -54,17 +54,17 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _HEALTH = {ServerLiveRequest: "/api/health/live", ServerReadyRequest: "/api/health/ready"}
 _ABOUT_A_MODEL = (ModelMetadataRequest, ModelReadyRequest)
 _SHARED = "/api/sharedmemorycontrol"
-# What a server says of nearly every answer; the id counts its answers, so that no two are alike.
+# The usual status; its id counts the server's responses, so that no two are equal.
 _SUCCESS = re.compile(r'code: SUCCESS(?: server_id: "[ !#-\[\]-~]*")?(?: request_id: [0-9]{1,19})?')
 _SUCCEEDED = pb.RequestStatus(code=pb.SUCCESS)
-# Headers repeat from answer to answer: those of some hundred models. Longer ones are rare.
+# Responses repeat their headers: entries for some hundred models. Longer headers are rare.
 _REMEMBERED = 512
 _REMEMBERED_LENGTH = 4096
 _STATUS_KEY, _RESPONSE_KEY = STATUS.lower(), RESPONSE.lower()
 
 
 def encode_call(call: Call[Any], options: TrtisOptions) -> HttpRequest:
-    """Write a request; raw inputs are passed on as views.
+    """Write a request; raw inputs are views.
 
     Raises:
         Unsupported: TensorRT v1 cannot carry it, or has no such request.
@@ -88,7 +88,7 @@ def _written(call: InferRequest, options: TrtisOptions) -> pb.InferRequestHeader
     try:
         return write_header(call, schedule=options.sends_schedule)
     except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
-        raise Unsupported(f"the request cannot be written: {error}", model=call.model) from error
+        raise Unsupported(f"request cannot be written: {error}", model=call.model) from error
 
 
 def _question_path(call: Call[Any]) -> str:
@@ -119,12 +119,12 @@ def _control_body(call: Call[Any]) -> tuple[Buffer, ...]:
 
 
 def decode_reply(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> Any:
-    """Read the answer to *call*; outputs are views of its body.
+    """Read the response to *call*; outputs are views of its body.
 
     Raises:
-        GatewayError: What an error answer says.
+        GatewayError: The error in the response.
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        UpstreamProtocolError: It has no status of its own.
+        UpstreamProtocolError: It has no status.
     """
     if type(call) in _HEALTH and wire.status in (HTTP_OK, HTTP_ERROR):
         return wire.status == HTTP_OK
@@ -148,7 +148,7 @@ def _status(call: Call[Any], wire: HttpResponse) -> pb.RequestStatus:
     text = wire.headers.get(_STATUS_KEY)
     if text is None:
         raise UpstreamProtocolError(
-            f"the upstream responded with HTTP status {wire.status} and without {STATUS}: is it a "
+            f"upstream responded with HTTP status {wire.status} and without {STATUS}: is it a "
             "TensorRT v1 server?",
             model=call.model,
         )
@@ -166,7 +166,7 @@ def _refused(
         return False
     if status.code == pb.SUCCESS:
         raise UpstreamProtocolError(
-            f"the upstream responded with HTTP status {wire.status} and {STATUS} SUCCESS",
+            f"upstream responded with HTTP status {wire.status} and {STATUS} SUCCESS",
             model=call.model,
         )
     error: GatewayError = error_of(call, status, Origin(NAME, wire), limits.error_text_bytes)
@@ -176,7 +176,7 @@ def _refused(
 def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) -> InferResponse:
     line = wire.headers.get(_RESPONSE_KEY)
     if line is None:
-        raise MalformedMessage(f"the answer to an inference has no {RESPONSE}")
+        raise MalformedMessage(f"response to an inference has no {RESPONSE}")
     short = len(line) <= _REMEMBERED_LENGTH
     header = (
         _remembered(line) if short else parse_text(line, pb.InferResponseHeader, allow_unknown=True)
@@ -187,15 +187,15 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
     for entry, size in zip(header.output, sizes_in_band(call, header), strict=True):
         if size > body.nbytes - at:
             raise MalformedMessage(
-                f"output {entry.name!r} has {size} bytes, {body.nbytes - at} are left in the body"
+                f"output {entry.name!r} has {size} bytes: the body has {body.nbytes - at} left"
             )
         raws.append(body[at : at + size])
         at += size
-    # The header comes a second time at the end; only there are its classes complete.
+    # The header occurs a second time at the end, and only there with all classes.
     whole = parse(body[at:], pb.InferResponseHeader)
     if [entry.name for entry in whole.output] != [entry.name for entry in header.output]:
         raise MalformedMessage(
-            f"the end of the body is no repetition of {RESPONSE}: the sizes of the outputs, "
+            f"the end of the body does not repeat {RESPONSE}: the sizes of the outputs, "
             f"{at} bytes of {body.nbytes}, may be wrong"
         )
     return read_reply(call, whole, raws, Origin(NAME, wire), limits)
@@ -203,5 +203,5 @@ def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) 
 
 @lru_cache(_REMEMBERED)
 def _remembered(line: str) -> pb.InferResponseHeader:
-    """Read NV-InferResponse; the message is everybody's, and not to be changed."""
+    """Read NV-InferResponse; the message is shared, and must not be changed."""
     return parse_text(line, pb.InferResponseHeader, allow_unknown=True)

@@ -1,14 +1,14 @@
-"""Protobuf's text format on one line, read by hand: the headers NV-InferRequest and its kin.
+"""Reads protobuf's text format on one line: NV-InferRequest and related headers.
 
-Here lives the reading of any message of the schema; unknown fields are an error, or are passed over
-as the library does when told so.  Not here: what the messages mean (header.py, replies.py), writing
-(text_write.py).
-By hand because the library takes a regular expression for each token and has no bound on depth.
+The parser reads any message of the schema.  Unknown fields are an error, or are skipped as by the
+library.  `infer_request_header.py` and `infer_response.py` have the meaning of the messages.
+The library is not used, because it runs a regular expression for each token and does not limit the
+depth.
 
 The accepted language is that of `google.protobuf.text_format.Parse(..., allow_unknown_field=True)`
-for a text without line breaks, which no header value has; the tests compare.  Escapes in strings
-are those of the language's definition: where Python's library keeps an unknown one as it stands,
-this refuses it, as the C++ library of the real server does.
+for a text without line breaks, which no header value has; tests compare both.  Escapes in strings
+are those of the language's definition: Python's library keeps an unknown one unchanged, and this
+parser refuses it, as the C++ library of the real server does.
 
 Source: Protocol Buffers, "Text Format Language Specification".
 """
@@ -60,11 +60,11 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What the reader knows of a field.
+    """What the parser needs of a field.
 
     Attributes:
-        value: Makes a scalar of a token; None for a message and for text.
-        message: Full name of the message it holds; None for a scalar.
+        value: Reads a scalar from a token; None for a message and for text.
+        message: Full name of its message type; None for a scalar.
     """
 
     name: str
@@ -78,7 +78,7 @@ def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
 
     Args:
         text: Of one line.
-        kind: One of the three that stand in headers.
+        kind: One of the three that headers contain.
         allow_unknown: Skip fields that the message does not have.
 
     Raises:
@@ -90,12 +90,12 @@ def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
         _TextReader(text, allow_unknown).read(message)
     except ValueError as error:
         name = kind.DESCRIPTOR.name
-        raise MalformedMessage(f"text is no {name} in text format: {error}") from error
+        raise MalformedMessage(f"text is not {name} in text format: {error}") from error
     return message
 
 
 class _TextReader:
-    """Walks the tokens of one text; "" is the token at its end."""
+    """Reads the tokens of one text; "" is the token at its end."""
 
     def __init__(self, text: str, allow_unknown: bool) -> None:
         self._allow_unknown = allow_unknown
@@ -150,7 +150,7 @@ class _TextReader:
         self._separator()
 
     def _separator(self) -> None:
-        """Pass over one comma or semicolon, which may stand between fields."""
+        """Skip one comma or semicolon between fields."""
         if self._tokens[self._at] in (",", ";"):
             self._at += 1
 
@@ -168,7 +168,7 @@ class _TextReader:
         """Read a message's opening bracket; return its closing one."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise TextError(f"messages stand more than {MAX_DEPTH} deep")
+            raise TextError(f"messages are more than {MAX_DEPTH} deep")
         if self._try("<"):
             return ">"
         self._need("{")
@@ -180,7 +180,7 @@ class _TextReader:
             inner = getattr(message, field.name).add()
         else:
             if message.HasField(field.name):
-                raise TextError(f"field {field.name!r} is there twice")
+                raise TextError(f"field {field.name!r} occurs twice")
             inner = getattr(message, field.name)
             inner.SetInParent()
         outer, self._fields = self._fields, _TABLES[field.message or ""]
@@ -198,13 +198,13 @@ class _TextReader:
         if field.repeated:
             getattr(message, field.name).append(value)
             return
-        # As the library, which can tell only a value that is not the default.
+        # As in the library, which detects only values that differ from the default.
         if getattr(message, field.name):
-            raise TextError(f"field {field.name!r} is there twice")
+            raise TextError(f"field {field.name!r} occurs twice")
         setattr(message, field.name, value)
 
     def _string(self) -> bytes:
-        """Read a string, which may be given in several pieces."""
+        """Read a string, which may have several parts."""
         token = self._tokens[self._at]
         if token[:1] not in _QUOTES or not token:
             raise self._unexpected("a string")
@@ -218,7 +218,7 @@ class _TextReader:
         return b"".join(pieces)
 
     def _skip_contents(self) -> None:
-        """Pass over what follows the name of an unknown field."""
+        """Skip the value of an unknown field."""
         if not self._try(":") or self._tokens[self._at] in ("{", "<"):
             self._skip_message()
         elif self._try("["):
@@ -250,7 +250,7 @@ class _TextReader:
         self._separator()
 
     def _skip_extension_name(self) -> None:
-        """Pass over `package.name]` or, in its short form, the type of an Any."""
+        """Skip `package.name]` or, in its short form, the type of an Any."""
         parts = self._dotted()
         if parts == len(("type", "googleapis", "com")) and self._try("/"):
             self._dotted()
@@ -298,7 +298,7 @@ def _described(field: Any) -> _Field:
 
 
 def _tables(*kinds: type[Message]) -> Mapping[str, Mapping[str, _Field]]:
-    """Describe messages and all that stand in them: by full name, their fields by name."""
+    """Describe messages and their nested messages: by full name, their fields by name."""
     tables: dict[str, Mapping[str, _Field]] = {}
     left = [kind.DESCRIPTOR for kind in kinds]
     while left:

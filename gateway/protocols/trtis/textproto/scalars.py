@@ -1,6 +1,6 @@
-"""Scalars of protobuf's text format: numbers, enums, and what stands between quotes.
+"""Scalars of protobuf's text format: numbers, enums and the contents of strings.
 
-Numbers follow Python's protobuf library, which takes all that C++ takes and some spellings more.
+Numbers follow Python's protobuf library, which accepts all spellings of C++ and some more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TextError(ValueError):
 
 
 def is_number(token: str) -> bool:
-    """Return whether *token* may be the value of a field that is not known."""
+    """Return whether *token* may be the value of an unknown field."""
     try:
         float_value(token)
     except ValueError:
@@ -54,14 +54,14 @@ def _integer(token: str) -> int:
     try:
         return int(f"{octal[1]}0o{octal[2]}" if octal else token, 0)
     except ValueError:
-        raise TextError(f"{token[:_SHOWN]!r} is no integer") from None
+        raise TextError(f"{token[:_SHOWN]!r} is not an integer") from None
 
 
 def ranged(least: int, most: int) -> Callable[[str], int]:
-    """Return what reads an integer from *least* to *most*."""
+    """Return a reader of integers from *least* to *most*."""
 
     def read(token: str) -> int:
-        # The usual numbers, told first.
+        # The usual numbers first.
         value = int(token) if token.isdecimal() and token[0] != "0" else _integer(token)
         if not least <= value <= most:
             raise TextError(f"{token[:_SHOWN]} is not from {least} to {most}")
@@ -71,13 +71,13 @@ def ranged(least: int, most: int) -> Callable[[str], int]:
 
 
 def float_value(token: str) -> float:
-    """Read a floating point number, in any of the spellings.
+    """Read a floating point number, in any spelling.
 
     Raises:
-        TextError: It is none.
+        TextError: It is not a number.
     """
     if _OCTAL_FLOAT.match(token):
-        raise TextError(f"{token[:_SHOWN]!r} is no number: it begins with a zero")
+        raise TextError(f"{token[:_SHOWN]!r} is not a number: it begins with a zero")
     try:
         return float(token)
     except ValueError:
@@ -89,28 +89,28 @@ def float_value(token: str) -> float:
     try:
         return float(token.rstrip("fF"))
     except ValueError:
-        raise TextError(f"{token[:_SHOWN]!r} is no number") from None
+        raise TextError(f"{token[:_SHOWN]!r} is not a number") from None
 
 
 def enum_value(name: str, numbers: Mapping[str, int]) -> Callable[[str], int]:
-    """Return what reads a value of the enum *name*: by its name, or any 32-bit number."""
+    """Return a reader of values of the enum *name*: by name, or any 32-bit number."""
 
     def read(token: str) -> int:
         try:
             number = int(token, 0)
         except ValueError:
             if token not in numbers:
-                raise TextError(f"{token[:_SHOWN]!r} is no value of {name}") from None
+                raise TextError(f"{token[:_SHOWN]!r} is not a value of {name}") from None
             return numbers[token]
         if not _INT32[0] <= number <= _INT32[1]:
-            raise TextError(f"{token[:_SHOWN]} is no 32-bit number of {name}")
+            raise TextError(f"{token[:_SHOWN]} is not a 32-bit number of {name}")
         return number
 
     return read
 
 
 def unescaped(text: str) -> bytes:
-    """Return the bytes that a string's contents stand for; characters as UTF-8."""
+    """Return the bytes of a string's contents; characters as UTF-8."""
     if "\\" not in text:
         return text.encode()
     pieces = []
@@ -130,11 +130,11 @@ def _escaped(found: re.Match[str]) -> bytes:
     if octal is not None or hexadecimal is not None:
         value = int(octal, 8) if octal is not None else int(hexadecimal, 16)
         if value > _LAST_BYTE:
-            raise TextError(f"escape {found.group()!r} is no byte")
+            raise TextError(f"escape {found.group()!r} is not a byte")
         return bytes((value,))
     if short is None and long is None:
         raise TextError(f"escape {found.group()!r} is unknown")
     value = int(short or long, 16)
     if value > _LAST_CHARACTER:
-        raise TextError(f"escape {found.group()!r} is no character")
+        raise TextError(f"escape {found.group()!r} is not a character")
     return chr(value).encode()  # refuses surrogates: UnicodeEncodeError is a ValueError

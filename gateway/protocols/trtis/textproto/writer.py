@@ -1,4 +1,4 @@
-"""The headers of answers in protobuf's text format, on one line, written by hand.
+"""Writes headers in protobuf's text format, on one line.
 
 Strings are escaped to ASCII.  Zero values are left out, as the library does.
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from gateway.schema import tensorrt_v1_pb2 as pb
 
-# The client's HTTP library gives up on lines of 100 KiB, and proxies at 8 KiB: classes, which
-# stand in the trailer too, are left out of longer lines.
+# The client's HTTP library fails on lines of 100 KiB, and proxies at 8 KiB: longer lines lack the
+# classes, which the trailer contains too.
 LINE_BYTES = 8000
 
 _ESCAPES = [chr(code) if 0x20 <= code < 0x7F else f"\\{code:03o}" for code in range(256)]  # noqa: PLR2004
@@ -39,8 +39,8 @@ def quoted(text: str) -> str:
 
 def status_line(code: int, text: str, server_id: str, request_id: int) -> str:
     """Write a RequestStatus."""
-    said = f" msg: {quoted(text)}" if text else ""
-    return f"code: {_CODES[code]}{said} server_id: {quoted(server_id)} request_id: {request_id}"
+    message = f" msg: {quoted(text)}" if text else ""
+    return f"code: {_CODES[code]}{message} server_id: {quoted(server_id)} request_id: {request_id}"
 
 
 def request_line(header: pb.InferRequestHeader) -> str:
@@ -82,7 +82,7 @@ def _shared(entry: pb.InferRequestHeader.Input | pb.InferRequestHeader.Output) -
 
 
 def response_line(header: pb.InferResponseHeader) -> str:
-    """Write an InferResponseHeader, without its classes where that makes it short enough."""
+    """Write an InferResponseHeader, without its classes where it would be too long."""
     line = _response(header, classes=True)
     return line if len(line) <= LINE_BYTES else _response(header, classes=False)
 
@@ -125,6 +125,6 @@ def _class(found: pb.InferResponseHeader.Output.Class) -> str:
 
 
 def float_text(value: float) -> str:
-    """Write an FP32 number with as many digits as tell it from its neighbours."""
+    """Write an FP32 number with the fewest digits that identify it."""
     with np.errstate(over="ignore"):
         return str(np.float32(value)).removesuffix(".0")

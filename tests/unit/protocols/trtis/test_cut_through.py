@@ -60,5 +60,5 @@ def test_sizes_are_checked_before_they_come() -> None:
     """Bytes that are not what batch size and shape need are refused, as those that are here."""
     source = FakeArriving(BODY, 2)
     wrong = tuple(Tensor(each.name, each.datatype, (3,), each.data) for each in tensors(source))
-    with pytest.raises(InvalidTensor, match="'a' has 4 bytes, batch size 2 of shape"):
+    with pytest.raises(InvalidTensor, match="'a' has 4 bytes: batch size 2 of shape"):
         CODEC.encode_cut_through(call(*wrong))

@@ -75,9 +75,9 @@ def test_what_is_wrong_stays_wrong() -> None:
     """An answer that fits its request is no excuse for the next one that does not."""
     writer = ResponseHeaderCache()
     writer.write(CALL, reply(Y))
-    with pytest.raises(UpstreamProtocolError, match="lacks output 'y'"):
+    with pytest.raises(UpstreamProtocolError, match="lacks the requested output 'y'"):
         writer.write(CALL, reply())
-    with pytest.raises(UpstreamProtocolError, match="batch size 2, the request 1"):
+    with pytest.raises(UpstreamProtocolError, match="batch size 2: the request has 1"):
         writer.write(CALL, reply(Y, batch_size=2))
     with pytest.raises(Unsupported, match="has no shape"):
         writer.write(CALL, reply(Tensor("y", None, None, Y.data)))

@@ -84,7 +84,7 @@ def test_text_is_type_string() -> None:
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [
-        (model(Datatype.BF16), "'x' is BF16, which TensorRT v1 has no type for"),
+        (model(Datatype.BF16), "'x' is BF16, which TensorRT v1 cannot represent"),
         (model(None), "'x' has no datatype or shape"),
         (model(shape=None), "'x' has no datatype or shape"),
         (model(shape=(), max_batch_size=2), "'x' has no datatype or shape"),

@@ -168,9 +168,9 @@ def test_classes_have_an_empty_entry() -> None:
     [
         (infer(model_name="", id=9), InvalidRequest, "names no model"),
         (infer(model_name="a\n", id=9), InvalidRequest, "control"),
-        (infer(model_version=-2, id=9), InvalidRequest, "version -2"),
+        (infer(model_version=-2, id=9), InvalidRequest, "version is -2"),
         (infer(batch_size=0, id=9), InvalidRequest, "batch_size is 0"),
-        (infer(raw_input=[], id=9), InvalidTensor, "'x' has no raw_input: 0 came"),
+        (infer(raw_input=[], id=9), InvalidTensor, "'x' has no raw_input: the message has 0"),
     ],
 )
 def test_refused_inference_echoes_its_id(
@@ -284,7 +284,7 @@ def test_unknown_control_action_is_unknown() -> None:
     """An action that is neither load nor unload is UNKNOWN."""
     message = pb.ModelControlRequest(model_name="m")
     wire = GrpcRequest(SERVICE + "ModelControl", (message.SerializeToString() + b"\x10\x05",))
-    with pytest.raises(InvalidRequest, match="action 5") as caught:
+    with pytest.raises(InvalidRequest, match="action is 5") as caught:
         WIDE.decode_call(wire)
     assert read(WIDE.encode_error(None, caught.value)).request_status.code == pb.UNKNOWN
 
@@ -299,7 +299,7 @@ def test_refused_index_has_the_form_of_one() -> None:
         written = CODEC.encode_error(refused, caught.value)
         found = pb.RepositoryResponse.FromString(bytes(written.view))
         assert found.request_status.code == pb.UNAVAILABLE
-        assert "not enabled here" in found.request_status.msg
+        assert "not enabled" in found.request_status.msg
         assert found.WhichOneof("response_type") == "index"
 
 
@@ -388,9 +388,9 @@ def test_reads_answer() -> None:
 @pytest.mark.parametrize(
     ("wire", "failure", "text"),
     [
-        (reply(raw_output=[]), MalformedMessage, "0 raw_output for 1 outputs"),
-        (reply(raw_output=[b"1"]), MalformedMessage, "1 bytes where 16"),
-        (reply(meta_data={}, raw_output=[]), MalformedMessage, "lacks output 'y'"),
+        (reply(raw_output=[]), MalformedMessage, "0 raw_output: expected 1"),
+        (reply(raw_output=[b"1"]), MalformedMessage, "1 bytes: expected 16"),
+        (reply(meta_data={}, raw_output=[]), MalformedMessage, "lacks the requested output 'y'"),
         (reply(request_status={"code": pb.UNAVAILABLE, "msg": "gone"}), NotReady, "gone"),
         (reply(request_status={}), GatewayError, "request status 0"),
         (GrpcResponse((b"\xff",)), MalformedMessage, "InferResponse"),

@@ -91,9 +91,9 @@ async def test_a_stream_asks_an_old_server_once(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("answers", "failure", "text"),
     [
-        ([], UpstreamProtocolError, "ended without an answer"),
-        ([answer(2)], UpstreamProtocolError, "id 2, the request 1"),
-        ([answer(1), answer(1)], UpstreamProtocolError, "a second answer"),
+        ([], UpstreamProtocolError, "ended without a response"),
+        ([answer(2)], UpstreamProtocolError, "id 2: the request has 1"),
+        ([answer(1), answer(1)], UpstreamProtocolError, "a second response"),
         ([answer(1, pb.INVALID_ARG)], InvalidRequest, "so it is"),
     ],
 )

@@ -129,10 +129,10 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
     ("call", "text"),
     [
         (CALL.changed(batch_size=None), "batch size"),
-        (CALL.changed(batch_size=0), "batch size 0"),
+        (CALL.changed(batch_size=0), "batch size is 0"),
         (CALL.changed(model=None), "names no model"),
-        (CALL.changed(model=ModelRef("a b")), "cannot stand in a path"),
-        (CALL.changed(model=ModelRef("a/b")), "cannot stand in a path"),
+        (CALL.changed(model=ModelRef("a b")), "cannot be part of a path"),
+        (CALL.changed(model=ModelRef("a/b")), "cannot be part of a path"),
         (CALL.changed(model=ModelRef("m", "v1")), "TensorRT v1 expects a number"),
         (CALL.changed(inputs=(Tensor("x", None, (2,), X.data),)), "no name, datatype or shape"),
         (CALL.changed(inputs=(raw("x", Datatype.BF16, (4,), X_RAW),)), "BF16"),
@@ -155,7 +155,7 @@ def test_refuses_what_v1_cannot_carry(call: Any, text: str) -> None:
 
 def test_refuses_data_that_do_not_fit() -> None:
     """Bytes that are not as many as shape and batch need are not sent."""
-    with pytest.raises(InvalidTensor, match=r"16 bytes, batch size 3 .* needs 24"):
+    with pytest.raises(InvalidTensor, match=r"16 bytes: batch size 3 .* needs 24"):
         CODEC.encode_call(CALL.changed(batch_size=3))
 
 
@@ -253,10 +253,10 @@ def _trailer(**changes: Any) -> bytes:
         (answer(OK, None, X_RAW + TRAILER), MalformedMessage, "no NV-InferResponse"),
         (answer(OK, "x {", X_RAW + TRAILER), MalformedMessage, "text format"),
         (answer("code: ?", LINE, X_RAW + TRAILER), MalformedMessage, "text format"),
-        (answer(OK, LINE, X_RAW[:9]), MalformedMessage, "16 bytes, 9 are left"),
-        (answer(OK, LINE, X_RAW), MalformedMessage, "no repetition"),
+        (answer(OK, LINE, X_RAW[:9]), MalformedMessage, "16 bytes: the body has 9 left"),
+        (answer(OK, LINE, X_RAW), MalformedMessage, "does not repeat"),
         (answer(OK, LINE, X_RAW + b"\xff"), MalformedMessage, "InferResponseHeader"),
-        (answer(OK, "", b""), MalformedMessage, "lacks output 'y'"),
+        (answer(OK, "", b""), MalformedMessage, "lacks the requested output 'y'"),
         (answer(OK, LINE, X_RAW + _trailer(model_name="\n")), InvalidRequest, "control"),
         (answer(None, LINE, X_RAW + TRAILER), UpstreamProtocolError, "without NV-Status"),
         (answer(None, code=404), UpstreamProtocolError, "HTTP status 404"),
@@ -282,7 +282,11 @@ def test_refuses_unusable_answers(
         ({"name": "y"}, MalformedMessage, "neither raw nor classes"),
         ({"name": "y", "raw": {"dims": [-1]}}, InvalidTensor, "negative"),
         ({"name": "y", "raw": {"dims": [1 << 41]}}, TooLarge, "dimension"),
-        ({"name": "y", "raw": {"dims": [1], "batch_byte_size": 3}}, MalformedMessage, "3 are told"),
+        (
+            {"name": "y", "raw": {"dims": [1], "batch_byte_size": 3}},
+            MalformedMessage,
+            "0 bytes: expected 3",
+        ),
         (
             {"name": "y", "batch_classes": [{"cls": [{"idx": 1}]}, {}]},
             MalformedMessage,
