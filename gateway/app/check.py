@@ -52,9 +52,9 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
         findings = list(_raised(path, _check_options, name, options))
         yield from findings or _raised(path, _check_own_paths, name, listener)
     if listener.passthrough is not None:
-        carrier = config.upstreams[listener.passthrough].all_urls[0].carrier
+        carrier = config.upstreams[listener.passthrough.upstream].all_urls[0].carrier
         if carrier != "http":
-            name = listener.passthrough
+            name = listener.passthrough.upstream
             message = f"upstream {name!r} uses {carrier!r}; passthrough needs an HTTP upstream"
             yield (*at, "passthrough"), message
 

@@ -49,7 +49,6 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.rolling_stats import RollingStats
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
-from gateway.transports.http.passthrough import Passthrough
 
 log = structlog.get_logger(__name__)
 
@@ -154,8 +153,8 @@ class Gateway:
             strict=config.security.strict,
             model_keys=ModelKeyIndex(self._server, matcher.matches_model),
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
-            fallbacks={
-                name: Passthrough(built.http)
+            http_clients={
+                name: built.http
                 for name, built in self._upstreams.items()
                 if built.http is not None
             },

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from gateway.app.passthrough import passthrough_rules
 from gateway.app.transports import HTTP_SERVERS, grpc_server
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
@@ -24,10 +25,18 @@ from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import ConnectionCount, MemoryBudget
-from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, Server, ServerLimits
+from gateway.transports.contract import (
+    GrpcMount,
+    HttpClient,
+    HttpFrontend,
+    HttpMount,
+    Server,
+    ServerLimits,
+)
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
 from gateway.transports.grpc.server import GrpcServer as NativeGrpcServer
+from gateway.transports.http.passthrough import Passthrough
 from gateway.transports.net.tls import ServerTls, server_context
 from gateway.transports.stream.protocol_sniffing import (
     ConnectionServer,
@@ -53,7 +62,7 @@ class SharedResources:
     Attributes:
         directory: TLS files are relative to it.
         strict: Whether `security.strict` is on.
-        fallbacks: Handlers of paths that no protocol claims, by the name of their upstream.
+        http_clients: Clients of HTTP upstreams, by the name of the upstream.
         reuse_port: Whether other processes listen on the same addresses.
         sockets: Unix sockets that the processes share, by address.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
@@ -65,7 +74,7 @@ class SharedResources:
     directory: Path
     strict: bool
     model_keys: ModelKeyIndex
-    fallbacks: Mapping[str, HttpFrontend] = field(default_factory=dict)
+    http_clients: Mapping[str, HttpClient] = field(default_factory=dict)
     reuse_port: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     can_cut_through: bool = False
@@ -114,7 +123,7 @@ def build_listener(
             mounts=http,
             limits=limits,
             budget=shared.budget,
-            fallback=shared.fallbacks.get(config.passthrough or ""),
+            fallback=_fallback(config, messages, shared),
             ssl_context=_ssl_context(config.tls, shared.directory),
             refused=partial(_count_rejected, shared.metrics, "http"),
             reuse_port=shared.reuse_port,
@@ -244,6 +253,16 @@ def _shared_port(
         )
         servers.append((may_be_http2, grpc))
     return SharedPortProtocols(spec.stream.is_frame, tuple(servers), count)
+
+
+def _fallback(
+    config: ListenerConfig, messages: MessageLimits, shared: SharedResources
+) -> HttpFrontend | None:
+    """Return the handler of paths that no protocol claims."""
+    if config.passthrough is None:
+        return None
+    client = shared.http_clients[config.passthrough.upstream]
+    return Passthrough(client, passthrough_rules(config.passthrough, messages))
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:

@@ -86,7 +86,7 @@ class OrText:
     """A mapping that a text is short for, as JSON Schema has it.
 
     Args:
-        texts: The texts.
+        texts: The texts; any text where there are none.
     """
 
     def __init__(self, *texts: str) -> None:
@@ -96,7 +96,8 @@ class OrText:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """Return the schema of a text or the mapping."""
-        return {"anyOf": [{"enum": list(self._texts)}, handler(schema)]}
+        text = {"enum": list(self._texts)} if self._texts else {"type": "string"}
+        return {"anyOf": [text, handler(schema)]}
 
 
 def _as_list(value: object) -> object:

@@ -196,7 +196,8 @@ def _reference_problems(tree: YamlTree) -> Iterator[Problem]:
     yield from _duplicate_names(tree, "listeners", _list(root.get("listeners")), default="main")
     yield from _duplicate_names(tree, "routes", _list(root.get("routes")), default=None)
     for index, listener in enumerate(_list(root.get("listeners"))):
-        upstream = _mapping(listener).get("passthrough")
+        found = _mapping(listener).get("passthrough")
+        upstream = found.get("upstream") if isinstance(found, dict) else found
         path: KeyPath = ("listeners", index, "passthrough")
         if upstream is not None and upstream not in upstreams:
             yield problem(path, _unknown_name("upstream", upstream, upstreams))

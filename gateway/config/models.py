@@ -92,6 +92,29 @@ class SharedMemoryConfig(Model):
         return self
 
 
+class PassthroughConfig(Model):
+    """Requests for paths of no protocol that a listener forwards.
+
+    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded, and nothing
+    else by default.
+    """
+
+    upstream: Name
+    """HTTP upstream that receives the requests, unchanged."""
+    allow: Names = ()
+    """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
+    and `/redoc` are refused without it. They tell clients how the server is used. Default: `[]`."""
+    post: Names = ()
+    """Patterns of paths that clients may POST to, such as `/v1/models/*:predict`. The body has at
+    most 1 MiB. The gateway cannot see what the server does with it: one request can occupy a server
+    of one process for seconds. Default: `[]`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, value: object) -> object:
+        return {"upstream": value} if isinstance(value, str) else value
+
+
 class ListenerConfig(Model):
     """Addresses that clients connect to, and the protocols that they may use there.
 
@@ -114,9 +137,9 @@ class ListenerConfig(Model):
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """Options of protocols on this listener, by the name of the protocol. Default: none, so each
     option has its own default."""
-    passthrough: Name | None = None
-    """HTTP upstream that receives requests for paths of no protocol, unchanged. Default: none, and
-    such requests get status 404."""
+    passthrough: Annotated[PassthroughConfig | None, OrText()] = None
+    """Forwarding of requests for paths of no protocol to an HTTP upstream. Default: none, and such
+    requests get status 404."""
     default_model: Name | None = None
     """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
     none, and such requests are refused."""

@@ -10,22 +10,27 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.transports.contract import ClientLimits
-from gateway.transports.http.passthrough import Passthrough
+from gateway.transports.http.passthrough import Passthrough, PassthroughRules
 from tests.integration.http_kit import HTTP_MAKES, Echo, Running, parse, post, serving
 from tests.integration.test_http_client import Script, hang, says, upstream
 
 pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
 
 CLOSE = "Connection: close"
+ALL = PassthroughRules(post=("*",))
 
 
 @asynccontextmanager
 async def passing(
-    script: Script, *, limits: ClientLimits | None = None, forwarded: bool = False
+    script: Script,
+    *,
+    limits: ClientLimits | None = None,
+    rules: PassthroughRules | None = None,
+    forwarded: bool = False,
 ) -> AsyncIterator[Running]:
     async with upstream(script) as server:
         client = HTTP_MAKES.http_client(f"http://127.0.0.1:{server.port}", limits or ClientLimits())
-        fallback = Passthrough(client, forwarded=forwarded)
+        fallback = Passthrough(client, rules or ALL, forwarded=forwarded)
         try:
             async with serving(Echo(), fallback=fallback) as running:
                 yield running

@@ -1,13 +1,19 @@
 """Forwarding of HTTP requests that no protocol claims to an HTTP upstream, as they are.
 
 Only end-to-end fields cross; framing, Host and codings are each hop's own. A body crosses without
-its content coding, and so does an answer.
+its content coding, and so does an answer. GET and HEAD pass, and POST to paths that are listed:
+nobody here knows what the server does with a body.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import posixpath
+import re
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from urllib.parse import unquote
 
 import structlog
 
@@ -15,15 +21,68 @@ from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.contract import HttpClient, HttpFrontend
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.headers import end_to_end
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, size_of
 
 log = structlog.get_logger(__name__)
 
 _OURS = frozenset({"host", "accept-encoding", "content-encoding", "grpc-timeout"})
 _BAD_GATEWAY = 502
 _METHOD_NOT_ALLOWED = 405
-# An upstream answers TRACE with what it was sent, credentials among it. CONNECT never comes here.
-_REFUSED = frozenset({"TRACE"})
+_TOO_LARGE = 413
+_BAD_REQUEST = 400
+_NOT_FOUND = 404
+_SAFE = frozenset({"GET", "HEAD"})
+_MAX_BODY_BYTES = 1 << 20
+_SLASHES = re.compile(r"/(?:\.?/)+")
+# Pages of servers that are for operators: MLServer, KServe and FastAPI have them.
+_OPERATORS = ("/metrics*", "/openapi.json", "/docs*", "/redoc*")
+
+
+@dataclass(frozen=True, slots=True)
+class PassthroughRules:
+    """Which requests pass.
+
+    Attributes:
+        allow: Patterns of operators' pages that clients may read.
+        post: Patterns of paths that clients may POST to, at most 1 MiB.
+        check_body: Raises GatewayError for a body of JSON that must not pass.
+    """
+
+    allow: tuple[str, ...] = ()
+    post: tuple[str, ...] = ()
+    check_body: Callable[[memoryview], None] = lambda _: None
+
+    def refuse(self, wire: HttpRequest) -> HttpResponse | None:
+        """Return the response to a request that does not pass, or None."""
+        path = normal_path(wire.path)
+        if wire.method in _SAFE:
+            if _matches(path, _OPERATORS) and not _matches(path, self.allow):
+                message = f"path {path!r} is for operators (passthrough: allow)"
+                return text_response(_NOT_FOUND, message)
+            return None
+        if wire.method != "POST" or not _matches(path, self.post):
+            message = f"{wire.method} is not passed on for this path (passthrough: post)"
+            return text_response(_METHOD_NOT_ALLOWED, message)
+        size = size_of(wire.body)
+        if size > _MAX_BODY_BYTES:
+            message = f"the body has {size} bytes, at most {_MAX_BODY_BYTES} pass here"
+            return text_response(_TOO_LARGE, message)
+        try:
+            self.check_body(wire.view)
+        except GatewayError as error:
+            return text_response(_STATUS.get(error.code, _BAD_REQUEST), error.message)
+        return None
+
+
+def normal_path(path: str) -> str:
+    """Return *path* as servers compare it: decoded, in lower case, without empty steps."""
+    decoded = unquote(path).lower()
+    return posixpath.normpath(_SLASHES.sub("/", decoded))
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(path, pattern.lower()) for pattern in patterns)
+
 
 # A proxy's statuses: the request is unread here, so whatever fails is the hop's or the upstream's.
 _STATUS = {
@@ -41,17 +100,26 @@ class Passthrough(HttpFrontend):
 
     Args:
         client: Of the upstream.
+        rules: Which requests pass.
         forwarded: Say in X-Forwarded-Host which host the client asked for.
     """
 
-    def __init__(self, client: HttpClient, *, forwarded: bool = False) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        rules: PassthroughRules = PassthroughRules(),
+        *,
+        forwarded: bool = False,
+    ) -> None:
         self._client = client
+        self._rules = rules
         self._forwarded = forwarded
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire*, and its answer; event streams piece by piece."""
-        if wire.method in _REFUSED:
-            yield text_response(_METHOD_NOT_ALLOWED, f"method {wire.method} is not passed on")
+        refusal = self._rules.refuse(wire)
+        if refusal is not None:
+            yield refusal
             return
         begun = False
         try:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config.load import ConfigError
+from gateway.config.models import PassthroughConfig
 from gateway.config.sidecar import load_mapping, sidecar_config
 from gateway.config.units import Address, Url
 
@@ -96,7 +97,7 @@ def test_the_loader_validates_flags_like_a_file() -> None:
     (listener,) = config.listeners
     assert listener.default_model == "null"
     assert listener.grpc == Address("127.0.0.1", 9)
-    assert listener.passthrough == "upstream-2"
+    assert listener.passthrough == PassthroughConfig(upstream="upstream-2")
     assert config.admin is not None
     assert config.admin.address is None
     urls = [upstream.url for upstream in config.upstreams.values()]
