@@ -75,7 +75,7 @@ more:
   model's own `max_sequence_idle_microseconds` frees them.
 - **A slow model.** A valid request may take long. `timeout`, `in_flight` and `queue_wait` limit
   how long others wait.
-- **Options that open a door.** `model_config: true`, `model_files: true` and `opaque: true` pass
+- **Options with risks.** `model_config: true`, `model_files: true` and `opaque: true` pass
   on what the client sends. A client can then run programs on the server's machine.
 """
 
