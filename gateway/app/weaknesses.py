@@ -165,6 +165,26 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="keys are allowed by name, segments are measured, offsets moved to the tensors",
         option="`shared_memory`",
     ),
+    Weakness(
+        name="wide_text",
+        server=MLSERVER,
+        source="numpy",
+        repaired=None,
+        request="1,000 texts of which one has 400,000 characters, over HTTP",
+        effect="1.5 GiB of memory, and nobody else is answered for seconds",
+        defence="count times longest times 4 is limited",
+        option="`bytes_rectangle` of an upstream",
+    ),
+    Weakness(
+        name="numbers_as_json",
+        server=MLSERVER,
+        source="measured",
+        repaired=None,
+        request="60 MB of binary tensors, which MLServer takes as JSON only over HTTP",
+        effect="150 MB of JSON, and nobody else is answered for seconds",
+        defence="the JSON that the gateway writes is limited too",
+        option="`json_bytes` of an upstream",
+    ),
 )
 """One row, one test."""
 

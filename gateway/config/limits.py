@@ -106,6 +106,12 @@ class MessageLimitsConfig(Model):
     """Largest number of tensors in a request or in the metadata of a model. Default: `256`."""
     outputs: int | None = Field(None, ge=1)
     """Largest number of outputs that a request may name. Default: `256`."""
+    json_strings: int | None = Field(None, ge=1)
+    """Largest number of BYTES elements of an input for MLServer or KServe over HTTP. These servers
+    answer nobody else while they read them. Only for upstreams. Default: `100000`."""
+    bytes_rectangle: Size | None = None
+    """Largest memory of a BYTES input in MLServer over HTTP, which makes each element as wide as
+    the longest one: count times longest times 4. Only for upstreams. Default: `64MiB`."""
     rank: int | None = Field(None, ge=1, le=64)
     """Largest number of dimensions of a tensor. Default: `32`."""
     dim: int | None = Field(None, ge=1)

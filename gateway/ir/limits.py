@@ -33,6 +33,8 @@ class MessageLimits:
     bytes_elements: int = 1_000_000
     bytes_element_size: int = 16 * _MIB
     classes: int = 1000
+    json_strings: int = 100_000
+    bytes_rectangle: int = 64 * _MIB
     model_name_bytes: int = 255
     name_bytes: int = 1024
     parameters: int = 64

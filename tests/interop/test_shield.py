@@ -33,6 +33,7 @@ from tests.integration.cli_kit import Running
 from tests.interop.gateways import serving
 from tests.interop.sacrifice import (
     INFER,
+    INTERVAL_S,
     Bystander,
     Innocent,
     Sacrifice,
@@ -42,12 +43,14 @@ from tests.interop.sacrifice import (
     post,
     stream_method,
 )
+from tests.interop.servers.mlserver import start as mlserver
 from tests.interop.servers.process import RunningServer
 from tests.interop.servers.triton import start as triton
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 CARRIERS = ("grpc", "http")
+FREE_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 MOST_WAIT_S = 1.0
 """A bystander never waits longer than this for an answer."""
 
@@ -73,11 +76,10 @@ def sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
 @pytest.fixture(scope="module")
 def gateways(sacrifice: Sacrifice) -> Iterator[Mapping[str, Running]]:
     """Run a gateway with default settings for each carrier to the server."""
-    free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0")
     server = sacrifice.server
     with (
-        serving("--upstream", f"oip+grpc://{server.grpc_address}", *free) as by_grpc,
-        serving("--upstream", f"oip+http://{server.http_address}", *free) as by_http,
+        serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as by_grpc,
+        serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as by_http,
     ):
         yield {"grpc": by_grpc, "http": by_http}
 
@@ -551,3 +553,83 @@ def test_cancelled_calls(
     unharmed(sacrifice, gateway, seen)
     page = urllib.request.urlopen(f"http://{gateway.addresses['admin']}/metrics").read().decode()
     assert re.search(r"^gateway_upstream_withheld_cancellations_total\S* [1-9]", page, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def mlserver_sacrifice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sacrifice]:
+    """Run an MLServer that may be hurt."""
+    folder = tmp_path_factory.mktemp("mlserver-sacrifice")
+    server = Sacrifice("mlserver", mlserver.prepare_sacrificial, folder, INNOCENT)
+    yield server
+    server.close()
+
+
+def _worst_wait(sacrifice: Sacrifice, address: str, send: Callable[[], object]) -> float:
+    """Return the longest wait of a bystander, in seconds, while something is sent."""
+    with bystander(sacrifice.innocent.by_http, address) as seen:
+        time.sleep(3 * INTERVAL_S)  # he has asked before
+        send()
+    return seen.worst_s
+
+
+@row("wide_text")
+def test_wide_text(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly one long text among many takes a GiB; through the gateway it is refused."""
+    server = mlserver_sacrifice.server
+    texts = ["a"] * 999 + ["b" * 400_000]
+    tensor = {"name": "X", "datatype": "BYTES", "shape": [1000], "data": texts}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    path = "/v2/models/count_text/infer"
+    before = mlserver_sacrifice.peak_bytes()
+    post(server.http_address, path, body, timeout_s=60)
+    assert mlserver_sacrifice.peak_bytes() - before > 500 << 20
+    mlserver_sacrifice.restart()
+    server = mlserver_sacrifice.server
+    before = mlserver_sacrifice.peak_bytes()
+    upstream = f"oip+http://{server.http_address}"
+    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
+        address = gateway.addresses["main.http"]
+        statuses: list[int] = []
+        worst_s = _worst_wait(
+            mlserver_sacrifice, address, lambda: statuses.append(post(address, path, body)[0])
+        )
+        assert [413] == statuses
+        assert worst_s < MOST_WAIT_S
+    assert mlserver_sacrifice.peak_bytes() - before < 50 << 20
+    assert not mlserver_sacrifice.is_hurt()
+
+
+@row("numbers_as_json")
+def test_numbers_as_json(mlserver_sacrifice: Sacrifice) -> None:
+    """Directly 15,000,000 numbers occupy MLServer; through the gateway they are refused."""
+    mlserver_sacrifice.revive()
+    server = mlserver_sacrifice.server
+    path = "/v2/models/sum_and_empty/infer"
+    count = 15_000_000
+    tensor = {"name": "X", "datatype": "FP32", "shape": [count]}
+    numbers = b",".join([b"0.12345678"] * count)
+    direct = json.dumps({"inputs": [tensor]}).encode()[:-3] + b',"data":[' + numbers + b"]}]}"
+    worst_s = _worst_wait(
+        mlserver_sacrifice,
+        server.http_address,
+        lambda: post(server.http_address, path, direct, timeout_s=60),
+    )
+    assert worst_s > MOST_WAIT_S
+    mlserver_sacrifice.restart()
+    size = {"binary_data_size": 4 * count}
+    head = json.dumps({"inputs": [{**tensor, "parameters": size}]}).encode()
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    upstream = f"oip+http://{mlserver_sacrifice.server.http_address}"
+    with serving("--upstream", upstream, *FREE_PORTS) as gateway:
+        address = gateway.addresses["main.http"]
+        statuses: list[int] = []
+        worst_s = _worst_wait(
+            mlserver_sacrifice,
+            address,
+            lambda: statuses.append(
+                post(address, path, head + bytes(4 * count), headers=length)[0]
+            ),
+        )
+        assert [413] == statuses
+        assert worst_s < MOST_WAIT_S
+    assert not mlserver_sacrifice.is_hurt()

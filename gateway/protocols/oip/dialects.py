@@ -27,6 +27,7 @@ class Dialect:
         index: It has `POST /v2/repository/index`; others have `GET /v2/models`.
         extended: It has Triton's extensions: configuration, statistics and the like.
         control: Its models can be loaded and unloaded.
+        single_process: One request keeps all others waiting, so texts are limited.
         signed_parameters: Integer parameters above 2**63 - 1 lose their precision.
         whole_versions: It reads a version as the whole number that it begins with.
     """
@@ -41,6 +42,7 @@ class Dialect:
     index: bool = False
     extended: bool = False
     control: bool = False
+    single_process: bool = False
     signed_parameters: bool = False
     whole_versions: bool = False
 
@@ -68,9 +70,11 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _TRITON} | {
             infer_stream=True,
             index=True,
             control=True,
+            single_process=True,
         ),
         Dialect(
             name="kserve",
+            single_process=True,
             binary=True,
             text_only=True,
             versions=False,

@@ -260,7 +260,7 @@ class HttpCodec(
         if isinstance(call, InferRequest):
             request_id = context.request_id
             sent_id = call.id or request_id or self._spare_id
-            headers, body = encode_request(call, sent_id, self._dialect)
+            headers, body = encode_request(call, sent_id, self._dialect, self._limits)
             if context.metadata:
                 headers, request_id = Headers((*headers.pairs, *http_headers(context))), ""
             path = self._model_path(call)
@@ -338,7 +338,9 @@ class HttpCodec(
         if not self._dialect.infer_stream:
             raise Unsupported(f"{self._dialect.name} has no streams of tensors over HTTP")
         sent_id = self._stream_id(call)
-        headers, body = encode_request(call.request, sent_id, self._dialect, binary_out=False)
+        headers, body = encode_request(
+            call.request, sent_id, self._dialect, self._limits, binary_out=False
+        )
         pairs = Headers((*headers.pairs, *passed))
         path = self._model_path(call)
         return HttpRequest("POST", path, "", pairs, body, call.context.deadline)

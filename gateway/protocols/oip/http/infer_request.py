@@ -33,6 +33,12 @@ from gateway.protocols.oip.json.binary_tensors import (
     too_short,
 )
 from gateway.protocols.oip.json.parse import Document, dump, read_document
+from gateway.protocols.oip.json.server_limits import (
+    check_numbers,
+    check_rectangle,
+    check_text_input,
+    too_long,
+)
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import (
     TensorReader,
@@ -221,7 +227,12 @@ def _takes_binary(name: str, parameters: dict[str, Parameter]) -> bool:
 
 
 def encode_request(
-    call: InferRequest, request_id: str, dialect: Dialect, *, binary_out: bool = True
+    call: InferRequest,
+    request_id: str,
+    dialect: Dialect,
+    limits: MessageLimits,
+    *,
+    binary_out: bool = True,
 ) -> tuple[Headers, Sequence[Buffer]]:
     """Write an inference request in a server's dialect; raw inputs are passed on as views.
 
@@ -229,10 +240,12 @@ def encode_request(
         call: Its inputs have name, datatype and shape.
         request_id: Sent as `id`; "" for none.
         dialect: The server's.
+        limits: On texts and JSON, for servers of one process.
         binary_out: Ask for binary outputs, where the dialect has them.
 
     Raises:
         Unsupported: The dialect cannot carry something in it.
+        TooLarge: It would occupy a server of one process for long.
     """
     asked, inputs = call.outputs, call.inputs
     binary_out = binary_out and dialect.binary
@@ -246,8 +259,10 @@ def encode_request(
     for tensor in inputs:
         text.append(before)
         before = b","
-        if _put_input(text, binary, tensor, dialect):
+        if _put_input(text, binary, tensor, dialect, limits):
             is_long = True
+    if is_long and not dialect.binary and (size := sum(map(len, text))) > limits.json_bytes:
+        raise too_long(inputs[-1].name, size, limits, _hint(dialect))
     if not inputs:
         text.append(before)
     if asked:
@@ -274,7 +289,11 @@ def _parameters(call: InferRequest, dialect: Dialect, *, all_binary: bool) -> by
 
 
 def _put_input(
-    text: list[bytes], binary: list[memoryview], tensor: Tensor, dialect: Dialect
+    text: list[bytes],
+    binary: list[memoryview],
+    tensor: Tensor,
+    dialect: Dialect,
+    limits: MessageLimits,
 ) -> bool:
     """Append one input to the text, or to what stands behind it; tell whether its text is long."""
     datatype, shape, data = tensor.datatype, tensor.shape, tensor.data
@@ -292,14 +311,25 @@ def _put_input(
     elif type(data) is StreamedData:  # last, after all that is here
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
     elif dialect.binary:
-        if dialect.text_only and datatype is Datatype.BYTES:
+        if datatype is Datatype.BYTES and dialect.text_only:
+            if dialect.single_process:
+                check_text_input(tensor, shape, limits, dialect.name)
             _check_text(tensor, dialect)
         put_binary(text, binary, "input", tensor, datatype, shape)
     else:
-        hint = f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
+        hint = _hint(dialect)
+        if datatype is Datatype.BYTES:
+            check_text_input(tensor, shape, limits, dialect.name)
+            check_rectangle(tensor, limits, dialect.name)
+        else:
+            check_numbers(tensor, shape, limits, hint, half=dialect.half_in_json)
         taker = JsonTarget("input", hint, half=dialect.half_in_json)
         return append_elements(text, taker, tensor, datatype, shape)
     return False
+
+
+def _hint(dialect: Dialect) -> str:
+    return f"{dialect.name} takes no binary tensors over HTTP, choose its gRPC port"
 
 
 def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[str, Any]:

@@ -124,6 +124,15 @@ class SumAndEmpty(Base):
         return self.answer(request, [_output("SUM", "FP64", total), empty])
 
 
+class CountText(Base):
+    """Answers how many elements X has, which it decodes to numpy as MLServer's own models do."""
+
+    async def predict(self, request: InferenceRequest) -> InferenceResponse:
+        """Answer one request."""
+        count = NumpyCodec.decode_input(request.inputs[0]).size
+        return self.answer(request, [_output("COUNT", "INT64", np.array([count], np.int64))])
+
+
 class Versions(Base):
     """Answers with the version that runs."""
 

@@ -1,0 +1,69 @@
+"""Tests of what is not sent to servers of one process as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import TooLarge
+from gateway.ir.limits import MessageLimits
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.protocols.oip.dialects import DIALECTS
+from gateway.protocols.oip.http.infer_request import encode_request
+
+MIB = 1 << 20
+
+
+def encoded(dialect: str, tensor: Tensor, **limits: Any) -> int:
+    """Return the size of a request with *tensor* as it is sent to a server of *dialect*."""
+    call = InferRequest(model=ModelRef("m"), inputs=(tensor,))
+    _, body = encode_request(call, "", DIALECTS[dialect], MessageLimits(**limits))
+    return sum(map(len, body))
+
+
+def texts(count: int, longest: int) -> Tensor:
+    """Return texts of which one has *longest* characters."""
+    return items_tensor("x", (count,), [b"a"] * (count - 1) + [b"b" * longest])
+
+
+def test_one_long_text_among_many_is_not_sent_to_mlserver() -> None:
+    """Numpy makes each as wide as the longest: 0.4 MB are 1.5 GiB there."""
+    with pytest.raises(TooLarge, match="as wide as the longest") as raised:
+        encoded("mlserver", texts(1000, 400_000))
+    assert "bytes_rectangle" == raised.value.limit
+    assert encoded("mlserver", texts(1000, 16_000)) > 16_000
+    assert encoded("kserve", texts(1000, 400_000)) > 400_000
+    assert encoded("mlserver", texts(1000, 400_000), bytes_rectangle=1 << 31) > 400_000
+
+
+@pytest.mark.parametrize("dialect", ["mlserver", "kserve"])
+def test_many_texts_are_not_sent_to_servers_of_one_process(dialect: str) -> None:
+    """1,000,000 of them occupy one for seconds; Triton reads them beside others."""
+    with pytest.raises(TooLarge, match="100001 BYTES elements") as raised:
+        encoded(dialect, texts(100_001, 1))
+    assert "json_strings" == raised.value.limit
+    assert encoded(dialect, texts(100_000, 1)) > 100_000
+    assert encoded("triton", texts(100_001, 1)) > 100_000
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i4", "|u1"])
+def test_numbers_are_not_written_beyond_the_limit_of_json(dtype: str) -> None:
+    """60 MB of binary tensors would be 150 MB of JSON; the text names the way out."""
+    values = array_tensor("x", np.full(8 * MIB, 111, np.dtype(dtype)))
+    with pytest.raises(TooLarge, match="choose its gRPC port") as raised:
+        encoded("mlserver", values)
+    assert "json_bytes" == raised.value.limit
+    assert encoded("triton", values) >= 8 * MIB
+
+
+def test_a_text_that_is_longer_than_expected_is_not_sent() -> None:
+    """Its length is only estimated before it is written."""
+    values = np.zeros(5 * MIB, np.int32)
+    values[4096:] = 1234567
+    with pytest.raises(TooLarge, match="as JSON"):
+        encoded("mlserver", array_tensor("x", values))
+    assert encoded("mlserver", array_tensor("x", values[:MIB])) < 16 * MIB
