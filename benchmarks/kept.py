@@ -31,7 +31,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import array_tensor, as_numpy
-from gateway.policies.batch.merge import WHOLE
+from gateway.policies.batch.merge import SHARED_NEEDS
 from gateway.registry import protocol
 from gateway.wire.http import Headers, HttpRequest
 
@@ -140,7 +140,7 @@ async def _inside(size: str, said: dict[str, Any], requests: int) -> list[Row]:
 def _service(gateway: Gateway) -> Prepare:
     def prepare(case: Case, number: int) -> Ask:
         inputs = tuple(array_tensor(*pair) for pair in case.inputs.items())
-        context = Context(needs=WHOLE, metadata=((_TELLS_APART, str(number)),))
+        context = Context(needs=SHARED_NEEDS, metadata=((_TELLS_APART, str(number)),))
         call = InferRequest(model=ModelRef(case.model), inputs=inputs, context=context)
 
         async def ask() -> Arrays:
