@@ -108,7 +108,8 @@ def build_listener(
         if spec.http is not None and config.http is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend: Any = _frontend(codec, own_service, shared.metrics, stamp_http)
-            http.append(HttpMount(_prefixes(spec.http, config, options), frontend))
+            prefixes = _prefixes(spec.http, config, options)
+            http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and config.grpc is not None:
             codec = spec.grpc.codec(messages, options)
             frontend = _frontend(codec, own_service, shared.metrics, stamp_grpc)
@@ -230,7 +231,7 @@ def _shared_port(
         codec: Any = spec.http.codec(limits[1], options)
         frontend: Any = _frontend(codec, service, metrics, stamp_http)
         http = HTTP_SERVERS[config.transport](
-            mounts=[HttpMount(spec.stream.http_prefixes, frontend)],
+            mounts=[HttpMount(spec.stream.http_prefixes, frontend, spec.http.root)],
             limits=limits[0],
             budget=budget,
             refused=partial(_count_rejected, metrics, "http"),

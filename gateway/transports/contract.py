@@ -132,10 +132,15 @@ GrpcClient = Client[GrpcRequest, GrpcResponse]
 
 @dataclass(frozen=True, slots=True)
 class HttpMount:
-    """A frontend and the path prefixes it claims; "/v2" claims "/v2" and "/v2/..."."""
+    """A frontend and the path prefixes it claims; "/v2" claims "/v2" and "/v2/...".
+
+    Attributes:
+        root: It also serves the path "/" itself, unless another mount or a fallback claims it.
+    """
 
     prefixes: Sequence[str]
     frontend: HttpFrontend
+    root: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class HttpBinding:
         path_option: The option that the path of an upstream's URL sets, where a URL is a model;
             "" where the path is a prefix of the protocol's own paths.
         any_path: It serves every path of a listener without another protocol.
+        root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
     """
 
@@ -167,6 +168,7 @@ class HttpBinding:
     prefixes: tuple[str, ...]
     path_option: str = ""
     any_path: bool = False
+    root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
 
 

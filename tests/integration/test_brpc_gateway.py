@@ -238,6 +238,13 @@ def test_http_on_the_port_of_brpc(address: str, service: str) -> None:
     assert list(SUM.values) == document["gtensors"]["tensors"][0]["flat_int32"]
 
 
+def test_the_status_page_is_at_the_root_of_the_port_of_brpc(address: str) -> None:
+    """As on a real server's port: the page at /, and nothing below it."""
+    page = asked(address, "GET", "/")
+    assert (200, "text/html; charset=utf-8") == (page.status, page.headers["Content-Type"])
+    assert 404 == asked(address, "GET", "/other").status
+
+
 def test_http_may_carry_protobuf(address: str) -> None:
     """A binary message gets a binary answer."""
     kind = "application/x-protobuf"

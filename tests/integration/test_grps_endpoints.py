@@ -56,6 +56,7 @@ version: 1
 listeners:
   - http: 127.0.0.1:0
     grpc: 127.0.0.1:0
+    messages: {{bytes_element_size: 48MiB}}
     options:
       grps: {CHAT}
   - name: own
@@ -281,8 +282,8 @@ def test_metadata_is_yaml_with_what_models_take_and_give(running: Running) -> No
         assert 404 == channel.ask("ModelMetadata", str_data="nobody").status.code
 
 
-def test_the_page_is_on_a_listener_of_its_own(running: Running) -> None:
-    """At / of a listener of grps alone, and at its own path everywhere."""
+def test_the_page_is_on_every_listener_of_grps(running: Running) -> None:
+    """At / where nothing else claims that path, and at its own path everywhere."""
     for name, path in (
         ("own", "/"),
         ("own", "/grps/v1/monitor/metrics"),
@@ -292,7 +293,8 @@ def test_the_page_is_on_a_listener_of_its_own(running: Running) -> None:
         assert (200, "text/html; charset=utf-8") == (status, kind)
         assert b"speak" in page
         assert b"qps" in page
-    assert 404 == get(running.addresses["main.http"], "/")[0]
+    assert 200 == get(running.addresses["main.http"], "/")[0]
+    assert 404 == get(running.addresses["main.http"], "/other")[0]
 
 
 def test_series_tell_what_was_asked_lately(running: Running) -> None:
@@ -361,11 +363,15 @@ def test_what_is_no_grps_message_ends_the_call(running: Running) -> None:
 
 
 def test_large_messages_pass_over_grpc(running: Running) -> None:
-    """Of 48 MiB both ways, where gRPC's own default is 4."""
+    """Of 48 MiB both ways, where gRPC's own default is 4, if elements may be so large."""
     data = bytes(48 << 20)
     with Channel(running.addresses["main.grpc"]) as channel:
         answer = channel.ask("Predict", model="bytes", bin_data=data)
     assert data == answer.bin_data
+    with Channel(running.addresses["own.grpc"]) as channel:
+        refused = channel.ask("Predict", model="bytes", bin_data=data).status
+    assert 413 == refused.code
+    assert "bin_data has 50331648 bytes; at most 16777216 are allowed" in refused.msg
 
 
 def test_a_customised_route_answers_in_its_own_words(running: Running) -> None:

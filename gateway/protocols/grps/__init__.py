@@ -1,7 +1,7 @@
 """grps over HTTP, gRPC and brpc: what this folder exports is `SPEC`.
 
 The options of listeners and upstreams are described in `options.Settings`.  Customised routes are
-mounted besides the prefixes here; the page at `/` belongs to a listener of grps alone.
+mounted besides the prefixes here; the page at `/` is there where nothing else claims that path.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SPEC = ProtocolSpec(
         codec=HttpCodec,
         prefixes=(PREFIX, *BRPC_PREFIXES),
         any_path=True,
+        root=True,
         own_paths=custom_paths,
     ),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),

@@ -29,6 +29,7 @@ class PathRouter:
         ]
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
         self._fallback = fallback
+        self._root = next((mount.frontend for mount in mounts if mount.root), None)
         # The same few paths are asked for again and again; what raises is not remembered.
         self.find = lru_cache(_REMEMBERED)(self._find)
 
@@ -42,6 +43,8 @@ class PathRouter:
         frontend = self._claimed(path)
         if frontend is not None:
             return frontend, frontend.handle
+        if self._fallback is None and path == "/" and self._root is not None:
+            return self._root, self._root.handle
         if self._fallback is None:
             raise HttpError(404, f"nothing is served at {path[:200]!r}")
         if self._claimed(_plain_path(path)) is not None:

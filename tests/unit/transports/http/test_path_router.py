@@ -58,3 +58,14 @@ async def test_each_is_asked_as_it_can_be() -> None:
     assert HttpResponse(201) == single
     assert isinstance(many, AsyncGenerator)
     assert [HttpResponse(200)] == [answer async for answer in many]
+
+
+def test_the_root_is_served_where_nothing_else_claims_it() -> None:
+    """A mount may serve "/" itself; no path below it, and nothing that a fallback or mount has."""
+    mounts = [HttpMount(("/grps",), SINGLE, root=True), HttpMount(("/v2",), STREAMING)]
+    router = PathRouter(mounts, None)
+    assert SINGLE is router.find("/")[0]
+    with pytest.raises(HttpError, match="nothing is served at '/other'"):
+        router.find("/other")
+    assert STREAMING is PathRouter(mounts, STREAMING).find("/")[0]
+    assert STREAMING is PathRouter([*mounts, HttpMount(("/",), STREAMING)], None).find("/")[0]
