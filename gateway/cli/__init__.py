@@ -1,7 +1,7 @@
-"""The command `gateway`: arguments in, exit status out; the work is done elsewhere.
+"""The command `gateway`. Read `commands.py` first, then the module of one command.
 
-Exit status: 0 done, 1 failed or the answer is no, 2 the command or its configuration is wrong.
-Data goes to standard output, everything else to standard error.
+Exit status: 0 success, 1 failure or negative result, 2 usage or configuration error. Data goes to
+standard output, and errors and notes to standard error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"gateway {__version__}\n")
         return
-    from gateway.cli.commands import run  # noqa: PLC0415  # not worth its time for --version
+    from gateway.cli.commands import run  # noqa: PLC0415  # slow to import
 
     sys.exit(run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`gateway infer`, `gateway models`, `gateway health`: a small client of every protocol."""
+"""The commands `infer`, `models` and `health`: a small client for every protocol."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gateway.cli.output import (
     OutputFormat,
     OutputOption,
     fail,
-    note,
-    say,
-    say_json,
-    table,
+    format_table,
+    print_json,
+    print_note,
+    print_text,
 )
 from gateway.cli.tensors import json_of, read_value, tensor_of
 from gateway.config.units import Url, parse_duration, parse_url
@@ -45,14 +45,14 @@ DEFAULT_URL = "oip+http://127.0.0.1:8000"
 R = TypeVar("R")
 
 UrlArgument = Annotated[
-    str, typer.Argument(metavar="[URL]", help="Where, and in which protocol.", show_default=True)
+    str, typer.Argument(metavar="[URL]", help="Address and protocol.", show_default=True)
 ]
-TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Longest wait, as in 500ms.")]
-VersionOption = Annotated[str, typer.Option(help="Version of the model; left out: any.")]
+TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Timeout, such as 500ms.")]
+VersionOption = Annotated[str, typer.Option(help="Version of the model; any by default.")]
 
 
 def infer(  # one for each flag
-    place: Annotated[
+    target: Annotated[
         list[str], typer.Argument(metavar="[URL] MODEL", help=f"URL by default: {DEFAULT_URL}.")
     ],
     inputs: Annotated[
@@ -61,19 +61,19 @@ def infer(  # one for each flag
             "--input",
             "-i",
             metavar="NAME=VALUE",
-            help="VALUE is JSON, or @FILE for JSON in a file; may be repeated.",
+            help="VALUE is JSON, or @FILE for JSON in a file; repeatable.",
         ),
     ],
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--request", "-r", metavar="NAME", help="Ask for this output only."),
+        typer.Option("--request", "-r", metavar="NAME", help="Request only this output."),
     ] = None,
     datatypes: Annotated[
         list[str] | None,
         typer.Option(
             "--datatype",
             metavar="NAME=DATATYPE",
-            help="Datatype of an input, where the server does not tell or is not to be asked.",
+            help="Datatype of an input, instead of the one in the model's metadata.",
         ),
     ] = None,
     version: VersionOption = "",
@@ -82,27 +82,26 @@ def infer(  # one for each flag
 ) -> None:
     """Run one inference and print its outputs.
 
-    Datatypes come from the model's metadata; shapes from the nesting of VALUE, or, for a flat
-    list, from the metadata where that leaves no choice.
+    Datatypes come from the model's metadata. The nesting of VALUE is the shape; a flat list gets
+    the shape of the metadata if at most one of its dimensions is variable.
     """
-    if len(place) > 2:  # noqa: PLR2004  # URL and MODEL
-        fail(f"one URL and one MODEL are needed, found {len(place)} words", WRONG_USAGE)
-    url = place[0] if len(place) > 1 else DEFAULT_URL
-    model = ModelRef(place[-1], version)
+    if len(target) > 2:  # noqa: PLR2004  # URL and MODEL
+        fail(f"too many arguments: {len(target)}; expected [URL] MODEL", WRONG_USAGE)
+    url = target[0] if len(target) > 1 else DEFAULT_URL
+    model = ModelRef(target[-1], version)
     values = _values(inputs)
-    known = {name: _datatype(text) for name, text in map(_pair_of("--datatype"), datatypes or ())}
+    chosen = {name: _datatype(text) for name, text in map(_pair_of("--datatype"), datatypes or ())}
     requested = tuple(RequestedOutput(name) for name in outputs or ())
 
-    async def ask(service: Service, context: Context) -> InferResponse:
+    async def request(service: Service, context: Context) -> InferResponse:
         metadata = ModelMetadata(name=model.name)
-        if not values.keys() <= known.keys():
+        if not values.keys() <= chosen.keys():
             metadata = await service(ModelMetadataRequest(model=model, context=context))
-        tensors = _tensors(values, known, metadata)
+        tensors = _tensors(values, chosen, metadata)
         call = InferRequest(model=model, context=context, inputs=tensors, outputs=requested)
         return await service(call)
 
-    answer = _asked(url, timeout, ask)
-    _print_answer(answer, output)
+    _print_reply(_run_client(url, timeout, request), output)
 
 
 def models(
@@ -112,79 +111,72 @@ def models(
 ) -> None:
     """List a server's models with their versions and states."""
 
-    async def ask(service: Service, context: Context) -> Any:
+    async def request(service: Service, context: Context) -> Any:
         return await service(RepositoryIndexRequest(context=context))
 
-    entries = _asked(url, timeout, ask)
-    if output is OutputFormat.JSON:
-        say_json(
-            [
-                {
-                    "name": entry.name,
-                    "version": entry.version,
-                    "state": entry.state.value,
-                    "reason": entry.reason,
-                }
-                for entry in entries
-            ]
-        )
-        return
+    entries = _run_client(url, timeout, request)
     rows = [(entry.name, entry.version, entry.state.value, entry.reason) for entry in entries]
-    say(table(("model", "version", "state", "reason"), rows))
+    if output is OutputFormat.JSON:
+        keys = ("name", "version", "state", "reason")
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_text(format_table(("model", "version", "state", "reason"), rows))
 
 
 def health(
     url: UrlArgument = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Ask about this model.")] = None,
+    model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "5s",
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Say whether a server, or one of its models, is ready.
+    """Check whether a server, or one of its models, is ready.
 
-    Exit status: 0 ready, 1 not ready or not there.
+    Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
     """
-    what = "server" if model is None else f"model {model}"
+    name = "server" if model is None else f"model {model}"
 
-    async def ask(service: Service, context: Context) -> bool:
+    async def request(service: Service, context: Context) -> bool:
         if model is None:
             return await service(ServerReadyRequest(context=context))
         ref = ModelRef(model, version)
         return await service(ModelReadyRequest(model=ref, context=context))
 
-    ready = _asked(url, timeout, ask)
+    ready = _run_client(url, timeout, request)
     if output is OutputFormat.JSON:
-        say_json({"ready": ready})
+        print_json({"ready": ready})
     else:
-        say("ready" if ready else "not ready")
+        print_text("ready" if ready else "not ready")
     if not ready:
-        note(f"gateway: {what} at {url} is not ready")
+        print_note(f"gateway: {name} at {url} is not ready")
         raise typer.Exit(FAILED)
 
 
-# What a protocol's answers leave out comes from the model's metadata.
+# The model's metadata completes protocols that do not send names, datatypes or shapes.
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def _asked(url: str, timeout: str, ask: Callable[[Service, Context], Awaitable[R]]) -> R:
-    """Connect, ask, close; what goes wrong ends the command with one line."""
+def _run_client(url: str, timeout: str, request: Callable[[Service, Context], Awaitable[R]]) -> R:
+    """Connect, run *request*, and close; an error ends the command with one line."""
     try:
-        where, wait_s = parse_url(url), parse_duration(timeout)
+        address, timeout_s = parse_url(url), parse_duration(timeout)
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
     try:
-        return asyncio.run(_exchange(where, wait_s, ask))
+        return asyncio.run(_connect_and_run(address, timeout_s, request))
     except LookupError as error:
         fail(str(error.args[0]), WRONG_USAGE)
     except GatewayError as error:
-        fail(f"{where}: {error.message} ({error.code.value})")
+        fail(f"{address}: {error.message} ({error.code.value})")
 
 
-async def _exchange(url: Url, wait_s: float, ask: Callable[[Service, Context], Awaitable[R]]) -> R:
+async def _connect_and_run(
+    url: Url, timeout_s: float, request: Callable[[Service, Context], Awaitable[R]]
+) -> R:
     connected = connect(url)
     try:
-        context = Context(deadline=time.monotonic() + wait_s, needs=_NEEDS)
-        return await ask(Complete(connected.service, connected.needs), context)
+        context = Context(deadline=time.monotonic() + timeout_s, needs=_NEEDS)
+        return await request(Complete(connected.service, connected.needs), context)
     finally:
         await connected.close()
 
@@ -193,7 +185,7 @@ def _values(texts: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in map(_pair_of("--input"), texts):
         if name in values:
-            fail(f"--input {name!r} is given twice", WRONG_USAGE)
+            fail(f"duplicate --input {name!r}; expected one per input", WRONG_USAGE)
         try:
             values[name] = read_value(text)
         except ValueError as error:
@@ -205,7 +197,7 @@ def _pair_of(flag: str) -> Callable[[str], tuple[str, str]]:
     def pair(text: str) -> tuple[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            fail(f"{flag} {text[:40]!r} is not NAME=VALUE", WRONG_USAGE)
+            fail(f"{flag} is {text[:40]!r}; expected NAME=VALUE", WRONG_USAGE)
         return name, value
 
     return pair
@@ -216,39 +208,39 @@ def _datatype(text: str) -> Datatype:
         return Datatype(text)
     except ValueError:
         names = ", ".join(datatype.name for datatype in Datatype)
-        fail(f"--datatype: {text!r} is none of {names}", WRONG_USAGE)
+        fail(f"--datatype is {text!r}; expected one of {names}", WRONG_USAGE)
 
 
 def _tensors(
-    values: dict[str, Any], known: dict[str, Datatype], metadata: ModelMetadata
+    values: dict[str, Any], chosen: dict[str, Datatype], metadata: ModelMetadata
 ) -> tuple[Tensor, ...]:
     declared = {tensor.name: tensor for tensor in metadata.inputs}
     tensors = []
     for name, value in values.items():
         entry = declared.get(name)
-        datatype = known.get(name) or (None if entry is None else entry.datatype)
+        datatype = chosen.get(name) or (None if entry is None else entry.datatype)
         if datatype is None:
-            inputs = ", ".join(declared) or "none that it tells"
+            inputs = ", ".join(declared) or "none in its metadata"
             raise InvalidTensor(
-                f"model {metadata.name!r} has no input {name!r}, its inputs are: {inputs}"
+                f"model {metadata.name!r} has no input {name!r}; its inputs are {inputs}"
             )
         tensors.append(tensor_of(name, value, datatype, None if entry is None else entry.shape))
     return tuple(tensors)
 
 
-def _print_answer(answer: InferResponse, output: OutputFormat) -> None:
+def _print_reply(reply: InferResponse, output: OutputFormat) -> None:
     try:
-        tensors = [json_of(tensor) for tensor in answer.outputs]
+        tensors = [json_of(tensor) for tensor in reply.outputs]
     except GatewayError as error:
-        fail(f"the answer cannot be shown: {error.message}")
+        fail(f"cannot print the outputs: {error.message}")
     if output is OutputFormat.JSON:
-        say_json({"model": answer.model.name, "version": answer.model.version, "outputs": tensors})
+        print_json({"model": reply.model.name, "version": reply.model.version, "outputs": tensors})
         return
     rows = [
         (entry["name"], entry["datatype"], str(entry["shape"]), _short(entry["data"]))
         for entry in tensors
     ]
-    say(table(("output", "datatype", "shape", "data"), rows))
+    print_text(format_table(("output", "datatype", "shape", "data"), rows))
 
 
 _WIDTH = 100
@@ -256,4 +248,4 @@ _WIDTH = 100
 
 def _short(data: Any) -> str:
     text = json.dumps(data, ensure_ascii=False)
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... (--output json shows all)"
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... (complete with --output json)"

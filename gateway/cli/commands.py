@@ -1,4 +1,4 @@
-"""The verbs, and where each lives; only the module of the verb that was asked for is imported."""
+"""The commands and their modules; only the module of the requested command is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from gateway import __version__
 
-VERBS = {
+COMMANDS = {
     "serve": "gateway.cli.serve",
     "demo": "gateway.cli.demo",
     "validate": "gateway.cli.configuration",
@@ -24,17 +24,17 @@ VERBS = {
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the verb that *arguments* name and return the exit status."""
-    asked = [word for word in arguments[:1] if word in VERBS]
+    """Run the command that *arguments* name and return the exit status."""
+    requested = [word for word in arguments[:1] if word in COMMANDS]
     try:
-        command_line(asked or tuple(VERBS))(list(arguments), prog_name="gateway")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
+        command_line(requested or tuple(COMMANDS))(list(arguments), prog_name="gateway")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return 0
 
 
-def command_line(verbs: Sequence[str] = tuple(VERBS)) -> typer.Typer:
-    """Return the command line with some of the verbs, or all of them."""
+def command_line(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
+    """Return the command line with the commands *names*."""
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
@@ -43,8 +43,8 @@ def command_line(verbs: Sequence[str] = tuple(VERBS)) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_gateway)
-    for verb in verbs:
-        app.command(verb)(getattr(importlib.import_module(VERBS[verb]), verb))
+    for name in names:
+        app.command(name)(getattr(importlib.import_module(COMMANDS[name]), name))
     return app
 
 
@@ -64,5 +64,5 @@ def _gateway(
 ) -> None:
     """Let any inference client talk to any model server.
 
-    Exit status: 0 done, 1 failed or the answer is no, 2 wrong usage or configuration.
+    Exit status: 0 success, 1 failure or negative result, 2 usage or configuration error.
     """

@@ -1,4 +1,4 @@
-"""`gateway validate`, `gateway explain`: what a configuration says."""
+"""The commands `validate` and `explain`, and the loading of configurations for all commands."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gateway.cli.output import (
     OutputFormat,
     OutputOption,
     fail,
-    note,
-    say,
-    say_json,
-    table,
+    format_table,
+    print_json,
+    print_note,
+    print_text,
 )
 from gateway.config.load import ConfigError, LoadedConfig, load_file
 from gateway.config.sidecar import load_mapping
@@ -34,29 +34,29 @@ ConfigOption = Annotated[
 ]
 
 
-def checked(path: Path, *, workers: int | None = None) -> LoadedConfig:
-    """Read a configuration file and check it as far as can be without starting.
+def load_checked(path: Path, *, workers: int | None = None) -> LoadedConfig:
+    """Read and check a configuration file.
 
     Args:
-        path: Of the file.
-        workers: How many, where a flag says it and not the file.
+        path: The file.
+        workers: Overrides `workers` of the file.
 
     Raises:
-        ConfigError: Anything is wrong with it.
+        ConfigError: The configuration has errors.
     """
-    return _checked(load_file(path), workers)
+    return _check(load_file(path), workers)
 
 
-def checked_mapping(config: Mapping[str, Any], *, workers: int | None = None) -> LoadedConfig:
-    """Do the same with a configuration that flags made.
+def load_checked_mapping(config: Mapping[str, Any], *, workers: int | None = None) -> LoadedConfig:
+    """Check a configuration that comes from flags; see `load_checked`.
 
     Raises:
-        ConfigError: Anything is wrong with it.
+        ConfigError: The configuration has errors.
     """
-    return _checked(load_mapping(config, "flags"), workers)
+    return _check(load_mapping(config, "flags"), workers)
 
 
-def _checked(loaded: LoadedConfig, workers: int | None) -> LoadedConfig:
+def _check(loaded: LoadedConfig, workers: int | None) -> LoadedConfig:
     if workers is not None:
         loaded = loaded.changed(workers=workers)
     problems = check(loaded)
@@ -65,10 +65,10 @@ def _checked(loaded: LoadedConfig, workers: int | None) -> LoadedConfig:
     return loaded
 
 
-def chosen(argument: Path | None, option: Path | None) -> Path | None:
-    """Return the configuration file given as argument or as option; both end the command."""
+def config_path(argument: Path | None, option: Path | None) -> Path | None:
+    """Return the configuration file of the argument or the option; fail if both are present."""
     if argument is not None and option is not None:
-        fail("give the configuration once, as CONFIG.yaml or with --config", WRONG_USAGE)
+        fail("two configuration files; expected either CONFIG.yaml or --config", WRONG_USAGE)
     return option if argument is None else argument
 
 
@@ -77,23 +77,23 @@ def validate(
     config_option: ConfigOption = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Check a configuration file: `ok`, or every problem with its line and column.
+    """Check a configuration file: print `ok`, or every error with its line and column.
 
-    Exit status: 0 it is right, 1 it is not, 2 wrong usage.
+    Exit status: 0 no errors, 1 errors, 2 usage error.
     """
-    path = _needed(chosen(config, config_option))
+    path = _require(config_path(config, config_option))
     problems: list[Problem] = []
     try:
-        checked(path)
+        load_checked(path)
     except ConfigError as error:
         problems = error.problems
     if output is OutputFormat.JSON:
         entries = [_entry(problem) for problem in problems]
-        say_json({"file": str(path), "ok": not problems, "problems": entries})
+        print_json({"file": str(path), "ok": not problems, "problems": entries})
     elif problems:
-        say("\n".join(f"{path}:{problem}" for problem in problems))
+        print_text("\n".join(f"{path}:{problem}" for problem in problems))
     else:
-        say("ok")
+        print_text("ok")
     if problems:
         raise typer.Exit(FAILED)
 
@@ -102,13 +102,13 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
     model: Annotated[str, typer.Option("--model", "-m", help="Model of the call.")] = "",
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
-    version: Annotated[str, typer.Option(help="Version asked for; left out: any.")] = "",
+    version: Annotated[str, typer.Option(help="Requested version; none by default.")] = "",
     protocol: Annotated[
-        str, typer.Option("--protocol", "-p", help="Codec the caller speaks.")
+        str, typer.Option("--protocol", "-p", help="Protocol and carrier of the caller.")
     ] = "oip.http",
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; repeatable."),
     ] = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="Print the layers that every call passes, in order.")
@@ -120,42 +120,45 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
     Exit status: 0 success, 1 no route matches, 2 usage or configuration error.
     """
     if layers:
-        say("\n".join(describe_layers()))
+        print_text("\n".join(describe_layers()))
         return
     if not model:
-        fail("--model is missing: the model of the call, or --layers", WRONG_USAGE)
-    path = _needed(chosen(config, config_option))
+        fail("--model is missing; expected --model NAME, or --layers", WRONG_USAGE)
+    path = _require(config_path(config, config_option))
     headers = dict(_pair(text) for text in header or ())
     try:
-        loaded = checked(path)
+        loaded = load_checked(path)
     except ConfigError as error:
-        fail(f"the configuration cannot be used:\n{error}", WRONG_USAGE)
-    found = explain_call(
+        fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
+    explanation = explain_call(
         loaded.config, model=model, version=version, protocol=protocol, headers=headers
     )
     if output is OutputFormat.JSON:
-        say_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(explanation))
     else:
-        rows = [(name, "yes" if matched else "no", why) for name, matched, why in found.verdicts]
-        say(table(("route", "matches", "why"), rows))
-        if found.route is not None:
-            say(f"\n{model} takes route {found.route}, to:")
-            say("\n".join(f"  {target}" for target in found.targets))
-    if found.route is None:
-        note(f"gateway: no route takes {model} over {protocol}")
+        rows = [
+            (name, "yes" if matched else "no", reason)
+            for name, matched, reason in explanation.verdicts
+        ]
+        print_text(format_table(("route", "matches", "why"), rows))
+        if explanation.route is not None:
+            print_text(f"\n{model} uses route {explanation.route}, to:")
+            print_text("\n".join(f"  {target}" for target in explanation.targets))
+    if explanation.route is None:
+        print_note(f"gateway: no route matches {model} over {protocol}")
         raise typer.Exit(FAILED)
 
 
-def _needed(path: Path | None) -> Path:
+def _require(path: Path | None) -> Path:
     if path is None:
-        fail("which configuration? Name it: CONFIG.yaml", WRONG_USAGE)
+        fail("the configuration file is missing; expected CONFIG.yaml", WRONG_USAGE)
     return path
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        fail(f"--header {text!r} is not NAME=VALUE", WRONG_USAGE)
+        fail(f"--header is {text!r}; expected NAME=VALUE", WRONG_USAGE)
     return name.strip().lower(), value.strip()
 
 

@@ -1,4 +1,4 @@
-"""`gateway demo`: a real digit recognised over real sockets, in every protocol there is."""
+"""The command `demo`: recognises a handwritten digit over real sockets, in every protocol."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from typing import Annotated
 import typer
 
 from gateway.app import Gateway
-from gateway.cli.output import FAILED, OutputFormat, OutputOption, note, say, say_json, table
+from gateway.cli.output import (
+    FAILED,
+    OutputFormat,
+    OutputOption,
+    format_table,
+    print_json,
+    print_note,
+    print_text,
+)
 from gateway.cli.run import run_mapping
 from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
-from gateway.demo.client import Trip, ask_language, travel, ways
+from gateway.demo.client import Measurement, classify_language, client_routes, measure
 from gateway.demo.config import demo_config
 from gateway.demo.samples import Scan, Sentence, draw, load_scans, load_sentences
 from gateway.ir.errors import GatewayError
@@ -21,30 +29,30 @@ from gateway.ir.errors import GatewayError
 def demo(
     *,
     once: Annotated[bool, typer.Option("--once", help="Stop after the table.")] = False,
-    digit: Annotated[int, typer.Option(min=0, max=9, help="Which digit to show.")] = 2,
+    digit: Annotated[int, typer.Option(min=0, max=9, help="The digit to recognise.")] = 2,
     http: HttpOption = None,
     grpc: GrpcOption = None,
     admin: AdminOption = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Recognise a handwritten digit over every protocol, compare the answers, and go on serving.
+    """Recognise a handwritten digit over every protocol, compare the results, and keep serving.
 
-    Exit status: 0 all answers agree, 1 they do not or the gateway cannot start, 2 wrong usage.
+    Exit status: 0 all results agree, 1 they differ or the gateway cannot start, 2 usage error.
     """
-    show = Show(load_scans()[digit], load_sentences()[3], output, once=once)
+    demo_run = DemoRun(load_scans()[digit], load_sentences()[3], output, once=once)
     quiet = {"telemetry": {"log": {"level": "warning"}}}
     status = run_mapping(
         lambda: {**demo_config(http=http, grpc=grpc, admin=admin, streams=True), **quiet},
-        started=show,
+        started=demo_run,
     )
-    raise typer.Exit(status if show.agreed else FAILED)
+    raise typer.Exit(status if demo_run.agrees else FAILED)
 
 
-class Show:
-    """What happens once the gateway listens.
+class DemoRun:
+    """Runs the demo when the gateway listens.
 
     Attributes:
-        agreed: Whether every protocol brought the same answer; False before.
+        agrees: Whether every protocol returned the same result.
     """
 
     def __init__(self, scan: Scan, sentence: Sentence, output: OutputFormat, *, once: bool) -> None:
@@ -52,73 +60,74 @@ class Show:
         self._sentence = sentence
         self._output = output
         self._once = once
-        self.agreed = False
+        self.agrees = False
 
     async def __call__(self, gateway: Gateway) -> None:
-        """Show it on standard output; then let the gateway serve, or stop it."""
+        """Run the demo and print it; then stop the gateway, or let it serve."""
         try:
-            await self._show(gateway.addresses)
+            await self._run(gateway.addresses)
         except GatewayError as error:
-            note(f"gateway: a call of the demo failed: {error.message} ({error.code.value})")
-        if self._once or not self.agreed:
+            print_note(f"gateway: a call of the demo failed: {error.message} ({error.code.value})")
+        if self._once or not self.agrees:
             signal.raise_signal(signal.SIGTERM)
         else:
-            note(farewell(gateway.addresses, self._scan))
+            print_note(serving_text(gateway.addresses, self._scan))
 
-    async def _show(self, addresses: Mapping[str, str]) -> None:
+    async def _run(self, addresses: Mapping[str, str]) -> None:
         if self._output is OutputFormat.TEXT:
-            say(f"A scan of a handwritten {self._scan.digit}, which no model was trained on:\n")
-            say(draw(self._scan) + "\n")
-        trips = [await travel(way, self._scan) for way in ways(addresses)]
-        way = next(trip.way for trip in trips if not trip.way.one_model)
-        language = await ask_language(way, self._sentence)
-        self.agreed = len({trip.answer for trip in trips}) == 1
+            digit = self._scan.digit
+            print_text(f"A scan of a handwritten {digit}, which no model was trained on:\n")
+            print_text(draw(self._scan) + "\n")
+        results = [await measure(route, self._scan) for route in client_routes(addresses)]
+        route = next(result.route for result in results if not result.route.has_one_model)
+        language = await classify_language(route, self._sentence)
+        self.agrees = len({result.reply for result in results}) == 1
         if self._output is OutputFormat.JSON:
-            say_json(as_json(trips, agreed=self.agreed))
+            print_json(as_json(results, agreed=self.agrees))
             return
-        say(as_table(trips) + "\n")
-        if not self.agreed:
-            note("gateway: the answers differ")
+        print_text(as_table(results) + "\n")
+        if not self.agrees:
+            print_note("gateway: the results differ")
             return
-        say(f"All {len(trips)} answers agree, to the last bit of ten probabilities.")
-        say(f'The language of "{self._sentence.text}" is {language}.')
+        print_text(f"All {len(results)} results agree, to the last bit of ten probabilities.")
+        print_text(f'The language of "{self._sentence.text}" is {language}.')
 
 
-def as_table(trips: Sequence[Trip]) -> str:
-    """Return the trips as a table of plain text."""
-    head = ("protocol", "request bytes", "answer bytes", "answer", "microseconds")
+def as_table(results: Sequence[Measurement]) -> str:
+    """Return the results as a table of plain text."""
+    head = ("protocol", "request bytes", "response bytes", "result", "microseconds")
     rows = [
         (
-            trip.way.name,
-            str(trip.request_bytes),
-            str(trip.answer_bytes),
-            str(trip.answer),
-            f"{trip.us:.0f}",
+            result.route.name,
+            str(result.request_bytes),
+            str(result.response_bytes),
+            str(result.reply),
+            f"{result.us:.0f}",
         )
-        for trip in trips
+        for result in results
     ]
-    return table(head, rows, right=(1, 2, 4))
+    return format_table(head, rows, right=(1, 2, 4))
 
 
-def as_json(trips: Sequence[Trip], *, agreed: bool) -> dict[str, object]:
-    """Return the trips as values for JSON."""
+def as_json(results: Sequence[Measurement], *, agreed: bool) -> dict[str, object]:
+    """Return the results as values for JSON."""
     entries = [
         {
-            "protocol": trip.way.codec,
-            "form": trip.way.form,
-            "request_bytes": trip.request_bytes,
-            "answer_bytes": trip.answer_bytes,
-            "digit": trip.answer.digit,
-            "probabilities": list(trip.answer.probabilities),
-            "microseconds": round(trip.us),
+            "protocol": result.route.codec,
+            "form": result.route.form,
+            "request_bytes": result.request_bytes,
+            "answer_bytes": result.response_bytes,
+            "digit": result.reply.digit,
+            "probabilities": list(result.reply.probabilities),
+            "microseconds": round(result.us),
         }
-        for trip in trips
+        for result in results
     ]
     return {"agreed": agreed, "trips": entries}
 
 
-def farewell(addresses: Mapping[str, str], scan: Scan) -> str:
-    """Say where the gateway listens, and a command to try."""
+def serving_text(addresses: Mapping[str, str], scan: Scan) -> str:
+    """Return the addresses of the gateway, and a command to try."""
     text = "\nServing: " + ", ".join(f"{name} on {at}" for name, at in addresses.items())
     http = addresses.get("main.http")
     if http is not None:

@@ -1,4 +1,4 @@
-"""What verbs print: data on standard output, remarks and errors on standard error."""
+"""Output of the commands: data on standard output, notes and errors on standard error."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ WRONG_USAGE = 2
 
 
 class OutputFormat(enum.Enum):
-    """The form in which a verb prints its data."""
+    """The format in which a command prints its data."""
 
     TEXT = "text"
     JSON = "json"
 
 
-OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form of the data.")]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Format of the data.")]
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print data."""
     typer.echo(text)
 
 
-def say_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print data as one JSON document."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def note(text: str) -> None:
-    """Print a remark."""
+def print_note(text: str) -> None:
+    """Print a note."""
     typer.echo(text, err=True)
 
 
@@ -44,13 +44,15 @@ def fail(message: str, status: int = FAILED) -> NoReturn:
     raise typer.Exit(status)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return *rows* under *head* as aligned columns of plain text.
+def format_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+) -> str:
+    """Return *rows* as aligned columns of plain text.
 
     Args:
         head: Titles of the columns.
-        rows: Cells, as many to a row as there are titles.
-        right: Columns of numbers, aligned to the right.
+        rows: Cells, one per title in each row.
+        right: Indexes of the columns that are aligned to the right.
     """
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

@@ -1,4 +1,4 @@
-"""Running a gateway from the command line: what keeps it from starting is said in one line."""
+"""Runs a gateway for the commands `serve` and `demo`; errors of the start are one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gateway.app import Gateway, StartError, run
 from gateway.app.worker_slot import resolve_workers
 from gateway.app.workers.supervisor import supervise
-from gateway.cli.configuration import checked_mapping
+from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, LoadedConfig
 
@@ -22,39 +22,39 @@ def run_loaded(
     started: Started | None = None,
     flags: Mapping[str, str] = {},
 ) -> int:
-    """Run a gateway until it is told to stop and return the exit status.
+    """Run a gateway, in one process or with workers, and return the exit status.
 
     Args:
-        load: Reads its configuration.
-        started: Called once it listens.
-        flags: Addresses that flags choose, by flag: named when one of them cannot be had.
+        load: Returns the configuration.
+        started: Called when the gateway listens; not called with several workers.
+        flags: Addresses by the flag that sets them, for errors about an address in use.
 
     Raises:
-        typer.Exit: The configuration is wrong (2), or the gateway cannot start (1).
+        typer.Exit: The configuration is invalid (2), or the gateway cannot start (1).
     """
     try:
         loaded = load()
         workers = resolve_workers(loaded.config.workers)
         return supervise(loaded, workers) if workers > 1 else run(loaded, started=started)
     except ConfigError as error:
-        fail(f"the configuration cannot be used:\n{error}", WRONG_USAGE)
+        fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
     except StartError as error:
         fail(f"cannot start: {error}{_advice(str(error), flags)}")
 
 
 def run_mapping(
-    make: Callable[[], dict[str, Any]],
+    build: Callable[[], dict[str, Any]],
     *,
     started: Started | None = None,
     workers: int | None = None,
 ) -> int:
-    """Run a gateway whose configuration flags make; see `run_loaded`.
+    """Run a gateway whose configuration comes from flags; see `run_loaded`.
 
     Raises:
-        typer.Exit: A flag is wrong (2), or the gateway cannot start (1).
+        typer.Exit: A flag is invalid (2), or the gateway cannot start (1).
     """
     try:
-        config = make()
+        config = build()
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
     listener = config["listeners"][0]
@@ -64,7 +64,7 @@ def run_mapping(
             flags[f"--{stream['protocol']}-tcp"] = stream["address"]
     flags["--admin"] = config.get("admin", {}).get("address") or ""
     return run_loaded(
-        lambda: checked_mapping(config, workers=workers), started=started, flags=flags
+        lambda: load_checked_mapping(config, workers=workers), started=started, flags=flags
     )
 
 

@@ -1,4 +1,4 @@
-"""`gateway schema`: what editors need to know of the configuration file."""
+"""The command `schema`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway serve`: a configuration file, a sidecar by flags, or the demo models."""
+"""The command `serve`: serves a configuration file, a sidecar, or the demo models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.configuration import ConfigArgument, ConfigOption, checked, chosen
+from gateway.cli.configuration import ConfigArgument, ConfigOption, config_path, load_checked
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.cli.run import run_loaded, run_mapping
 from gateway.config.sidecar import sidecar_config
@@ -19,8 +19,8 @@ HttpOption = Annotated[
     typer.Option(
         "--http",
         metavar="ADDR",
-        help="HOST:PORT for HTTP, or off. Default 127.0.0.1:8000; 127.0.0.1:18000 where an "
-        "upstream on this machine has one of the ports 8000 to 8002.",
+        help="HOST:PORT for HTTP, or off. Default 127.0.0.1:8000, or 127.0.0.1:18000 if an "
+        "upstream on this machine uses one of the ports 8000 to 8002.",
     ),
 ]
 GrpcOption = Annotated[
@@ -28,8 +28,8 @@ GrpcOption = Annotated[
     typer.Option(
         "--grpc",
         metavar="ADDR",
-        help="HOST:PORT for gRPC, or off. Default 127.0.0.1:8001; 127.0.0.1:18001 where --http's "
-        "is 18000.",
+        help="HOST:PORT for gRPC, or off. Default 127.0.0.1:8001, or 127.0.0.1:18001 if the "
+        "default of --http is 18000.",
     ),
 ]
 GraphpipeTcpOption = Annotated[
@@ -37,7 +37,7 @@ GraphpipeTcpOption = Annotated[
     typer.Option(
         "--graphpipe-tcp",
         metavar="ADDR",
-        help="HOST:PORT for GraphPipe on a plain byte stream; it serves --default-model.",
+        help="HOST:PORT for GraphPipe over TCP; it serves --default-model.",
     ),
 ]
 GraphpipeUnixOption = Annotated[
@@ -45,7 +45,7 @@ GraphpipeUnixOption = Annotated[
     typer.Option(
         "--graphpipe-unix",
         metavar="PATH",
-        help="Unix socket for GraphPipe on a plain byte stream; it serves --default-model.",
+        help="Unix socket for GraphPipe; it serves --default-model.",
     ),
 ]
 BrpcOption = Annotated[
@@ -53,7 +53,7 @@ BrpcOption = Annotated[
     typer.Option(
         "--brpc",
         metavar="ADDR",
-        help="HOST:PORT for grps over brpc (baidu_std); its HTTP and gRPC are on the same port.",
+        help="HOST:PORT for grps over brpc (baidu_std), HTTP and gRPC on the same port.",
     ),
 ]
 AdminOption = Annotated[
@@ -61,7 +61,7 @@ AdminOption = Annotated[
     typer.Option(
         "--admin",
         metavar="ADDR",
-        help="HOST:PORT for metrics and probes, or off. Left out: 127.0.0.1:9901 if it is free.",
+        help="HOST:PORT for metrics and probes, or off. Default 127.0.0.1:9901 if it is free.",
     ),
 ]
 
@@ -70,8 +70,8 @@ WorkersOption = Annotated[
     typer.Option(
         "--workers",
         metavar="N",
-        help="Processes that share the ports, or auto for one on each core. Default 1, or what "
-        "CONFIG.yaml says.",
+        help="Processes that share the ports, or auto for one per core. Default 1, or the value "
+        "in CONFIG.yaml.",
     ),
 ]
 
@@ -84,10 +84,10 @@ def serve(  # noqa: PLR0913  # one for each flag
         list[str] | None,
         typer.Option(
             metavar="URL",
-            help="Be the sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
+            help="Serve as a sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
             "(grpc:// and http:// mean the same), trtis+grpc://HOST:PORT, trtis+http://HOST:PORT, "
             "graphpipe+http://HOST:PORT, "
-            "graphpipe+tcp://HOST:PORT or graphpipe+unix:///PATH; may be repeated.",
+            "graphpipe+tcp://HOST:PORT or graphpipe+unix:///PATH; repeatable.",
         ),
     ] = None,
     demo: Annotated[
@@ -102,34 +102,34 @@ def serve(  # noqa: PLR0913  # one for each flag
     workers: WorkersOption = None,
     default_model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Model of requests whose protocol names none."),
+        typer.Option(metavar="NAME", help="Model of requests that name none."),
     ] = None,
     enable: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[=VALUE]",
-            help="Serve what is off by default: repository_index, model_control, "
+            help="Switch on an extension: repository_index, model_control, "
             "model_configuration, statistics=target, trace, logging=target, "
-            "shared_memory=map, shared_memory=forward:KEYS ...; may be repeated.",
+            "shared_memory=map, shared_memory=forward:KEYS ...; repeatable.",
         ),
     ] = None,
     no_passthrough: Annotated[
         bool,
         typer.Option(
             "--no-passthrough",
-            help="Answer 404 to HTTP paths that no protocol claims, instead of sending them to "
-            "the first HTTP upstream.",
+            help="Respond with 404 to HTTP paths of no protocol, instead of forwarding them to the "
+            "first HTTP upstream.",
         ),
     ] = False,
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
-    Ends at SIGTERM or SIGINT, after what is in flight. Exit status: 0 stopped in good order,
-    1 could not start, or a worker keeps dying, 2 wrong usage or configuration.
+    SIGTERM and SIGINT stop it, after the calls in flight. Exit status: 0 stopped, 1 could not
+    start or a worker keeps dying, 2 usage or configuration error.
     """
-    path = chosen(config, config_option)
+    path = config_path(config, config_option)
     if (path is not None) + bool(upstream) + demo != 1:
-        fail("serve what? Give one of CONFIG.yaml, --upstream URL, --demo", WRONG_USAGE)
+        fail("expected exactly one of CONFIG.yaml, --upstream URL and --demo", WRONG_USAGE)
     addresses = {"--http": http, "--grpc": grpc, "--admin": admin}
     sidecar = {
         "--default-model": default_model,
@@ -138,15 +138,15 @@ def serve(  # noqa: PLR0913  # one for each flag
     }
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
     if path is not None:
-        _refuse({**addresses, **streams, "--brpc": brpc, **sidecar}, "CONFIG.yaml says that itself")
-        raise typer.Exit(run_loaded(lambda: checked(path, workers=_counted(workers))))
+        _reject({**addresses, **streams, "--brpc": brpc, **sidecar}, "CONFIG.yaml; set it there")
+        raise typer.Exit(run_loaded(lambda: load_checked(path, workers=_worker_count(workers))))
     if demo:
-        _refuse(sidecar, "--demo has no upstream")
-        _refuse(streams, "a stream serves one model, --demo has two")
+        _reject(sidecar, "--demo, which has no upstream")
+        _reject(streams, "--demo, which has two models")
         raise typer.Exit(
             run_mapping(
                 lambda: demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin),
-                workers=_counted(workers),
+                workers=_worker_count(workers),
             )
         )
     status = run_mapping(
@@ -162,13 +162,12 @@ def serve(  # noqa: PLR0913  # one for each flag
             enable=enable or (),
             passthrough=not no_passthrough,
         ),
-        workers=_counted(workers),
+        workers=_worker_count(workers),
     )
     raise typer.Exit(status)
 
 
-def _counted(workers: str | None) -> int | None:
-    """Return what `--workers` says; None where it says nothing."""
+def _worker_count(workers: str | None) -> int | None:
     if workers is None:
         return None
     try:
@@ -177,7 +176,7 @@ def _counted(workers: str | None) -> int | None:
         fail(f"--workers {error}", WRONG_USAGE)
 
 
-def _refuse(flags: Mapping[str, object], reason: str) -> None:
-    given = [flag for flag, value in flags.items() if value is not None]
-    if given:
-        fail(f"{given[0]} cannot be given here: {reason}", WRONG_USAGE)
+def _reject(flags: Mapping[str, object], reason: str) -> None:
+    present = [flag for flag, value in flags.items() if value is not None]
+    if present:
+        fail(f"{present[0]} is not allowed with {reason}", WRONG_USAGE)

@@ -1,6 +1,6 @@
-"""Tensors as people write and read them: JSON values and IR tensors, both ways.
+"""Converts between JSON values on the command line and IR tensors.
 
-Exact or refused: no number is wrapped, rounded to an integer, or turned to infinity.
+Conversions are exact: a number that does not fit is an error, never rounded or overflowed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def read_value(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError("JSON is nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{text[:40]!r} is not JSON ({error.msg}, character {error.pos + 1}): "
-            "write NAME=[1, 2], NAME='[\"text\"]' or NAME=@FILE"
+            f"{text[:40]!r} is not JSON ({error.msg}, character {error.pos + 1}); "
+            "expected NAME=[1, 2], NAME='[\"text\"]' or NAME=@FILE"
         ) from error
 
 
@@ -53,23 +53,23 @@ def _refuse_constant(text: str) -> float:
 def tensor_of(name: str, value: Any, datatype: Datatype, declared: Shape | None = None) -> Tensor:
     """Return a JSON value as a tensor; its nesting is its shape.
 
-    A flat list or a single value is laid out in the declared shape where that leaves no choice:
-    where at most one axis of it is variable.
+    A flat list or a single value gets the declared shape if at most one dimension of it is
+    variable.
 
     Args:
         name: Input name.
         value: Nested lists, or a single value.
-        datatype: What the model takes.
-        declared: The model's shape, -1 for a variable axis; None where it is not known.
+        datatype: The datatype of the input.
+        declared: The model's shape, -1 for a variable dimension; None if it is not known.
 
     Raises:
-        InvalidTensor: Lists of different lengths, or elements that the datatype cannot hold.
+        InvalidTensor: Lists have different lengths, or an element does not fit the datatype.
     """
     shape = _nesting(name, value)
     elements = list(_leaves(name, value, shape))
     if declared is not None and len(shape) <= 1 and len(shape) != len(declared):
-        laid_out = _laid_out(declared, len(elements))
-        shape = shape if laid_out is None else laid_out
+        resolved = _resolve_shape(declared, len(elements))
+        shape = shape if resolved is None else resolved
     if datatype is Datatype.BYTES:
         return items_tensor(name, shape, [_bytes_of(name, element) for element in elements])
     return array_tensor(name, _array(name, elements, datatype).reshape(shape), datatype)
@@ -92,21 +92,22 @@ def _leaves(name: str, value: Any, shape: Shape) -> Iterator[Any]:
         yield value
         return
     if not shape or not isinstance(value, list) or len(value) != shape[0]:
-        raise InvalidTensor(f"input {name!r}: its lists are not of one length at each level")
+        raise InvalidTensor(f"input {name!r} has lists of different lengths at the same level")
     for item in value:
         yield from _leaves(name, item, shape[1:])
 
 
-def _laid_out(declared: Shape, count: int) -> Shape | None:
-    variable = [axis for axis, size in enumerate(declared) if size < 0]
-    known = math.prod(size for size in declared if size >= 0)
-    if len(variable) > 1 or known == 0:
+def _resolve_shape(declared: Shape, count: int) -> Shape | None:
+    """Return the declared shape for *count* elements; None if it does not fit or is ambiguous."""
+    variable = sum(size < 0 for size in declared)
+    fixed = math.prod(size for size in declared if size >= 0)
+    if variable > 1 or fixed == 0:
         return None
     if not variable:
-        return declared if known == count else None
-    if count % known:
+        return declared if fixed == count else None
+    if count % fixed:
         return None
-    return tuple(count // known if size < 0 else size for size in declared)
+    return tuple(count // fixed if size < 0 else size for size in declared)
 
 
 def _array(name: str, elements: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any]:
@@ -124,7 +125,7 @@ def _integers(name: str, elements: Sequence[Any], datatype: Datatype) -> npt.NDA
     for element in elements:
         if not bounds.min <= element <= bounds.max:
             raise InvalidTensor(
-                f"input {name!r}: {element} is out of the range of {datatype.name}, "
+                f"input {name!r}: {element} is out of range; {datatype.name} is "
                 f"{bounds.min} to {bounds.max}"
             )
     return np.array(elements, dtype=datatype.numpy_dtype)
@@ -137,22 +138,22 @@ def _floats(name: str, elements: Sequence[Any], datatype: Datatype) -> npt.NDArr
         try:
             values = np.array(elements, dtype=np.float64)
         except OverflowError as error:
-            raise InvalidTensor(f"input {name!r} is out of the range of {datatype.name}") from error
+            raise InvalidTensor(f"input {name!r} is out of range for {datatype.name}") from error
         narrow = values.astype(np.float32 if bf16 else datatype.numpy_dtype)
-    laid = bf16_of_fp32(narrow) if bf16 else narrow
-    seen = fp32_of_bf16(laid) if bf16 else narrow
-    for value, result in zip(values, seen, strict=True):
+    array = bf16_of_fp32(narrow) if bf16 else narrow
+    results = fp32_of_bf16(array) if bf16 else narrow
+    for value, result in zip(values, results, strict=True):
         if not np.isfinite(result):
-            raise InvalidTensor(f"input {name!r}: {value} is out of the range of {datatype.name}")
-    return laid
+            raise InvalidTensor(f"input {name!r}: {value} is out of range for {datatype.name}")
+    return array
 
 
 def _check(name: str, elements: Sequence[Any], kind: Any, datatype: Datatype) -> None:
     for element in elements:
-        # To Python, True is an int.
+        # In Python, True is an int.
         if not isinstance(element, kind) or (kind is not bool and isinstance(element, bool)):
-            shown = json.dumps(element)[:40]
-            raise InvalidTensor(f"input {name!r}: {shown} is not an element of {datatype.name}")
+            text = json.dumps(element)[:40]
+            raise InvalidTensor(f"input {name!r}: {text} is not an element of {datatype.name}")
 
 
 def _bytes_of(name: str, element: Any) -> bytes:
@@ -163,15 +164,15 @@ def _bytes_of(name: str, element: Any) -> bytes:
             return base64.b64decode(element["b64"], validate=True)
         except (binascii.Error, ValueError, TypeError) as error:
             raise InvalidTensor(f"input {name!r}: 'b64' is not base64: {error}") from error
-    shown = json.dumps(element)[:40]
-    raise InvalidTensor(f'input {name!r}: {shown} is not text, nor {{"b64": "..."}}')
+    text = json.dumps(element)[:40]
+    raise InvalidTensor(f'input {name!r}: {text} is invalid; expected text or {{"b64": "..."}}')
 
 
 def json_of(tensor: Tensor) -> dict[str, Any]:
-    """Return *tensor* as JSON values: name, datatype, shape, and data nested as the shape is.
+    """Return *tensor* as JSON values: name, datatype, shape, and nested data.
 
-    Text stays text; bytes that are not UTF-8 become {"b64": ...}; NaN and infinity become the
-    words "NaN", "Infinity" and "-Infinity", which JSON has no numbers for.
+    Bytes that are not UTF-8 become {"b64": ...}. NaN and infinity, which JSON numbers cannot
+    represent, become "NaN", "Infinity" and "-Infinity".
 
     Raises:
         InvalidTensor: The tensor has no datatype or shape.
@@ -194,15 +195,15 @@ def _elements(tensor: Tensor) -> list[Any]:
         array = fp32_of_bf16(array)
     values: list[Any] = array.reshape(-1).tolist()
     if array.dtype.kind == "f":
-        # The shortest text that is this number in its own width: 0.1, not 0.10000000149011612.
+        # The shortest decimal number for the dtype: 0.1 instead of 0.10000000149011612.
         return [
-            float(str(short)) if math.isfinite(value) else _word(value)
-            for value, short in zip(values, array.reshape(-1), strict=True)
+            float(str(element)) if math.isfinite(value) else _non_finite(value)
+            for value, element in zip(values, array.reshape(-1), strict=True)
         ]
     return values
 
 
-def _word(value: float) -> str:
+def _non_finite(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"

@@ -1,7 +1,4 @@
-"""One scan through every protocol there is, over real sockets: the answers, bytes and times.
-
-The list of ways comes from the registry: a protocol takes part by being registered.
-"""
+"""Sends one scan through every registered protocol, and measures results, bytes and times."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from gateway.registry import PROTOCOLS, protocol
 from gateway.service import Service
 from gateway.wire.codec import Options, StreamBinding
 
-# Where one codec has several forms, the options that choose each; otherwise it has one, unnamed.
+# The options of each form of a codec; other codecs have one form without a name.
 _FORMS: Mapping[str, Mapping[str, Options]] = {
     "oip.http": {"JSON": {"dialect": "mlserver"}, "binary tensors": {"dialect": "triton"}},
     "oip.grpc": {"": {"dialect": "triton"}},
@@ -39,24 +36,24 @@ _WARM_UP = 5
 _COUNTED = 3
 _TIMED = 31
 _WAIT_S = 10.0
-# What a protocol's answers leave out comes from the model's metadata.
+# The model's metadata completes protocols that do not send names, datatypes or shapes.
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ClientRoute:
     """One protocol on one carrier, in one form, at one address.
 
     Attributes:
-        codec: Its name, such as "oip.http".
-        one_model: It reaches the model `digits` alone.
+        codec: The name of the codec, such as "oip.http".
+        has_one_model: Whether it reaches only the model `digits`.
     """
 
     codec: str
     url: Url
     form: str
     options: Options
-    one_model: bool = False
+    has_one_model: bool = False
 
     @property
     def name(self) -> str:
@@ -66,7 +63,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class DemoReply:
-    """What the model said of a scan: its digit, and a probability for each digit."""
+    """The model's result for a scan: its digit, and a probability for each digit."""
 
     digit: int
     probabilities: tuple[float, ...]
@@ -76,24 +73,24 @@ class DemoReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
-    """A scan's way through one protocol.
+class Measurement:
+    """The result and the cost of a call through one protocol.
 
     Attributes:
-        request_bytes: On the wire for one call on an open connection, headers included.
-        answer_bytes: The same for what came back.
+        request_bytes: Bytes on the wire of one call on an open connection, headers included.
+        response_bytes: The same for the response.
         us: Median time of a call, microseconds.
     """
 
-    way: Way
-    answer: DemoReply
+    route: ClientRoute
+    reply: DemoReply
     request_bytes: int
-    answer_bytes: int
+    response_bytes: int
     us: float
 
 
-def ways(addresses: Mapping[str, str], listener: str = "main") -> Iterator[Way]:
-    """Yield every way to ask the gateway that listens at *addresses* ("main.http": ...)."""
+def client_routes(addresses: Mapping[str, str], listener: str = "main") -> Iterator[ClientRoute]:
+    """Yield every route of a client to the gateway at *addresses* ("main.http": ...)."""
     for name in PROTOCOLS:
         for carrier, binding in protocol(name).carriers.items():
             streamed = isinstance(binding, StreamBinding)
@@ -104,54 +101,54 @@ def ways(addresses: Mapping[str, str], listener: str = "main") -> Iterator[Way]:
             url = Url(name, carrier, address.host or "127.0.0.1", address.port)
             codec = binding.codec(DEFAULT_LIMITS, {}).name
             for form, options in _FORMS.get(codec, _ONE_FORM).items():
-                yield Way(codec, url, form, options, one_model=streamed)
+                yield ClientRoute(codec, url, form, options, has_one_model=streamed)
 
 
-async def travel(way: Way, scan: Scan) -> Trip:
-    """Send *scan* one way: a few calls through a counting relay, then some straight, timed.
+async def measure(route: ClientRoute, scan: Scan) -> Measurement:
+    """Send *scan* a few times through a counting relay, then directly to measure the time.
 
     Raises:
         GatewayError: A call failed.
     """
-    async with Relay(way.url.host, way.url.port) as relay:
-        through = Url(way.url.protocol, way.url.carrier, "127.0.0.1", relay.port)
-        async with _open(through, way.options) as service:
-            answer = await ask_digit(service, scan)
+    async with Relay(route.url.host, route.url.port) as relay:
+        through = Url(route.url.protocol, route.url.carrier, "127.0.0.1", relay.port)
+        async with _open(through, route.options) as service:
+            reply = await classify_digit(service, scan)
             sizes = []
             for _ in range(_COUNTED):
                 before = relay.sent, relay.received
-                await ask_digit(service, scan)
+                await classify_digit(service, scan)
                 sizes.append((relay.sent - before[0], relay.received - before[1]))
-    async with _open(way.url, way.options) as service:
+    async with _open(route.url, route.options) as service:
         us = await _median_us(service, scan)
-    request_bytes, answer_bytes = (
+    request_bytes, response_bytes = (
         int(statistics.median(each)) for each in zip(*sizes, strict=True)
     )
-    return Trip(way, answer, request_bytes, answer_bytes, us)
+    return Measurement(route, reply, request_bytes, response_bytes, us)
 
 
-async def ask_language(way: Way, sentence: Sentence) -> str:
-    """Ask in which language *sentence* is.
+async def classify_language(route: ClientRoute, sentence: Sentence) -> str:
+    """Return the language of *sentence*.
 
     Raises:
         GatewayError: The call failed.
     """
     text = items_tensor("text", (1,), [sentence.text.encode()])
-    async with _open(way.url, way.options) as service:
-        answer = await service(_request("language", text))
-    return bytes(as_items(_output(answer, "label"))[0]).decode()
+    async with _open(route.url, route.options) as service:
+        reply = await service(_request("language", text))
+    return bytes(as_items(_output(reply, "label"))[0]).decode()
 
 
-async def ask_digit(service: Service, scan: Scan) -> DemoReply:
-    """Ask which digit *scan* shows.
+async def classify_digit(service: Service, scan: Scan) -> DemoReply:
+    """Return the digit of *scan*.
 
     Raises:
         GatewayError: The call failed.
     """
     pixels = np.array([scan.pixels], dtype=np.float32).reshape(1, SIDE * SIDE)
-    answer = await service(_request("digits", array_tensor("X", pixels)))
-    label = as_numpy(_output(answer, "label")).reshape(-1)
-    probabilities = as_numpy(_output(answer, "probabilities")).reshape(-1)
+    reply = await service(_request("digits", array_tensor("X", pixels)))
+    label = as_numpy(_output(reply, "label")).reshape(-1)
+    probabilities = as_numpy(_output(reply, "probabilities")).reshape(-1)
     return DemoReply(int(label[0]), tuple(map(float, probabilities)))
 
 
@@ -160,12 +157,12 @@ def _request(model: str, tensor: Tensor) -> InferRequest:
     return InferRequest(model=ModelRef(model), context=context, inputs=(tensor,))
 
 
-def _output(answer: InferResponse, name: str) -> Tensor:
-    for tensor in answer.outputs:
+def _output(reply: InferResponse, name: str) -> Tensor:
+    for tensor in reply.outputs:
         if tensor.name == name:
             return tensor
-    found = ", ".join(tensor.name for tensor in answer.outputs) or "none"
-    raise UpstreamProtocolError(f"the answer has no output {name!r}, its outputs are: {found}")
+    names = ", ".join(tensor.name for tensor in reply.outputs) or "none"
+    raise UpstreamProtocolError(f"the reply has no output {name!r}; its outputs are {names}")
 
 
 @asynccontextmanager
@@ -181,7 +178,7 @@ async def _median_us(service: Service, scan: Scan) -> float:
     times = []
     for number in range(_WARM_UP + _TIMED):
         start = time.perf_counter()
-        await ask_digit(service, scan)
+        await classify_digit(service, scan)
         if number >= _WARM_UP:
             times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6

@@ -1,4 +1,4 @@
-"""The demo models as a configuration: what `gateway serve --demo` and `gateway demo` serve."""
+"""The configuration of `gateway serve --demo` and `gateway demo`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.registry import PROTOCOLS, protocol
 MODELS = ("digits", "language")
 
 STREAMS = "streams"
-"""Name of the listener that has every protocol's byte stream."""
+"""Name of the listener with the byte stream of every protocol."""
 
 
 def demo_config(
@@ -29,14 +29,14 @@ def demo_config(
     admin: str | None = None,
     streams: bool = False,
 ) -> dict[str, Any]:
-    """Return a configuration that serves the demo models, as its YAML would stand.
+    """Return a configuration that serves the demo models, as plain values of its YAML.
 
     Args:
         http: HOST:PORT, "off", or None for 127.0.0.1:8000.
-        grpc: The same for gRPC, with 8001.
+        grpc: The same for gRPC, with port 8001.
         brpc: HOST:PORT for grps over brpc.
-        admin: HOST:PORT or "off"; None leaves the key out.
-        streams: Serve `digits` on a byte stream of each protocol that has one, on free ports.
+        admin: HOST:PORT or "off"; None omits the key.
+        streams: Also serve `digits` over the byte stream of each protocol, on free ports.
 
     Raises:
         ValueError: Both listeners are off.
@@ -53,16 +53,16 @@ def demo_config(
         "listeners": listeners,
         **admin_config(admin),
         "models": {name: {"backend": "onnx", "path": str(folder / name)} for name in MODELS},
-        # No load balancer watches a demo.
+        # No load balancer waits for the demo.
         "lifecycle": {"pre_stop": "0s"},
     }
 
 
 def _streams() -> list[dict[str, Any]]:
-    found = [
+    streams = [
         {"protocol": name, "address": "127.0.0.1:0"}
         for name in PROTOCOLS
         if protocol(name).stream is not None
     ]
-    listener = {"name": STREAMS, "streams": found, "default_model": MODELS[0]}
-    return [listener] if found else []
+    listener = {"name": STREAMS, "streams": streams, "default_model": MODELS[0]}
+    return [listener] if streams else []

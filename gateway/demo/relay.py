@@ -1,7 +1,6 @@
-"""A relay on the loopback that counts: how many bytes a call really costs, headers included.
+"""A TCP relay on the loopback that counts the bytes of calls, headers included.
 
-It stands between a client and a server and forwards bytes unread, so it measures any protocol over
-TCP, present or future, in the same way.
+It forwards bytes without parsing them, so it measures every protocol over TCP in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Relay:
-    """Forwards connections to *host*:*port* and counts the bytes each way; a context manager.
+    """Forwards connections to *host*:*port* and counts their bytes; a context manager.
 
     Attributes:
         sent: Bytes that clients sent so far.
@@ -30,7 +29,7 @@ class Relay:
         self.received = 0
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
         return self
 
     async def __aexit__(
@@ -47,32 +46,32 @@ class Relay:
 
     @property
     def port(self) -> int:
-        """Where clients connect, on 127.0.0.1."""
+        """The port for clients on 127.0.0.1."""
         if self._server is None:
             raise RuntimeError("the relay is not open")
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._forward(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A connection that breaks ends both ways; what was counted stays counted.
+        # A connection error closes both directions.
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-            with contextlib.closing(far_writer):
+            server_reader, server_writer = await asyncio.open_connection(*self._target)
+            with contextlib.closing(server_writer):
                 await asyncio.gather(
-                    self._copy(reader, far_writer, outward=True),
-                    self._copy(far_reader, writer, outward=False),
+                    self._copy(reader, server_writer, is_request=True),
+                    self._copy(server_reader, writer, is_request=False),
                 )
 
     async def _copy(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, outward: bool
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_request: bool
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            if outward:
+            if is_request:
                 self.sent += len(data)
             else:
                 self.received += len(data)

@@ -1,8 +1,7 @@
-"""Inputs for the demo models, scans of digits and sentences, and a drawing of a scan.
+"""Reads the inputs of the demo models, scans of digits and sentences, and draws scans as text.
 
-Here: reading the two files of examples with their right answers, and drawing a scan in plain text.
-`demo/train.py` chose the examples by a rule, without a look at any model's answer, among those that
-the models were not trained on.  Not here: sending them anywhere.
+`demo/train.py` selected them by a fixed rule from the held-out data, independent of the models'
+predictions.
 """
 
 import json
@@ -59,22 +58,22 @@ class _SentenceEntry(TypedDict):
 
 
 def load_scans() -> tuple[Scan, ...]:
-    """Return one held-out scan of each digit, from 0 to 9."""
+    """Read one held-out scan of each digit, from 0 to 9."""
     entries: list[_ScanEntry] = json.loads(_text("scans.json"))
     return tuple(Scan(tuple(map(float, entry["pixels"])), entry["digit"]) for entry in entries)
 
 
 def load_sentences() -> tuple[Sentence, ...]:
-    """Return held-out sentences, three in each language, ordered by language."""
+    """Read held-out sentences, three in each language, ordered by language."""
     entries: list[_SentenceEntry] = json.loads(_text("sentences.json"))
     return tuple(Sentence(entry["text"], entry["language"]) for entry in entries)
 
 
 def draw(scan: Scan) -> str:
-    """Draw *scan* as SIDE lines of plain text, each 2 * SIDE characters wide.
+    """Return *scan* as SIDE lines of plain text, each 2 * SIDE characters wide.
 
-    A pixel is two characters wide, which is about square in a terminal, in one of five shades.
-    There are no escape sequences, and no newline at the end.
+    A pixel is two characters wide, which is nearly square in a terminal, in one of five shades.
+    The text has no escape sequences and no newline at the end.
     """
     rows = (scan.pixels[start : start + SIDE] for start in range(0, SIDE * SIDE, SIDE))
     return "\n".join("".join(2 * _shade(pixel) for pixel in row) for row in rows)

@@ -105,9 +105,9 @@ def test_infers_without_asking_for_metadata(url: str) -> None:
     ("arguments", "said"),
     [
         (("nobody", *PAIR), "nobody"),
-        (("simple", "--input", "X=[1]"), "model 'simple' has no input 'X', its inputs are: INPUT0"),
+        (("simple", "--input", "X=[1]"), "model 'simple' has no input 'X'; its inputs are INPUT0"),
         (("simple", *PAIR[:2]), "INPUT1"),
-        (("simple", *PAIR[:2], "-i", "INPUT1=[2147483648]"), "out of the range of INT32"),
+        (("simple", *PAIR[:2], "-i", "INPUT1=[2147483648]"), "is out of range; INT32 is"),
         (("fail", "--input", "INPUT0=[1]"), "this model fails on purpose"),
     ],
 )
@@ -176,11 +176,14 @@ def test_nobody_there_is_status_1(nobody: str) -> None:
         (("health", "nonsense+http://h:1"), "nonsense"),
         (("health", "--timeout", "5"), "'5' is not a duration"),
         (("infer", "m"), "--input"),
-        (("infer", "m", "-i", "x"), "--input 'x' is not NAME=VALUE"),
+        (("infer", "m", "-i", "x"), "--input is 'x'; expected NAME=VALUE"),
         (("infer", "m", "-i", "x=?"), "--input x: '?' is not JSON"),
-        (("infer", "m", "-i", "x=1", "-i", "x=2"), "--input 'x' is given twice"),
-        (("infer", "m", "-i", "x=1", "--datatype", "x=INT"), "'INT' is none of BOOL"),
-        (("infer", "a", "b", "c", "-i", "x=1"), "found 3 words"),
+        (("infer", "m", "-i", "x=1", "-i", "x=2"), "duplicate --input 'x'"),
+        (
+            ("infer", "m", "-i", "x=1", "--datatype", "x=INT"),
+            "--datatype is 'INT'; expected one of BOOL",
+        ),
+        (("infer", "a", "b", "c", "-i", "x=1"), "too many arguments: 3"),
     ],
 )
 def test_wrong_use_is_status_2(arguments: tuple[str, ...], said: str) -> None:
@@ -199,7 +202,7 @@ def test_demo_shows_every_protocol_and_ends() -> None:
     rows = [line for line in done.stdout.splitlines() if "(" in line and "." in line.split()[0]]
     assert {".".join(way) for way in WAYS} | STREAMS == {row.split()[0] for row in rows}
     assert len({row.split("(")[0].split()[-1] for row in rows}) == 1
-    assert "answers agree" in done.stdout
+    assert "results agree" in done.stdout
     assert "█" in done.stdout
     assert "Traceback" not in done.stderr
 

@@ -9,17 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway import __version__
-from gateway.cli.commands import VERBS, command_line, run
+from gateway.cli.commands import COMMANDS, command_line, run
 
 
 def test_help_lists_every_verb() -> None:
     """`gateway --help` names all that there is."""
     result = CliRunner().invoke(command_line(), ["--help"])
     assert result.exit_code == 0
-    assert [verb for verb in VERBS if verb not in result.stdout] == []
+    assert [verb for verb in COMMANDS if verb not in result.stdout] == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_each_verb_has_help(verb: str) -> None:
     """`gateway VERB --help` says what it does."""
     result = CliRunner().invoke(command_line([verb]), [verb, "--help"])

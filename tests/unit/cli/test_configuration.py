@@ -94,7 +94,7 @@ def test_the_configuration_is_given_once(good: Path) -> None:
     """Argument and option together are refused."""
     result = gateway("validate", good, "--config", good)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert "give the configuration once" in result.stderr
+    assert "expected either CONFIG.yaml or --config" in result.stderr
 
 
 def test_explains_the_route_a_call_takes(good: Path) -> None:
@@ -106,7 +106,7 @@ def test_explains_the_route_a_call_takes(good: Path) -> None:
     assert lines[1].split()[:2] == ["special", "no"]
     assert "x-tenant" in lines[1]
     assert lines[2].split()[:2] == ["plain", "yes"]
-    assert lines[-2] == "m takes route plain, to:"
+    assert lines[-2] == "m uses route plain, to:"
     assert "upstream 'a' (oip+grpc://h:8001)" in lines[-1]
 
 
@@ -125,14 +125,14 @@ def test_a_call_that_no_route_takes_is_status_1(good: Path) -> None:
     """The reasons are still data; the verdict goes to standard error."""
     result = gateway("explain", good, "--model", "other")
     assert result.exit_code == 1
-    assert result.stderr == "gateway: no route takes other over oip.http\n"
+    assert result.stderr == "gateway: no route matches other over oip.http\n"
     assert "plain" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "m", "--header", "x"], "--header 'x' is not NAME=VALUE"),
+        (["--model", "m", "--header", "x"], "--header is 'x'; expected NAME=VALUE"),
         ([], "--model"),
     ],
 )

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from gateway.cli.demo import as_json, as_table, farewell
+from gateway.cli.demo import as_json, as_table, serving_text
 from gateway.config.units import Url
-from gateway.demo.client import DemoReply, Trip, Way
+from gateway.demo.client import ClientRoute, DemoReply, Measurement
 from gateway.demo.samples import SIDE, Scan
 
 SURE = DemoReply(1, (0.25, 0.75))
 TRIPS = [
-    Trip(Way("oip.http", Url("oip", "http", "127.0.0.1", 1), "JSON", {}), SURE, 503, 448, 1234.6),
-    Trip(Way("oip.grpc", Url("oip", "grpc", "127.0.0.1", 2), "", {}), SURE, 34, 17, 98.4),
+    Measurement(
+        ClientRoute("oip.http", Url("oip", "http", "127.0.0.1", 1), "JSON", {}),
+        SURE,
+        503,
+        448,
+        1234.6,
+    ),
+    Measurement(
+        ClientRoute("oip.grpc", Url("oip", "grpc", "127.0.0.1", 2), "", {}), SURE, 34, 17, 98.4
+    ),
 ]
 
 
 def test_table_has_a_line_for_each_protocol() -> None:
-    """Protocol, bytes both ways, answer and time, numbers aligned to the right."""
+    """Protocol, bytes in both directions, result and time, numbers aligned to the right."""
     expected = (
-        "protocol       request bytes  answer bytes  answer     microseconds\n"
-        "oip.http JSON            503           448  1 (75.0%)          1235\n"
-        "oip.grpc                  34            17  1 (75.0%)            98"
+        "protocol       request bytes  response bytes  result     microseconds\n"
+        "oip.http JSON            503             448  1 (75.0%)          1235\n"
+        "oip.grpc                  34              17  1 (75.0%)            98"
     )
     assert expected == as_table(TRIPS)
 
@@ -42,7 +50,7 @@ def test_json_has_the_same_for_programs() -> None:
 def test_farewell_gives_a_command_to_try() -> None:
     """Where it listens, and a curl line with the scan's own pixels."""
     scan = Scan((0.0, 16.0) * (SIDE * SIDE // 2), 1)
-    text = farewell({"main.http": "127.0.0.1:8000", "main.grpc": "127.0.0.1:8001"}, scan)
+    text = serving_text({"main.http": "127.0.0.1:8000", "main.grpc": "127.0.0.1:8001"}, scan)
     assert "Serving: main.http on 127.0.0.1:8000, main.grpc on 127.0.0.1:8001" in text
     assert "curl -s http://127.0.0.1:8000/v2/models/digits/infer -d '{" in text
     assert '"shape":[1,64],"data":[0,16,0,16,' in text
@@ -50,4 +58,4 @@ def test_farewell_gives_a_command_to_try() -> None:
 
 def test_farewell_without_http_has_no_curl_line() -> None:
     """There is nothing to try with curl when HTTP is off."""
-    assert "curl" not in farewell({"main.grpc": "127.0.0.1:8001"}, Scan((0.0,) * 64, 0))
+    assert "curl" not in serving_text({"main.grpc": "127.0.0.1:8001"}, Scan((0.0,) * 64, 0))

@@ -7,27 +7,27 @@ import json
 import pytest
 import typer
 
-from gateway.cli.output import WRONG_USAGE, fail, note, say, say_json, table
+from gateway.cli.output import WRONG_USAGE, fail, format_table, print_json, print_note, print_text
 
 
 def test_aligns_columns() -> None:
     """Text is aligned to the left, numbers to the right; no line ends in blanks."""
     expected = "name    bytes  said\na           5  yes\nlonger    123"
-    assert expected == table(
+    assert expected == format_table(
         ("name", "bytes", "said"), [("a", "5", "yes"), ("longer", "123", "")], right=(1,)
     )
 
 
 def test_data_and_remarks_go_different_ways(capsys: pytest.CaptureFixture[str]) -> None:
     """Data is on standard output, a remark on standard error."""
-    say("data")
-    note("remark")
+    print_text("data")
+    print_note("remark")
     assert ("data\n", "remark\n") == tuple(capsys.readouterr())
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     """JSON data can be read back, text of any language included."""
-    say_json({"text": "Bäckerei", "numbers": [1, 0.5]})
+    print_json({"text": "Bäckerei", "numbers": [1, 0.5]})
     assert {"text": "Bäckerei", "numbers": [1, 0.5]} == json.loads(capsys.readouterr().out)
 
 

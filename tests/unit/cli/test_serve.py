@@ -15,15 +15,15 @@ CONFIG = Path(__file__).parents[3] / "config"
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "serve what?"),
-        (["--demo", "--upstream", "grpc://h"], "serve what?"),
-        (["--demo", "--default-model", "m"], "--default-model cannot be given here"),
+        ([], "expected exactly one of CONFIG.yaml"),
+        (["--demo", "--upstream", "grpc://h"], "expected exactly one of CONFIG.yaml"),
+        (["--demo", "--default-model", "m"], "--default-model is not allowed with --demo"),
         (["--upstream", "h:1"], "'h:1' is not an upstream URL"),
         (["--upstream", "nonsense+http://h"], "nonsense"),
         (["--upstream", "grpc://h", "--http", "x"], "'x' is not an address"),
         (["--demo", "--http", "off", "--grpc", "off"], "leave nothing to listen on"),
         (["none.yaml"], "none.yaml"),
-        ([str(CONFIG / "demo.yaml"), "--http", "0"], "--http cannot be given here"),
+        ([str(CONFIG / "demo.yaml"), "--http", "0"], "--http is not allowed with CONFIG.yaml"),
     ],
 )
 def test_wrong_use_is_status_2(arguments: list[str], said: str) -> None:

@@ -1,11 +1,11 @@
-"""The tour of a scan through every protocol: which ways there are, and how answers are read."""
+"""The tour of a scan through every protocol: its routes, and how replies are read."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gateway.demo.client import DemoReply, ask_digit, ways
+from gateway.demo.client import DemoReply, classify_digit, client_routes
 from gateway.demo.samples import load_scans
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
@@ -19,7 +19,7 @@ ADDRESSES = {"main.http": "127.0.0.1:1", "main.grpc": "127.0.0.1:2", "admin": "1
 
 
 def test_every_registered_codec_takes_part() -> None:
-    """The ways come from the registry: each protocol on each carrier it has."""
+    """The routes come from the registry: each protocol on each carrier it has."""
     streams = {
         f"streams.{name}.{carrier}": "127.0.0.1:4"
         for name in PROTOCOLS
@@ -30,24 +30,24 @@ def test_every_registered_codec_takes_part() -> None:
         for name in PROTOCOLS
         for binding in protocol(name).carriers.values()
     }
-    assert expected == {way.codec for way in ways({**ADDRESSES, **streams})}
+    assert expected == {way.codec for way in client_routes({**ADDRESSES, **streams})}
 
 
 def test_a_stream_reaches_one_model() -> None:
     """Its messages name none, so that only the listener's default is asked."""
-    found = ways({"streams.graphpipe.tcp": "127.0.0.1:4", "main.grpc": "127.0.0.1:2"})
-    assert {"graphpipe.stream"} == {way.name for way in found if way.one_model}
+    found = client_routes({"streams.graphpipe.tcp": "127.0.0.1:4", "main.grpc": "127.0.0.1:2"})
+    assert {"graphpipe.stream"} == {way.name for way in found if way.has_one_model}
 
 
 def test_forms_of_one_codec_are_ways_of_their_own() -> None:
-    """JSON and binary tensors are two ways of Open Inference over HTTP."""
-    names = [way.name for way in ways({"main.http": "127.0.0.1:1"})]
+    """JSON and binary tensors are two routes of Open Inference over HTTP."""
+    names = [way.name for way in client_routes({"main.http": "127.0.0.1:1"})]
     assert {"oip.http JSON", "oip.http binary tensors"} <= set(names)
 
 
 def test_a_listener_that_is_off_takes_no_part() -> None:
     """Only what listens is asked, at its address."""
-    found = {(way.url.carrier, way.url.port) for way in ways({"main.grpc": "127.0.0.1:2"})}
+    found = {(way.url.carrier, way.url.port) for way in client_routes({"main.grpc": "127.0.0.1:2"})}
     assert {("grpc", 2)} == found
 
 
@@ -59,7 +59,7 @@ async def test_sends_the_pixels_and_reads_the_answer() -> None:
         array_tensor("label", np.array([1], np.int64)),
     )
     service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
-    assert DemoReply(1, (0.25, 0.75)) == await ask_digit(service, scan)
+    assert DemoReply(1, (0.25, 0.75)) == await classify_digit(service, scan)
     (call,) = service.calls
     assert isinstance(call, InferRequest)
     assert call.model == ModelRef("digits")
@@ -73,5 +73,5 @@ async def test_an_answer_without_a_label_is_refused() -> None:
     """What is missing is named, and what is there."""
     outputs = (array_tensor("other", np.array([1], np.int64)),)
     service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
-    with pytest.raises(UpstreamProtocolError, match="no output 'label', its outputs are: other"):
-        await ask_digit(service, load_scans()[0])
+    with pytest.raises(UpstreamProtocolError, match="no output 'label'; its outputs are other"):
+        await classify_digit(service, load_scans()[0])
