@@ -232,7 +232,7 @@ class Gateway:
             log.info("stopped")
 
     async def _drain_upstreams(self, timeout_s: float) -> None:
-        """Wait for calls that nobody waits for any more: closing would cancel them."""
+        """Wait for cancelled calls that still run, because closing would cancel them too."""
         await asyncio.gather(*(built.drain(timeout_s) for built in self._upstreams.values()))
 
     async def _first_probes(self) -> None:
@@ -333,7 +333,7 @@ def _longest_timeout(config: Config) -> float:
 
 
 def _text_routes(config: Config) -> frozenset[str]:
-    """Return the routes that pass on text ids of sequences of which nothing is known."""
+    """Return the routes that forward text sequence ids to models of unknown id type."""
     return frozenset(
         ruled.name
         for ruled in ruled_routes(config)

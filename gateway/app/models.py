@@ -116,7 +116,7 @@ def _model_spec(name: str, model: ModelConfig, directory: Path) -> ModelSpec:
             "expected inputs and outputs, or neither"
         )
     metadata = None
-    if signature is not None and signature.is_whole:
+    if signature is not None and signature.is_complete:
         metadata = metadata_of(name, signature)
     return ModelSpec(
         name=name,

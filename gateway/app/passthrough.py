@@ -1,4 +1,4 @@
-"""What passes to an HTTP upstream beside the protocols, as a listener configures it."""
+"""The rules of a listener for requests to paths of no protocol, which go to an HTTP upstream."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip.json.parse import read_value
 from gateway.transports.http.passthrough import PassthroughRules
 
-# KServe needs 0.2 ms for each row of a V1 request, and answers nobody else meanwhile.
+# KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
 _SPACE: Final = b" \t\r\n"
 
 
 def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
-    """Return the rules of a listener."""
+    """Return the passthrough rules of a listener."""
     return PassthroughRules(config.allow, config.post, partial(check_json_body, limits))
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:
-    """Refuse a body of JSON that occupies a server for long; other bodies are not looked at.
+    """Reject a JSON body that would occupy a server for a long time; accept all other bodies.
 
     Raises:
-        MalformedMessage: It begins as JSON and is none.
+        MalformedMessage: The body begins like JSON but is not valid.
         TooLarge: It is too deep, or has too many keys, lists and objects.
     """
     if not bytes(body[:64]).lstrip(_SPACE).startswith((b"{", b"[")):

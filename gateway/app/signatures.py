@@ -51,12 +51,12 @@ class Signatures:
         self._complete = {
             name: metadata_of(name, signature)
             for name, signature in signatures.items()
-            if signature.is_whole
+            if signature.is_complete
         }
         self._partial = {
             name: _fields(signature)
             for name, signature in signatures.items()
-            if not signature.is_whole
+            if not signature.is_complete
         }
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:

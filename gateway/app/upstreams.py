@@ -163,8 +163,8 @@ class BuiltUpstream:
 
     Attributes:
         http: The HTTP client of its first endpoint, for passthrough; None if it has none.
-        withheld: Calls that nobody waits for, of each endpoint.
-        sequence_ids: The types of sequence ids of its models.
+        withheld: Cancelled calls that still run at each endpoint.
+        sequence_ids: The types of the sequence ids of its models.
     """
 
     name: str
@@ -181,7 +181,7 @@ class BuiltUpstream:
         return self.endpoints.ready()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop probing, and wait for calls that are left to end by themselves."""
+        """Stop probing, and wait for cancelled calls that still run."""
         for prober in self.probers:
             await prober.close()
         with suppress(TimeoutError):
@@ -210,7 +210,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
-    A call that nobody waits for may go on for *longest_call_s*. The routes *text_routes* have
+    A cancelled call may still run for *longest_call_s*. The routes *text_routes* have
     `sequence_ids: text`.
 
     Raises:
@@ -221,14 +221,14 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     probers: list[Prober] = []
     closes: list[Close] = []
     clients: list[HttpClient] = []
-    left_calls: list[WithheldCalls] = []
+    withheld_calls: list[WithheldCalls] = []
     for url in config.all_urls:
         withheld = WithheldCalls(
             longest_call_s,
             enabled=config.cancellation != "forward" and url.protocol in _WITHHELD_PROTOCOLS,
             report=partial(metrics.withheld_cancellation, name),
         )
-        left_calls.append(withheld)
+        withheld_calls.append(withheld)
         connected = connect(
             url,
             options=config.options,
@@ -279,7 +279,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         tuple(probers),
         tuple(closes),
         clients[0] if clients else None,
-        tuple(left_calls),
+        tuple(withheld_calls),
         sequence_ids,
     )
 
@@ -297,13 +297,13 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
 
 
 class _Identity:
-    """What becomes known of the server of an endpoint.
+    """Logs the identity and the weaknesses of an endpoint's server, and sets its cancellation.
 
     Args:
-        upstream: Its name, for the log.
-        url: Of the endpoint.
-        cancellation: As configured.
-        withheld: Of its client.
+        upstream: The name of the upstream in the log.
+        url: The URL of the endpoint.
+        cancellation: The configuration key `cancellation`.
+        withheld: The cancelled calls of its client.
     """
 
     def __init__(self, upstream: str, url: Url, cancellation: str, withheld: WithheldCalls) -> None:
@@ -311,15 +311,15 @@ class _Identity:
         self._url = url
         self._cancellation = cancellation
         self._withheld = withheld
-        self._told: ServerMetadata | None = None
+        self._server: ServerMetadata | None = None
 
     def __call__(self, server: ServerMetadata | None) -> None:
-        """Take who the server is; None while it is not known."""
+        """Set the server's metadata; None if it is unknown."""
         if self._cancellation == "auto" and self._url.protocol == "oip":
             self._withheld.enabled = withholds_before(server)
-        if server is None or server == self._told:
+        if server is None or server == self._server:
             return
-        self._told = server
+        self._server = server
         names = {"upstream": self._upstream, "endpoint": self._url.authority}
         log.info("server identified", server=server.name, version=server.version, **names)
         for weakness in weaknesses_of(server):

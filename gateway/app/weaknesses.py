@@ -1,7 +1,7 @@
 """Known weaknesses of model servers: what a request can do to them, and what the gateway does.
 
-The table is the source of docs/protection.md (`make regenerate`), of the lines that the log has
-about each upstream, and of the default of `cancellation`. The defences themselves are elsewhere.
+The table is the source of docs/protection.md (`make regenerate`), of the log lines about each
+upstream, and of the default of `cancellation`. The code of the defences is in other modules.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Weakness:
     """One weakness.
 
     Attributes:
-        name: Of the row, and of its test in tests/interop.
+        name: Name of the row, and of its test in tests/interop.
         server: `name` in the server's metadata, in lower case.
         source: Issue or CVE.
-        repaired: First version without it; None where there is none.
-        request: What a client sends.
-        effect: What it does to the server.
-        defence: What the gateway does.
-        option: Configuration key or option that changes that; "" for none.
-        notable: The log names it for each upstream that has it.
+        repaired: The first version without the weakness; None if there is none.
+        request: The request of a client that triggers it.
+        effect: The effect on the server.
+        defence: The defence of the gateway.
+        option: Configuration key or option that changes the defence; "" for none.
+        notable: Whether the log names it for each affected upstream.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Weakness:
     notable: bool = False
 
     def affects(self, server: ServerMetadata) -> bool:
-        """Return whether a server has it; a version that cannot be read counts as old."""
+        """Return whether a server has the weakness; an unreadable version counts as old."""
         if server.name.lower() != self.server:
             return False
         found = _VERSION.match(server.version)
@@ -84,7 +84,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         repaired=(2, 60),
         request="a body in 1,000,000 chunks",
         effect="the process ends",
-        defence="at most 65,536 chunks are read, and none is passed on",
+        defence="at most 65,536 chunks are read, and the body is forwarded without them",
         option="`body_chunks`",
     ),
     Weakness(
@@ -94,7 +94,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         repaired=(2, 66),
         request="`Accept-Encoding: gzip;q=1e400`",
         effect="the process ends",
-        defence="the header is not passed on",
+        defence="the header is not forwarded",
     ),
     Weakness(
         name="huge_shape",
@@ -124,7 +124,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         request="a sequence id that is text, for a model with numbers",
         effect="the process ends or hangs",
         defence="the type is looked up in the model's configuration",
-        option="`sequence_ids` of a route, where the server shows no configuration",
+        option="`sequence_ids` of a route, if the server shows no configuration",
     ),
     Weakness(
         name="number_as_text_sequence_id",
@@ -141,9 +141,9 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         server=TRITON,
         source="CVE-2025-23320, python_backend 403",
         repaired=None,
-        request="an input that the segment of the python backend cannot hold",
-        effect="the error names the segment, and whoever knows the name can write over it",
-        defence="names of segments are left out of errors; the log has the whole text",
+        request="an input that is too large for the segment of the python backend",
+        effect="the error names the segment, and a client that has the name can overwrite it",
+        defence="names of segments are removed from errors; the log has the complete text",
     ),
     Weakness(
         name="configuration_is_code",
@@ -190,10 +190,10 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
 
 
 def weaknesses_of(server: ServerMetadata) -> Iterator[Weakness]:
-    """Yield what a server is known to suffer from."""
+    """Yield the weaknesses of a server."""
     return (weakness for weakness in WEAKNESSES if weakness.affects(server))
 
 
 def withholds_before(server: ServerMetadata | None) -> bool:
-    """Return whether `cancellation: auto` withholds: also before a server that is not known."""
+    """Return whether `cancellation: auto` withholds, as it also does for an unknown server."""
     return server is None or CANCELLED_CALLS.affects(server)

@@ -39,10 +39,10 @@ class WorkerSlot:
         return max(1, total // self.count + (self.number <= total % self.count))
 
     def request_ids(self, clock: Callable[[], int] = time.monotonic_ns) -> RequestIds:
-        """Return the counters of requests of this process; no two workers give the same number.
+        """Return the request counters of this process; the numbers of all workers differ.
 
-        A worker that is started again goes on above its numbers before: it begins at the
-        microseconds of the machine's clock.
+        A worker starts at the microseconds of the machine's clock, so that its numbers also
+        differ from those of its earlier processes.
         """
         if self.is_single:
             return RequestIds()

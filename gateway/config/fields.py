@@ -83,10 +83,10 @@ Text = Annotated[str, StringConstraints(max_length=1024)]
 
 
 class OrText:
-    """A mapping that a text is short for, as JSON Schema has it.
+    """Annotates a mapping with a short form as text, for the JSON Schema.
 
     Args:
-        texts: The texts; any text where there are none.
+        texts: The allowed texts; without them every text is allowed.
     """
 
     def __init__(self, *texts: str) -> None:
@@ -95,7 +95,7 @@ class OrText:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return the schema of a text or the mapping."""
+        """Return the schema of the text or the mapping."""
         text = {"enum": list(self._texts)} if self._texts else {"type": "string"}
         return {"anyOf": [text, handler(schema)]}
 

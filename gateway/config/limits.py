@@ -15,8 +15,8 @@ from gateway.config.signatures import Model
 class ServerLimitsConfig(Model):
     """Limits of a listener: connections, requests, bytes and times.
 
-    The HTTP server, the gRPC server and each stream of a listener count for themselves. So does
-    each worker: with two workers a listener takes twice as much.
+    Each limit applies separately to the HTTP server, the gRPC server and each stream of a listener,
+    and to each worker: with two workers a listener accepts twice as much.
     """
 
     message_bytes: Size | None = None
@@ -126,8 +126,7 @@ class MessageLimitsConfig(Model):
     bytes_element_size: Size | None = None
     """Largest element of a BYTES tensor. Default: `16MiB`."""
     classes: int | None = Field(None, ge=1)
-    """Largest number of classes that a request may ask for, for each output that is to be
-    classified. Default: `1000`."""
+    """Largest number of classes of one output that a request may ask for. Default: `1000`."""
     model_name_bytes: Size | None = None
     """Longest model name, in bytes of UTF-8. Default: `255`."""
     name_bytes: Size | None = None
@@ -140,7 +139,7 @@ class MessageLimitsConfig(Model):
 
 
 class ClientLimitsConfig(Model):
-    """Limits of an upstream. Each worker and each address of the upstream counts for itself."""
+    """Limits of an upstream. They apply separately to each worker and to each of its addresses."""
 
     message_bytes: Size | None = None
     """Largest response body or message, both compressed and decompressed. Default: `64MiB`."""
@@ -161,6 +160,6 @@ class ClientLimitsConfig(Model):
     """Age at which a connection is not used for further requests. A new connection follows changes
     of DNS. Default: `5m`."""
     resolve_floor: Duration | None = None
-    """Time for which the addresses of a host name are kept. Default: `5s`."""
+    """Time for which the addresses of a host name are cached. Default: `5s`."""
     resolve_cap: Duration | None = None
     """The same for HTTP upstreams on the `reference` transport. Default: `30s`."""

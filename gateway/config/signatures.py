@@ -30,8 +30,8 @@ class TensorConfig(Model):
 class SignatureConfig(Model):
     """Metadata of a model, for servers that report none or that report it wrong.
 
-    At least one key is required. With both `inputs` and `outputs` the gateway does not query the
-    server for metadata. Otherwise these keys replace parts of the metadata of the server.
+    At least one key is required. The keys replace parts of the metadata of the server. With both
+    `inputs` and `outputs` the gateway works without the metadata of the server.
     """
 
     inputs: tuple[TensorConfig, ...] | None = None
@@ -49,7 +49,7 @@ class SignatureConfig(Model):
     reports, or `false`."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it has both the inputs and the outputs."""
         return self.inputs is not None and self.outputs is not None
 
